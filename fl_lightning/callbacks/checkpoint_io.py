@@ -1,0 +1,68 @@
+"""Checkpoints that are never half there."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.plugins import TorchCheckpointIO
+
+from fl_lightning.errors import CheckpointError
+
+_PARTIAL = ".partial-checkpoint"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its target, syncs it to the disk, and renames it.
+
+    Lightning writes to the system's temp folder and moves: across file systems that is a copy, and a kill leaves an
+    empty file. Here a kill at any moment leaves the previous checkpoint or the new one. Paths with a protocol
+    (``s3://``) are left to Lightning.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        """Write the checkpoint; see the class."""
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.parent / _PARTIAL
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        with open(partial, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint.
+
+        Raises:
+            CheckpointError: if the file is missing or is not a readable checkpoint.
+        """
+        try:
+            return super().load_checkpoint(path, *args, **kwargs)
+        except Exception as error:
+            raise unreadable(path, error) from error
+
+
+def unreadable(path: _PATH, cause: Exception) -> CheckpointError:
+    """The error for a checkpoint that cannot be read, with what else there is in its folder."""
+    target = Path(path)
+    others = sorted(other.name for other in target.parent.glob("*.ckpt") if other.name != target.name)
+    reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+    return CheckpointError(
+        f"'{path}' is not a readable checkpoint ({reason[:200]}). Use another"
+        + (f"; the same folder holds {', '.join(others)}." if others else ", or start again without 'ckpt_path'.")
+    )

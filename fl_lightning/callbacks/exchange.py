@@ -1,0 +1,64 @@
+"""What the ranks of a federation tell each other, once per round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch import distributed as dist
+
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.types import ClientUpdate
+
+
+def gather(trainer: Trainer, mine: Any) -> list[Any]:
+    """What every rank has, in the order of ranks."""
+    if trainer.world_size == 1:
+        return [mine]
+    everyone: list[Any] = [None] * trainer.world_size
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: ClientError | None) -> list[ClientUpdate]:
+    """All updates of the round in the order of clients, the same list on every rank.
+
+    Args:
+        trainer: the outer Trainer.
+        updates: of this rank, without their states.
+        failure: what went wrong on this rank, if anything did.
+
+    Raises:
+        ClientError: on every rank, if any rank failed: nobody is left waiting.
+    """
+    everyone = gather(trainer, (updates, failure))
+    for _, error in everyone:
+        if error is not None:
+            raise error
+    return sorted((update for theirs, _ in everyone for update in theirs), key=lambda update: update.client)
+
+
+def add_sums(trainer: Trainer, sums: Sums) -> None:
+    """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
+    if trainer.world_size == 1:
+        return
+    sizes: dict[str, int] = {}
+    for theirs in gather(trainer, sums.sizes()):
+        sizes |= theirs
+    for name in sorted(sizes):
+        trainer.strategy.reduce(sums.ensure(name, sizes[name]).limbs, reduce_op="sum")
+
+
+def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
+    """The largest value over the ranks, element by element, int64, shape (c,)."""
+    if trainer.world_size > 1 and counters.numel():
+        trainer.strategy.reduce(counters, reduce_op="max")
+    return counters
+
+
+def no_counters(like: Tensor) -> Tensor:
+    """The neutral element of :func:`elementwise_maximum`."""
+    return torch.full_like(like, torch.iinfo(torch.int64).min)

@@ -1,0 +1,39 @@
+"""Hooks into a round, in Lightning's manner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from fl_lightning.types import ClientUpdate
+
+
+class FederationCallback(Callback):
+    """A Lightning callback that also hears of rounds and clients; put it in the Trainer beside the orchestrator.
+
+    On several ranks the client hooks run on the rank that trains the client; the others run on every rank.
+    """
+
+    def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
+        """Before the round's clients train. ``cohort`` holds their ids, ascending."""
+
+    def on_client_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, client: int) -> None:
+        """Before a client trains."""
+
+    def on_client_end(self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate) -> None:
+        """After a client trained: the update as the strategy takes it in, with its state."""
+
+    def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
+        """After the server's step: ``pl_module`` holds w_{t+1}; all updates of the round, without their states."""
+
+    def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
+        """After the aggregated model was validated: its metrics are in ``trainer.callback_metrics``."""
+
+
+def announce(trainer: Trainer, hook: str, *args: Any) -> None:
+    """Call a hook of every callback of the Trainer that has it."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        method = getattr(callback, hook, None)
+        if method is not None:
+            method(trainer, trainer.lightning_module, *args)

@@ -1,0 +1,102 @@
+"""What of a federation must be in a checkpoint beside Lightning's own: tensors and plain Python types only."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fl_lightning.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+
+FORMAT = 1
+
+
+class RunState:
+    """Saves and checks what makes a resumed run the same run.
+
+    Cohorts and clients draw from (seed, round, client), so the seed is their whole state.
+
+    Args:
+        owner: the orchestrator.
+    """
+
+    def __init__(self, owner: FederatedOrchestrator) -> None:
+        self._owner = owner
+        self._random_state: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, ready for a checkpoint."""
+        return {
+            "format": FORMAT,
+            "strategy": type(self._owner.strategy).__name__,
+            "strategy_state": self._owner.strategy.state_dict(),
+            "seed": self._owner.seed,
+            "clients_per_round": self._owner.clients_per_round,
+            "threads": torch.get_num_threads(),
+            "random_state": _random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state of a checkpoint over.
+
+        Raises:
+            CheckpointError: if it was written by a federation that this one cannot continue.
+        """
+        owner = self._owner
+        if state.get("format") != FORMAT:
+            raise CheckpointError(
+                f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
+                f"{FORMAT}. Resume with the version that wrote it."
+            )
+        now = {
+            "strategy": type(owner.strategy).__name__,
+            "seed": owner.seed,
+            "clients_per_round": owner.clients_per_round,
+        }
+        for setting, value in now.items():
+            if state[setting] != value:
+                raise CheckpointError(
+                    f"The checkpoint was written with 'federation.{setting}' {state[setting]!r}, but this run has {value!r}. "
+                    "Resume with the same setting, or start again without 'ckpt_path'."
+                )
+        if state["threads"] != torch.get_num_threads():
+            warnings.warn(
+                f"The checkpoint was written with {state['threads']} threads per client, this run has {torch.get_num_threads()}: "
+                f"the last bits of the result will differ. Set 'federation.local.threads' to {state['threads']} to avoid it.",
+                stacklevel=2,
+            )
+        owner.strategy.load_state_dict(state["strategy_state"])
+        self._random_state = state["random_state"]
+
+    def restore_random_state(self) -> None:
+        """Put the global random state of the checkpoint in place, once."""
+        if self._random_state is not None:
+            _set_random_state(self._random_state)
+            self._random_state = None
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],  # type: ignore[union-attr]
+        "python": [version, list(internal), gauss_next],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -1,0 +1,77 @@
+"""Turning a user's module, for the time of a fit, into the server's module that runs rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fl_lightning.types import Round
+
+# Hooks of training. The server's module never sees a batch: they belong to the clients' copies.
+_TRAINING_HOOKS = (
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Takeover:
+    """Replaces methods of a module's instance and puts everything back.
+
+    Args:
+        module: the user's module; its class is not touched.
+        run_round: called with nothing, in place of ``training_step``.
+        configure_optimizers: gives the server's optimizer.
+    """
+
+    def __init__(
+        self, module: LightningModule, run_round: Callable[[], None], configure_optimizers: Callable[[], Any]
+    ) -> None:
+        self._module = module
+        self._automatic = module.automatic_optimization
+
+        def training_step(batch: Any, batch_idx: int) -> None:  # Lightning looks at the names of the parameters
+            run_round()
+
+        replaced: dict[str, Any] = {name: _do_nothing for name in _TRAINING_HOOKS if is_overridden(name, module)}
+        for name in _TRANSFER_HOOKS:
+            if is_overridden(name, module):
+                replaced[name] = _unless_round(getattr(module, name))
+        replaced |= {"training_step": training_step, "configure_optimizers": configure_optimizers}
+        self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
+        self._replaced = tuple(replaced)
+        vars(module).update(replaced)
+        module.automatic_optimization = False
+
+    def release(self) -> None:
+        """Give the module back as it was."""
+        self.undo_in(self._module)
+
+    def undo_in(self, module: LightningModule) -> None:
+        """Remove the replaced methods from the module or from a copy of it."""
+        for name in self._replaced:
+            vars(module).pop(name, None)
+        vars(module).update(self._before)
+        module.automatic_optimization = self._automatic
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _unless_round(hook: Callable[..., Any]) -> Callable[..., Any]:
+    def transfer(batch: Any, *args: Any) -> Any:
+        return batch if isinstance(batch, Round) else hook(batch, *args)
+
+    return transfer

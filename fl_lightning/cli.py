@@ -1,0 +1,198 @@
+"""The command line: Lightning's, with a ``federation`` section."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import fl_lightning
+from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
+from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.reporting.wandb import prefer_offline
+
+CONFIG_VERSION = 1
+"""Version of the configuration files that this release reads."""
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best round by a metric, as ``best.ckpt``.
+
+    Args:
+        monitor: a metric that the module logs in validation.
+        mode: ``max`` where higher is better.
+        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
+    """
+
+    def __init__(self, monitor: str = "val_accuracy", mode: str = "max", dirpath: str | None = None) -> None:
+        super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keeps every round's end, as ``last.ckpt``: what ``--ckpt_path last`` goes on from.
+
+    Args:
+        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
+        every_n_rounds: how often, >= 1.
+    """
+
+    def __init__(self, dirpath: str | None = None, every_n_rounds: int = 1) -> None:
+        super().__init__(
+            dirpath,
+            filename="last",
+            every_n_epochs=every_n_rounds,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Writes the whole configuration beside the checkpoints; a resumed run writes its own again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "overwrite": True})
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write ``config.yaml`` into the run's folder, once."""
+        if self.already_saved or not trainer.is_global_zero or stage != "fit":
+            return
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = self.parser.dump(self.config, skip_none=False)
+        (folder / self.config_filename).write_text(f"# fl_lightning=={fl_lightning.__version__}\n{text}")
+        self.already_saved = True
+
+
+class PredictionFile(BasePredictionWriter):
+    """Writes the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch."""
+
+    def __init__(self) -> None:
+        super().__init__(write_interval="epoch")
+
+    def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
+        """Write the file and say where."""
+        path = Path(trainer.default_root_dir) / f"predictions-rank{trainer.global_rank}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(predictions, path)
+        print(f"Predictions: {path}")
+
+
+class FederationCLI(LightningCLI):
+    """LightningCLI with the sections ``federation``, ``best_checkpoint`` and ``last_checkpoint``."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            LightningModule,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            save_config_callback=SaveRunConfig,
+            seed_everything_default=0,
+            trainer_defaults={"callbacks": [PredictionFile()]},
+            parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the sections."""
+        parser.add_lightning_class_args(FederatedOrchestrator, "federation")
+        parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
+        parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
+        parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
+        parser.set_defaults({"trainer.default_root_dir": "runs/default"})
+
+    def before_instantiate_classes(self) -> None:
+        """Check what can be checked before anything is built, and choose W&B's mode."""
+        config = self._config
+        if config.config_version != CONFIG_VERSION:
+            raise ConfigurationError(
+                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} reads "
+                f"version {CONFIG_VERSION}. Install the release it was written for, or bring it up to date (see CHANGELOG.md)."
+            )
+        folder = Path(config.trainer.default_root_dir) / "checkpoints"
+        for section in ("best_checkpoint", "last_checkpoint"):
+            config[section].dirpath = config[section].dirpath or str(folder)
+        if self.subcommand == "fit":
+            self._choose_start(Path(config.last_checkpoint.dirpath))
+        if "WandbLogger" in str(config.trainer.logger):
+            self._prepare_wandb(Path(config.trainer.default_root_dir))
+
+    @property
+    def _config(self) -> Namespace:
+        config: Namespace = self.config[self.config.subcommand]
+        return config
+
+    def _choose_start(self, folder: Path) -> None:
+        """Refuse to resume from nothing, and to write over an earlier run."""
+        found = sorted(path.name for path in folder.glob("*.ckpt"))
+        resumes, debugs = self._config.ckpt_path, self._config.trainer.fast_dev_run
+        if resumes == "last" and not any(name.startswith("last") for name in found):
+            raise CheckpointError(
+                f"'--ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to start, or "
+                "set 'trainer.default_root_dir' to the folder of the run."
+            )
+        if not resumes and found and not debugs and not os.environ.get("LOCAL_RANK"):  # rank 0 may have begun to write
+            raise ConfigurationError(
+                f"'{folder}' already holds a run ({', '.join(found)}). Go on with it by '--ckpt_path last', or start another "
+                "in a folder of its own by '--trainer.default_root_dir'."
+            )
+
+    def _prepare_wandb(self, root: Path) -> None:
+        """Offline without a key; a resumed run continues its id."""
+        prefer_offline()
+        kept = root / "wandb_run_id.txt"
+        if self.subcommand == "fit":
+            if not (self._config.ckpt_path and kept.exists()):
+                root.mkdir(parents=True, exist_ok=True)
+                kept.write_text(secrets.token_hex(4))
+            os.environ.setdefault("WANDB_RUN_ID", kept.read_text().strip())
+            os.environ.setdefault("WANDB_RESUME", "allow")
+        os.environ.setdefault("WANDB_SILENT", "true")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the Trainer; central runs, too, never leave half a checkpoint."""
+        trainer = super().instantiate_trainer(**kwargs)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        return trainer
+
+    def _parse_ckpt_path(self) -> None:
+        """Let a checkpoint that cannot be read end in one message."""
+        path = self._config.get("ckpt_path") if self.config.get("subcommand") else None
+        try:
+            super()._parse_ckpt_path()
+        except (SystemExit, FederationError):
+            raise
+        except Exception as error:
+            raise unreadable(str(path), error) from error
+
+    def after_fit(self) -> None:
+        """Say what came out and where everything is."""
+        if not self.trainer.is_global_zero:
+            return
+        figures = {name: float(value) for name, value in self.trainer.callback_metrics.items() if "/" not in name}
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
+        print(f"Rounds: {self.trainer.current_epoch}. {shown}")
+        print(f"Run: {self.trainer.default_root_dir} (checkpoints, logs, config.yaml)")
+        print(f"Data: {self.datamodule.origin}")
+
+
+def main(args: ArgsType = None) -> None:
+    """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
+    try:
+        FederationCLI(args)
+    except (FederationError, MisconfigurationException) as error:
+        print(f"fl-lightning: error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,97 @@
+"""Scoring a client's model on the server's validation set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.clients.inner_trainer import inner_trainer, quiet
+from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+
+
+class ServerEvaluation:
+    """Evaluates models on the whole of the server's validation set, on this rank.
+
+    Args:
+        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        data: holds the validation set.
+        precision: as Lightning's Trainer takes it.
+        device: where to evaluate.
+        limit_batches: as the outer Trainer's ``limit_val_batches``.
+
+    Raises:
+        ConfigurationError: if there is no validation set.
+    """
+
+    def __init__(
+        self,
+        metric: str | Metric,
+        data: FederatedDataModule,
+        precision: str,
+        device: torch.device,
+        limit_batches: int | float,
+    ) -> None:
+        if limit_batches == 0 or not data.has_validation_set:
+            raise ConfigurationError(
+                f"The strategy weighs clients by {metric if isinstance(metric, str) else type(metric).__name__} on the "
+                "server's validation set, and there is none. Give your datamodule a 'val_dataloader' and leave "
+                "'trainer.limit_val_batches' above 0, or use a strategy that needs none, such as FedAvg."
+            )
+        self.metric = metric
+        if isinstance(metric, Metric):
+            self.metric = metric.to(device)
+            metric.distributed_available_fn = lambda: False  # each rank scores clients of its own
+        self._data = data.server_view()
+        self._trainer = inner_trainer(device, [], precision=precision, limit_val_batches=limit_batches)
+
+    def score(self, module: LightningModule) -> float:
+        """The metric of the model.
+
+        Raises:
+            ConfigurationError: if the module does not log the metric in validation; it lists what it does log.
+        """
+        scored = _Scorer(module, self.metric) if isinstance(self.metric, Metric) else module
+        with quiet(), torch.random.fork_rng(devices=[]):
+            self._trainer.validate(scored, datamodule=self._data, verbose=False)
+        logged = scalar_metrics(self._trainer)
+        name = "score" if isinstance(self.metric, Metric) else self.metric
+        if name not in logged:
+            raise ConfigurationError(
+                f"The strategy weighs clients by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
+                f"{', '.join(sorted(logged)) or 'nothing'}. Set 'federation.strategy.metric' to one of these, or to a "
+                "torchmetrics class."
+            )
+        return logged[name]
+
+
+class _Scorer(LightningModule):
+    """Validates another module by a metric of (predictions, target), in place of what it logs itself."""
+
+    def __init__(self, module: LightningModule, metric: Metric) -> None:
+        super().__init__()
+        self.module = module
+        self.metric = metric
+        for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+            if is_overridden(hook, module):
+                vars(self)[hook] = getattr(module, hook)
+
+    def on_validation_epoch_start(self) -> None:
+        self.metric.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
+            raise ConfigurationError(
+                f"A torchmetrics metric as 'federation.strategy.metric' needs batches of (input, target), but got a "
+                f"{type(batch).__name__}. Name a metric that your module logs in validation instead."
+            )
+        self.metric.update(self.module(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("score", self.metric.compute())

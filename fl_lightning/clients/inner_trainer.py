@@ -1,0 +1,105 @@
+"""Lightning Trainers that run inside another one: silent, on one device, and used again and again."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.warnings import PossibleUserWarning
+
+_ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
+
+
+class _ResidentStrategy(SingleDeviceStrategy):
+    """Leaves the module where it is when a fit ends, instead of moving it to the CPU and back for the next client."""
+
+    accelerator: Accelerator | None
+
+    def teardown(self) -> None:
+        self.optimizers = []
+        self.lr_scheduler_configs = []
+        self.precision_plugin.teardown()
+
+
+def inner_trainer(device: torch.device, callbacks: list[Callback], **flags: Any) -> Trainer:
+    """A Trainer on one device without logger, checkpoints, bars, summary or sanity check."""
+    kind = _ACCELERATORS.get(device.type, device.type)
+    with quiet():
+        return Trainer(
+            accelerator=kind,
+            devices=[device.index or 0] if kind == "gpu" else 1,
+            strategy=_ResidentStrategy(device=device),
+            plugins=[LightningEnvironment()],  # never the outer launcher's idea of ranks
+            callbacks=list(callbacks),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            **flags,
+        )
+
+
+def restart(trainer: Trainer) -> None:
+    """Make a Trainer that has fitted as good as new: fresh loops, gradient scaler and stop flag."""
+    old = trainer.fit_loop
+    trainer.fit_loop = _FitLoop(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
+    trainer.fit_loop.epoch_loop = _TrainingEpochLoop(
+        trainer, min_steps=old.epoch_loop.min_steps, max_steps=old.epoch_loop.max_steps
+    )
+    trainer.should_stop = False
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        plugin.scaler = torch.amp.GradScaler(plugin.device)  # type: ignore[attr-defined]
+
+
+_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's announcements ('GPU available', 'max_epochs reached', tips) of an inner Trainer off the terminal."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# What Lightning advises about a Trainer's data loading and logging, which is advice to us here and not to the user.
+_ADVICE = (
+    "does not have many workers",
+    "The number of training batches",
+    "You defined a `validation_step` but have no `val_dataloader`",
+    "You passed in a `val_dataloader` but have no `validation_step`",
+    "The `srun` command",
+    "It is recommended to use `self.log",
+    "ReduceLROnPlateau conditioned on metric",
+    "You called `self.log",
+    "There is a wandb run already in progress",
+)
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Filter Lightning's advice to inner Trainers for the duration of a federation; other warnings pass."""
+    with warnings.catch_warnings():
+        for text in _ADVICE:
+            for category in (PossibleUserWarning, UserWarning, RuntimeWarning):
+                warnings.filterwarnings("ignore", message=f".*{text}", category=category, module="lightning")
+        yield

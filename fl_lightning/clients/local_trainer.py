@@ -1,0 +1,148 @@
+"""Local training: one inner Trainer turns the global model and a client's data into a ``ClientUpdate``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import time
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torchmetrics import Metric
+
+from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.session import ClientSession, match_trainable, scalar_metrics
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.seeding import derive_seed, isolated_rng
+from fl_lightning.types import ClientUpdate
+
+
+class LocalTrainer:
+    """Trains the clients of one rank, one after another, on one resident copy of the module.
+
+    Args:
+        module: the clients' copy of the user's module; see :func:`client_copy`.
+        local: the settings of the local training.
+        precision: as Lightning's Trainer takes it.
+        device: where the clients train.
+        seed: of the federation; a client's random numbers depend on (seed, round, client) alone.
+        fast_dev_run: let each client train on one batch only.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        local: LocalTraining,
+        precision: str,
+        device: torch.device,
+        seed: int,
+        fast_dev_run: bool = False,
+    ) -> None:
+        self.module = module
+        self.local = local
+        self.device = device
+        self.seed = seed
+        self._flags = {
+            "precision": precision,
+            "max_epochs": 1 if fast_dev_run else local.max_epochs,
+            "max_steps": local.max_steps,
+            "gradient_clip_val": local.gradient_clip_val,
+            "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
+            "accumulate_grad_batches": local.accumulate_grad_batches,
+            "limit_train_batches": 1 if fast_dev_run else local.limit_train_batches,
+            "limit_val_batches": 0,
+            "detect_anomaly": local.detect_anomaly,
+            "deterministic": local.deterministic,
+        }
+        self._session = ClientSession(local.proximal_mu, local.lr_decay)
+        self._trainer: Trainer | None = None
+        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
+        rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
+        self._state = None if rebuilt else ModelState(module)
+
+    def train(self, client: int, data: FederatedDataModule, server: ModelState, round_idx: int) -> ClientUpdate:
+        """Train one client from the global model.
+
+        Args:
+            client: its id.
+            data: holds the client's examples.
+            server: the view of the global model, which is not changed.
+            round_idx: from 0.
+
+        Returns:
+            The update, with its state.
+
+        Raises:
+            ClientError: if the loss or the new weights are not finite.
+        """
+        begun = time.perf_counter()
+        for metric in self._metrics:
+            metric.reset()
+        if self._state is not None:
+            match_trainable(self._state, server)
+        self._session.begin(server, self._state, round_idx)
+        trainer = self._next_trainer()
+        with quiet(), isolated_rng(derive_seed(self.seed, round_idx, client, "training"), self.device):
+            trainer.fit(self.module, datamodule=data.client(client, derive_seed(self.seed, round_idx, client, "shuffle")))
+        state = self._session.client
+        update = ClientUpdate(
+            client=client,
+            round_idx=round_idx,
+            num_examples=data.num_examples(client),
+            num_steps=trainer.global_step,
+            train_loss=self._session.mean_loss,
+            metrics=scalar_metrics(trainer),
+            seconds=time.perf_counter() - begun,
+            bytes_down=server.nbytes(upward=False),
+            bytes_up=server.nbytes(upward=True),
+            state=state.vector(),
+            counters=state.counters(),
+        )
+        _refuse_non_finite(update)
+        return update
+
+    def _next_trainer(self) -> Trainer:
+        # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.
+        if self._trainer is None or self.local.callbacks:
+            self._trainer = inner_trainer(self.device, [self._session, *copy.deepcopy(self.local.callbacks)], **self._flags)
+        else:
+            restart(self._trainer)
+        return self._trainer
+
+
+def client_copy(module: LightningModule) -> LightningModule:
+    """A copy of the user's module for the clients, whose metrics never synchronise over the outer process group.
+
+    Raises:
+        ConfigurationError: if the module cannot be copied.
+    """
+    # What the command line builds for an optimizer is a partial that holds the parser's state: shared, not copied.
+    factories = [value for value in vars(module).values() if isinstance(value, functools.partial)]
+    try:
+        client = copy.deepcopy(module, {id(factory): factory for factory in factories})
+    except Exception as error:
+        raise ConfigurationError(
+            f"{type(module).__name__} cannot be copied for the clients (copy.deepcopy: {error}). Keep locks, open files and "
+            "generators out of its attributes, or build them in 'on_train_start'."
+        ) from error
+    client._metric_attributes = None  # Lightning caches it by the ids of the original's metrics
+    for part in client.modules():
+        if isinstance(part, Metric):
+            part.distributed_available_fn = lambda: False
+    vars(client)["configure_callbacks"] = list  # callbacks of the module belong to the federation, not to each client
+    return client
+
+
+def _refuse_non_finite(update: ClientUpdate) -> None:
+    who = f"Client {update.client} (of {update.num_examples} examples) in round {update.round_idx}"
+    remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
+    if update.train_loss is not None and not math.isfinite(update.train_loss):
+        raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
+    assert update.state is not None
+    if not bool(torch.isfinite(update.state).all()):
+        raise ClientError(f"{who}: the trained weights are not finite. {remedy}")

@@ -1,0 +1,118 @@
+"""How a client trains between receiving the global model and sending its update."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from fl_lightning.errors import require
+
+Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
+
+
+class LocalTraining:
+    """What a client's own Lightning Trainer takes.
+
+    Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
+
+    Args:
+        max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
+        max_steps: at most this many optimizer steps per round; -1 for no limit.
+        precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is set, else
+            it is bf16-mixed or 16-mixed on a GPU (bf16 where the GPU has it) and 32-true elsewhere.
+        gradient_clip_val: largest norm or value of the gradients, > 0; None leaves them.
+        gradient_clip_algorithm: clip by total ``norm`` or each ``value``.
+        accumulate_grad_batches: batches per optimizer step, >= 1.
+        limit_train_batches: share (float in (0, 1]) or number (int) of a client's batches per local epoch.
+        detect_anomaly: let autograd name the operation that made a NaN; slow.
+        deterministic: use deterministic algorithms only.
+        lr_decay: factor on every learning rate per round: round r trains at ``lr * lr_decay ** r``; in (0, 1].
+        proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
+            and before clipping.
+        threads: intra-op CPU threads per client; None keeps torch's. Another number changes the last bits of the
+            result, so fix it where runs on several ranks must agree with one.
+        callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    def __init__(
+        self,
+        max_epochs: int = 1,
+        max_steps: int = -1,
+        precision: Precision = "auto",
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        accumulate_grad_batches: int = 1,
+        limit_train_batches: int | float = 1.0,
+        detect_anomaly: bool = False,
+        deterministic: bool | None = None,
+        lr_decay: float = 1.0,
+        proximal_mu: float = 0.0,
+        threads: int | None = None,
+        callbacks: list[Callback] | None = None,
+    ) -> None:
+        name = "federation.local."
+        unlimited = max_epochs == -1 and max_steps > 0
+        require(max_epochs >= 1 or unlimited, name + "max_epochs", "1 or above (-1 only with max_steps)", max_epochs)
+        require(max_steps >= 1 or max_steps == -1, name + "max_steps", "1 or above, or -1 for no limit", max_steps)
+        clip_ok = gradient_clip_val is None or gradient_clip_val > 0
+        require(clip_ok, name + "gradient_clip_val", "above 0, or null", gradient_clip_val)
+        require(accumulate_grad_batches >= 1, name + "accumulate_grad_batches", "1 or above", accumulate_grad_batches)
+        whole = isinstance(limit_train_batches, int)
+        limit_ok = limit_train_batches >= 1 if whole else 0 < limit_train_batches <= 1
+        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit_train_batches)
+        require(0 < lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", lr_decay)
+        require(proximal_mu >= 0, name + "proximal_mu", "0 or above", proximal_mu)
+        require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
+        self.max_epochs = max_epochs
+        self.max_steps = max_steps
+        self.precision = precision
+        self.gradient_clip_val = gradient_clip_val
+        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.limit_train_batches = limit_train_batches
+        self.detect_anomaly = detect_anomaly
+        self.deterministic = deterministic
+        self.lr_decay = lr_decay
+        self.proximal_mu = proximal_mu
+        self.threads = threads
+        self.callbacks = callbacks or []
+
+
+# Flags of the outer Trainer that would act on the round instead of on the clients' batches, and be lost silently.
+_REFUSED = {
+    "gradient_clip_val": (None, "gradient_clip_val"),
+    "gradient_clip_algorithm": (None, "gradient_clip_algorithm"),
+    "accumulate_grad_batches": (1, "accumulate_grad_batches"),
+    "limit_train_batches": (1.0, "limit_train_batches"),
+    "overfit_batches": (0.0, "limit_train_batches"),
+}
+
+
+def refuse_outer_flags(trainer: Trainer) -> None:
+    """Raise where the outer Trainer has a flag that belongs to the clients.
+
+    Raises:
+        ConfigurationError: naming the flag and the setting to use instead.
+    """
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    for flag, (neutral, setting) in _REFUSED.items():
+        wanted = f"left alone in a federation, whose outer batch is a whole round; use 'federation.local.{setting}' instead"
+        value = getattr(trainer, flag)
+        require(value in (neutral, None), f"trainer.{flag}", wanted, value)
+
+
+def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:
+    """The precision that ``auto`` stands for: the outer Trainer's where set, else mixed on a GPU and full elsewhere."""
+    if local != "auto":
+        return local
+    if outer != "32-true":
+        return outer
+    if device.type != "cuda":
+        return "32-true"
+    return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"

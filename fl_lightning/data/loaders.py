@@ -1,0 +1,123 @@
+"""Loaders for a part of a dataset: a client's, or a rank's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.errors import DataError
+
+
+def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
+    """The one DataLoader of a datamodule's training set.
+
+    Raises:
+        DataError: if it is not one DataLoader over a map-style dataset that is shuffled or read in order.
+    """
+    name = type(datamodule).__name__
+    if not is_overridden("train_dataloader", datamodule, LightningDataModule):
+        raise DataError(f"{name} has no 'train_dataloader': there is nothing to spread over clients. Implement it.")
+    loader = datamodule.train_dataloader()
+    if not isinstance(loader, DataLoader):
+        raise DataError(
+            f"{name}.train_dataloader() gives a {type(loader).__name__}; a federation needs one torch DataLoader to divide. "
+            "Concatenate the datasets (torch.utils.data.ConcatDataset) and return one."
+        )
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise DataError(
+            f"{name} trains on an iterable dataset, whose examples cannot be assigned to clients. Use a map-style dataset "
+            "with '__len__' and '__getitem__'."
+        )
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise DataError(
+            f"{name}.train_dataloader() uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which cannot be "
+            "divided over clients. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
+        )
+    return loader
+
+
+def client_loader(
+    source: DataLoader[Any], indices: Tensor, generator: torch.Generator | None, in_memory: bool = True
+) -> TensorLoader | DataLoader[Any]:
+    """A loader like ``source`` over some of its examples.
+
+    Args:
+        source: gives dataset, batch size, shuffling, collation and workers.
+        indices: the examples, int64, shape (m,).
+        generator: for shuffling; None takes torch's global one.
+        in_memory: index whole batches where the dataset is a TensorDataset with the stock collation.
+    """
+    dataset = source.dataset
+    shuffle = isinstance(source.sampler, RandomSampler)
+    assert source.batch_size is not None
+    if in_memory and isinstance(dataset, TensorDataset) and source.collate_fn is default_collate and not source.drop_last:
+        if shuffle and generator is None:
+            generator = torch.default_generator
+        return TensorLoader(dataset.tensors, source.batch_size, indices, generator if shuffle else None)
+    return DataLoader(
+        Subset(dataset, indices.tolist()),
+        batch_size=source.batch_size,
+        shuffle=shuffle,
+        generator=generator,
+        # A client smaller than one batch must not lose everything it has.
+        drop_last=source.drop_last and indices.numel() > source.batch_size,
+        **_worker_settings(source),
+    )
+
+
+def sharded(loaders: Any, rank: int, ranks: int) -> Any:
+    """A rank's part of one or more evaluation loaders, without padding; as they are on one rank.
+
+    Raises:
+        DataError: if a set has fewer examples than there are ranks.
+    """
+    if ranks == 1:
+        return loaders
+    if isinstance(loaders, list | tuple):
+        return [sharded(loader, rank, ranks) for loader in loaders]
+    if isinstance(loaders, dict):
+        return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
+    size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(getattr(loaders, "dataset", range(ranks)))
+    if size < ranks:
+        raise DataError(
+            f"An evaluation set of {size} examples cannot be split over {ranks} ranks. Lower 'trainer.devices' or give it more."
+        )
+    if isinstance(loaders, TensorLoader):
+        return loaders.shard(rank, ranks)
+    if not isinstance(loaders, DataLoader) or loaders.batch_size is None:
+        return loaders  # a loader of the user's own making divides itself, or not
+    sampler = UnrepeatedDistributedSampler(loaders.dataset, num_replicas=ranks, rank=rank, shuffle=False)
+    return DataLoader(
+        loaders.dataset,
+        batch_size=loaders.batch_size,
+        sampler=sampler,
+        drop_last=loaders.drop_last,
+        **_worker_settings(loaders),
+    )
+
+
+def _worker_settings(source: DataLoader[Any]) -> dict[str, Any]:
+    return {
+        "num_workers": source.num_workers,
+        "collate_fn": source.collate_fn,
+        "pin_memory": source.pin_memory,
+        "timeout": source.timeout,
+        "worker_init_fn": source.worker_init_fn,
+        "multiprocessing_context": source.multiprocessing_context,
+        "prefetch_factor": source.prefetch_factor,
+    }

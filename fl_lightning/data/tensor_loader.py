@@ -1,0 +1,57 @@
+"""Batches of in-memory tensors, indexed a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+
+class TensorLoader:
+    """Iterates over tensors of equal length in batches: one indexing call per batch and tensor, none per example.
+
+    Args:
+        tensors: each of shape (n, ...).
+        batch_size: examples per batch; the last batch may be smaller.
+        indices: the examples to use, int64, shape (m,); all by default.
+        generator: shuffles anew in each iteration; without one the order is that of ``indices``.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        batch_size: int,
+        indices: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.tensors = tuple(tensors)
+        self.batch_size = batch_size
+        self.indices = indices
+        self.generator = generator
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples one iteration gives."""
+        return len(self.tensors[0]) if self.indices is None else self.indices.numel()
+
+    def __len__(self) -> int:
+        return -(-self.num_examples // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        size = self.num_examples
+        order = self.indices
+        if self.generator is not None:
+            shuffle = torch.randperm(size, generator=self.generator)
+            order = shuffle if order is None else order[shuffle]
+        for start in range(0, size, self.batch_size):
+            stop = min(start + self.batch_size, size)
+            if order is None:
+                yield tuple(tensor[start:stop] for tensor in self.tensors)
+            else:
+                yield tuple(tensor[order[start:stop]] for tensor in self.tensors)
+
+    def shard(self, rank: int, ranks: int) -> TensorLoader:
+        """Every ``ranks``-th example from ``rank`` on: nobody twice, nobody lost."""
+        indices = torch.arange(self.num_examples) if self.indices is None else self.indices
+        return TensorLoader(self.tensors, self.batch_size, indices[rank::ranks], self.generator)

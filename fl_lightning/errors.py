@@ -1,0 +1,44 @@
+"""Errors that a user can meet. Each message says what was wanted, what came, and how to mend it.
+
+The command line prints the message of any :class:`FederationError` without a traceback and exits with status 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class FederationError(Exception):
+    """Base class of every error that the package raises on purpose."""
+
+
+class ConfigurationError(FederationError, ValueError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class DataError(FederationError, ValueError):
+    """The data do not fit what was asked of them."""
+
+
+class ClientError(FederationError, RuntimeError):
+    """A client returned an update that cannot be aggregated."""
+
+
+class CheckpointError(FederationError, RuntimeError):
+    """A checkpoint is missing, unreadable, or belongs to another federation."""
+
+
+def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
+    """Raise a :class:`ConfigurationError` that names the setting unless ``condition`` holds.
+
+    Args:
+        condition: what must be true.
+        setting: the name of the setting, as the user types it.
+        wanted: what is allowed, in words.
+        came: the value that was given.
+
+    Raises:
+        ConfigurationError: if ``condition`` is false.
+    """
+    if not condition:
+        raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}. Set '{setting}' to {wanted}.")

@@ -1,0 +1,88 @@
+"""Sums of floating-point tensors in which the order cannot matter.
+
+Floating-point addition is not associative: the same clients spread over another number of ranks would give other
+last bits. Each summand is therefore split into two 64-bit integers in fixed point, whose sums are exact and
+associative: ``x = high * 2**-22 + low * 2**-70``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ClientError
+
+_HIGH = 2.0**22
+_LOW = 2.0**70
+_LIMIT = 2.0**34
+"""Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
+
+
+class ExactSum:
+    """A running sum of weighted tensors, independent of order and of the number of ranks.
+
+    Resolution: every summand is a float64 product, kept to an absolute 2**-71, about 4e-22. Up to 2**15 summands.
+
+    Attributes:
+        limbs: the two integer sums, int64, shape (2, d). Adding the limbs of two sums adds the sums.
+        bound: what the largest element could have reached, sum of the summands' largest absolute values.
+    """
+
+    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
+        self.limbs = torch.zeros(2, size, dtype=torch.int64, device=device)
+        self.bound = 0.0
+
+    def add(self, values: Tensor, weight: float = 1.0) -> None:
+        """Add ``weight * values``.
+
+        Args:
+            values: shape (d,), any floating dtype, finite.
+            weight: finite factor; the product is taken in float64.
+
+        Raises:
+            ClientError: if a value is not finite, or the sum could leave the representable range, 2**34.
+        """
+        product = values.double() * weight
+        high = product.mul(_HIGH).round_()
+        self.bound += float(high.abs().max()) / _HIGH
+        if not self.bound < _LIMIT:  # NaN is not below it either
+            raise ClientError(
+                "Weighted updates hold values that are not finite or add up to more than 1.7e10: they cannot be summed "
+                "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
+            )
+        self.limbs[0] += high.long()
+        self.limbs[1] += product.sub_(high.div_(_HIGH)).mul_(_LOW).round_().long()
+
+    def value(self) -> Tensor:
+        """The sum, float64, shape (d,)."""
+        high, low = self.limbs
+        return high.double().div_(_HIGH).add_(low.double().div_(_LOW))
+
+
+class Sums:
+    """Named exact sums: what a strategy keeps of a round. Ranks add theirs name by name."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = device
+        self._sums: dict[str, ExactSum] = {}
+
+    def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:
+        """Add ``weight * values`` to the sum of that name; the first summand sets its size."""
+        vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
+        self.ensure(name, vector.numel()).add(vector.to(self.device), weight)
+
+    def ensure(self, name: str, size: int) -> ExactSum:
+        """The sum of that name, begun with ``size`` zeros where there is none."""
+        return self._sums.setdefault(name, ExactSum(size, self.device))
+
+    def value(self, name: str) -> Tensor:
+        """The sum of that name as float64, shape (d,)."""
+        return self._sums[name].value()
+
+    def scalar(self, name: str) -> float:
+        """The sum of that name as a number; 0 where nothing was added."""
+        return float(self._sums[name].value()) if name in self._sums else 0.0
+
+    def sizes(self) -> dict[str, int]:
+        """Length of each sum, by name."""
+        return {name: total.limbs.shape[1] for name, total in self._sums.items()}

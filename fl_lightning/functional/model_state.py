@@ -1,0 +1,123 @@
+"""A module's weights and buffers as flat vectors, and what a federation does with each kind of tensor.
+
+=====================================  =======================================================================
+parameters                             averaged; the server's optimizer steps on ``w_t - average``
+floating-point buffers (persistent)    averaged with the same weights, e.g. BatchNorm's statistics; set, not stepped
+integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
+buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
+buffers that are not persistent        copied to the clients, never sent back
+=====================================  =======================================================================
+
+A submodule declares what the server owns by an attribute ``server_buffers``: a tuple of its buffers' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.errors import ConfigurationError
+
+_Slot = tuple[nn.Module, str]
+
+
+class ModelState:
+    """A view of one module's tensors, found once and read many times.
+
+    Tensors are looked up through their owner, so a buffer that user code replaces is not missed.
+
+    Raises:
+        ConfigurationError: for complex or not yet initialised parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parameters = list(self._find_parameters())
+        self._floats: list[_Slot] = []
+        self._counters: list[_Slot] = []
+        self._local: list[_Slot] = []
+        persistent = module.state_dict().keys()
+        for prefix, owner in module.named_modules():
+            owned = getattr(owner, "server_buffers", ())
+            for name, buffer in owner.named_buffers(recurse=False):
+                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned
+                kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
+                kind.append((owner, name))
+
+    def _find_parameters(self) -> Iterator[_Slot]:
+        seen: set[int] = set()
+        for prefix, owner in self._module.named_modules():
+            for name, parameter in owner.named_parameters(recurse=False):
+                if isinstance(parameter, nn.parameter.UninitializedParameter) or not parameter.is_floating_point():
+                    raise ConfigurationError(
+                        f"Parameter '{prefix}.{name}' is not an initialised floating-point tensor and cannot be averaged. "
+                        "Run one batch through lazy layers in the module's __init__, and store complex weights as real pairs."
+                    )
+                if id(parameter) not in seen:  # tied weights travel once
+                    seen.add(id(parameter))
+                    yield owner, name
+
+    @staticmethod
+    def _tensors(slots: list[_Slot]) -> list[Tensor]:
+        return [getattr(owner, name).detach() for owner, name in slots]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters themselves, each once."""
+        return [getattr(owner, name) for owner, name in self._parameters]
+
+    def vector(self) -> Tensor:
+        """A copy of parameters and averaged buffers, one float vector of shape (d,)."""
+        tensors = self._tensors(self._parameters) + self._tensors(self._floats)
+        if not tensors:
+            raise ConfigurationError("The module has no parameters: there is nothing to federate. Give it a network.")
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+    def counters(self) -> Tensor:
+        """A copy of the integer and boolean buffers, int64, shape (c,)."""
+        tensors = [t.reshape(-1).long() for t in self._tensors(self._counters)]
+        return torch.cat(tensors) if tensors else torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives."""
+        return self.parameters()[0].device if self._parameters else torch.device("cpu")
+
+    @torch.no_grad()
+    def copy_from(self, other: ModelState) -> None:
+        """Take over every parameter and buffer of another state of the same architecture."""
+        for mine, theirs in zip(self._kinds(), other._kinds(), strict=True):
+            if mine:
+                torch._foreach_copy_(self._tensors(mine), other._tensors(theirs))
+
+    def _kinds(self) -> tuple[list[_Slot], ...]:
+        return self._parameters, self._floats, self._counters, self._local
+
+    @torch.no_grad()
+    def set_gradient_towards(self, aggregate: Tensor) -> None:
+        """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each parameter that the server may move.
+
+        Args:
+            aggregate: shape (d,), as :meth:`vector` lays it out; float64 for full precision.
+        """
+        offset = 0
+        for parameter in self.parameters():
+            if parameter.requires_grad:  # a frozen one stays where it is, whatever the server's optimizer would do
+                target = aggregate[offset : offset + parameter.numel()].view_as(parameter)
+                parameter.grad = (parameter.to(target.dtype) - target).to(parameter.dtype)
+            offset += parameter.numel()
+
+    @torch.no_grad()
+    def set_buffers(self, aggregate: Tensor, counters: Tensor) -> None:
+        """Set averaged buffers from the tail of ``aggregate``, shape (d,), and integer ones from ``counters``, (c,)."""
+        offset = sum(p.numel() for p in self.parameters())
+        for source, slots, start in ((aggregate, self._floats, offset), (counters, self._counters, 0)):
+            for buffer in self._tensors(slots):
+                buffer.copy_(source[start : start + buffer.numel()].view_as(buffer))
+                start += buffer.numel()
+
+    def nbytes(self, *, upward: bool) -> int:
+        """Bytes of one message in the tensors' own dtypes: to a client everything, upward without local buffers."""
+        kinds = self._kinds()[:3] if upward else self._kinds()
+        return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))

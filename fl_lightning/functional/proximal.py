@@ -1,0 +1,28 @@
+"""FedProx's proximal term (Li et al. 2020, eq. 2): mu / 2 * ||w - w_t||^2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def proximal_term(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Tensor:
+    """mu / 2 times the squared Euclidean distance of the parameters from their anchors, a scalar, >= 0."""
+    squares = [(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]
+    return torch.stack(squares).sum() * (mu / 2)
+
+
+@torch.no_grad()
+def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> None:
+    """Add the term's gradient, mu * (w - w_t), to ``.grad`` of each parameter, in place.
+
+    Call it after unscaling and before clipping, so that it is right under both. A parameter without a gradient gets
+    one, as it would from a term in the loss.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    pulls = torch._foreach_sub(list(parameters), list(anchors))
+    torch._foreach_add_([p.grad for p in parameters], pulls, alpha=mu)  # type: ignore[arg-type]

@@ -1,0 +1,25 @@
+"""Cross-entropy, the loss of the non-adaptive baselines (AdaFed, eq. 1)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class CrossEntropy(nn.Module):
+    """Mean cross-entropy of unnormalised scores and class indices (AdaFed, eq. 1).
+
+    Args:
+        label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+
+    Shapes:
+        logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)

@@ -1,0 +1,54 @@
+"""FedProx's proximal term as a loss (Li et al. 2020, eq. 2), around any other loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.proximal import proximal_term
+
+
+class ProximalLoss(nn.Module):
+    """``loss(logits, target) + mu / 2 * ||w - w_t||^2``, w_t being the weights at the start of the round.
+
+    :class:`~fl_lightning.ClassificationTask` anchors it by itself. In a module of your own, call :meth:`anchor` in
+    ``on_train_start``. For a module whose loss you don't own, use ``federation.local.proximal_mu`` instead: the same
+    gradient, added after unscaling and before clipping.
+
+    Args:
+        loss: the loss that it is added to.
+        mu: strength, >= 0; 0 leaves the loss as it is.
+    """
+
+    def __init__(self, loss: nn.Module, mu: float = 0.01) -> None:
+        super().__init__()
+        require(mu >= 0, "mu", "0 or above", mu)
+        self.loss = loss
+        self.mu = mu
+        self._parameters_now: list[Tensor] = []
+        self._anchors: list[Tensor] = []
+
+    def anchor(self, parameters: Iterable[Tensor]) -> None:
+        """Remember where the parameters are now; later calls of the loss measure from there."""
+        self._parameters_now = [p for p in parameters if p.requires_grad]
+        with torch.no_grad():
+            self._anchors = [p.detach().clone() for p in self._parameters_now]
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of a batch; the term is added only while gradients are recorded, so that evaluation is comparable.
+
+        Raises:
+            ConfigurationError: if it was never anchored.
+        """
+        loss: Tensor = self.loss(logits, target)
+        if self.mu == 0 or not torch.is_grad_enabled():
+            return loss
+        if not self._anchors:
+            raise ConfigurationError(
+                "ProximalLoss does not know the weights to stay near. Call its anchor(self.parameters()) in "
+                "'on_train_start' of your module, or use 'federation.local.proximal_mu', which needs no call."
+            )
+        return loss + proximal_term(self._parameters_now, self._anchors, self.mu)

@@ -1,0 +1,59 @@
+"""An explicit table of client x class counts, as the papers print them (AdaFed, Table 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.functional.partition import scale_table, table_indices
+from fl_lightning.functional.seeding import generator
+from fl_lightning.partitioners.base import Partitioner
+
+
+class TablePartitioner(Partitioner):
+    """Client k gets exactly ``counts[k][c]`` random examples of class c; what the table leaves over goes to nobody.
+
+    Args:
+        counts: K rows of C counts >= 0, every row with at least one example.
+        seed: of the draw.
+        scale_to_fit: shrink the whole table by one factor where the data have too few, instead of stopping.
+    """
+
+    def __init__(self, counts: list[list[int]], seed: int = 0, scale_to_fit: bool = False) -> None:
+        setting = "data.partitioner.counts"
+        require(bool(counts) and bool(counts[0]), setting, "one row of counts for each client", counts)
+        lengths = {len(row) for row in counts}
+        require(len(lengths) == 1, setting, "rows of equal length, a count for each class", sorted(lengths))
+        require(min(min(row) for row in counts) >= 0, setting, "counts of 0 or above", counts)
+        empty = [k for k, row in enumerate(counts) if not sum(row)]
+        if empty:
+            raise ConfigurationError(
+                f"Client {empty[0]} has no data: row {empty[0]} of '{setting}' is all zeros. Give it examples or drop the row."
+            )
+        self.counts = counts
+        self.seed = seed
+        self.scale_to_fit = scale_to_fit
+
+    def for_stand_in(self, labels: Tensor) -> TablePartitioner:
+        """The same table, scaled down to what a stand-in for the data set holds."""
+        return TablePartitioner(self.counts, self.seed, scale_to_fit=True)
+
+    def partition(self, num_examples: int, labels: Tensor | None) -> list[Tensor]:
+        """See :meth:`Partitioner.partition`.
+
+        Raises:
+            DataError: if the table asks for more of a class than there is, or labels lie outside its columns.
+        """
+        if labels is None:
+            raise DataError("A table of counts per class needs the labels of the training data, and none were found.")
+        classes = len(self.counts[0])
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise DataError(
+                f"The training data have labels from {int(labels.min())} to {int(labels.max())}, but the partition table has "
+                f"columns for the classes 0 to {classes - 1}. Give 'data.partitioner.counts' a column for every class."
+            )
+        counts = self.counts
+        if self.scale_to_fit:
+            counts = scale_table(counts, torch.bincount(labels, minlength=classes).tolist())
+        return table_indices(labels, counts, generator(self.seed, "TablePartitioner"))

@@ -1,0 +1,44 @@
+"""The figures of a round, from its updates: names and units are documented in docs/metrics.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fl_lightning.types import ClientUpdate
+
+
+def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
+    """Each client's figures as columns, ``client_<figure>/<client>``."""
+    columns: dict[str, float] = {}
+    for update in updates:
+        figures = {
+            "loss": update.train_loss,
+            "weight": update.weight,
+            "share": update.share,
+            "score": update.score,
+            "examples": update.num_examples,
+            "steps": update.num_steps,
+            "seconds": update.seconds,
+            "bytes_down": update.bytes_down,
+            "bytes_up": update.bytes_up,
+            **update.metrics,
+        }
+        columns |= {f"client_{name}/{update.client}": float(x) for name, x in figures.items() if x is not None}
+    return columns
+
+
+def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
+    """What the clients logged, averaged by examples under its own name, and the totals of the round."""
+    examples = sum(update.num_examples for update in updates)
+    names = sorted(set.intersection(*(set(update.metrics) for update in updates)))
+    means = {name: sum(u.metrics[name] * u.num_examples for u in updates) / examples for name in names}
+    losses = [(u.train_loss, u.num_examples) for u in updates if u.train_loss is not None]
+    if losses:
+        means["federation/loss"] = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+    return {
+        **means,
+        "federation/clients": float(len(updates)),
+        "federation/examples": float(examples),
+        "federation/bytes_down": float(sum(update.bytes_down for update in updates)),
+        "federation/bytes_up": float(sum(update.bytes_up for update in updates)),
+    }

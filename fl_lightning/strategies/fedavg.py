@@ -1,0 +1,24 @@
+"""Federated averaging (McMahan et al. 2017, Algorithm 1)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fl_lightning.strategies.base import WeightedAverage
+from fl_lightning.types import ClientUpdate
+
+
+class FedAvg(WeightedAverage):
+    """``w_{t+1} = sum_k n_k / n * w_k``.
+
+    Args:
+        weighting: ``examples`` weighs a client by its number of training examples n_k; ``uniform`` gives every
+            client of the cohort the same weight 1/m, as FedProx's listing does.
+    """
+
+    def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
+        self.weighting = weighting
+
+    def weight(self, update: ClientUpdate) -> float:
+        """n_k, or 1."""
+        return float(update.num_examples) if self.weighting == "examples" else 1.0

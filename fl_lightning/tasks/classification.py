@@ -1,0 +1,190 @@
+"""Classification with any network, loss, optimizer and scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+)
+
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.losses.cross_entropy import CrossEntropy
+from fl_lightning.losses.f1_weighted import F1WeightedCrossEntropy
+from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.reporting.tables import log_matrix
+
+
+class ClassificationTask(LightningModule):
+    """A LightningModule for single-label classification of batches (input, label).
+
+    Logs ``train_loss`` and ``train_accuracy`` while training; and for ``val`` and ``test`` the loss, accuracy, macro
+    and weighted F1, and F1 per class (``val_f1/0`` ...), all in [0, 1] but the loss. The confusion matrix is a table of
+    the logger, rows true, columns predicted. An :class:`~fl_lightning.F1WeightedCrossEntropy` anywhere in the loss
+    adapts after each validation within ``fit``, except the sanity check.
+
+    Args:
+        network: maps inputs to logits of shape (N, num_classes).
+        num_classes: C, at least 2.
+        loss: maps (logits, labels) to a scalar; cross-entropy by default.
+        optimizer: the clients' optimizer, given the parameters.
+        lr_scheduler: given the optimizer; steps once per local epoch.
+
+    Raises:
+        ConfigurationError: if the loss has weights for another number of classes.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int = 10,
+        loss: nn.Module | None = None,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        require(num_classes >= 2, "model.num_classes", "at least 2", num_classes)
+        self.network = network
+        self.num_classes = num_classes
+        self.loss = loss or CrossEntropy()
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self._adaptive = [part for part in self.loss.modules() if isinstance(part, F1WeightedCrossEntropy)]
+        self._proximal = [part for part in self.loss.modules() if isinstance(part, ProximalLoss)]
+        for part in self._adaptive:
+            classes = part.class_weights.numel()
+            require(classes == num_classes, "model.loss.num_classes", f"the task's num_classes, {num_classes}", classes)
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.val_metrics = _metrics(num_classes)
+        self.test_metrics = _metrics(num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits, shape (N, C)."""
+        logits: Tensor = self.network(inputs)
+        return logits
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, with its scheduler if there is one."""
+        optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        config = {"scheduler": scheduler, "interval": "epoch"}
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            config["monitor"] = "train_loss"  # what a client has; Lightning's own ReduceLROnPlateau says it by itself
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def on_fit_start(self) -> None:
+        """Look at the labels once, before any training.
+
+        Raises:
+            DataError: if labels lie outside the classes.
+            ConfigurationError: if the loss adapts to a validation that never runs.
+        """
+        labels = getattr(self.trainer.datamodule, "labels", None)
+        if isinstance(labels, Tensor) and labels.numel():
+            self._refuse_labels(int(labels.min()), int(labels.max()))
+        outer = self.trainer.datamodule is not None and hasattr(self.trainer.datamodule, "has_validation_set")
+        if self._adaptive and outer and not self.trainer.enable_validation:
+            raise ConfigurationError(
+                "F1WeightedCrossEntropy adapts to the F1 on the server's validation set, and there is none. Give the "
+                "datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or use CrossEntropy."
+            )
+
+    def _refuse_labels(self, lowest: int, highest: int) -> None:
+        if lowest < 0 or highest >= self.num_classes:
+            raise DataError(
+                f"The labels go from {lowest} to {highest}, but the model has classes 0 to {self.num_classes - 1}. Set "
+                "'model.num_classes' (and the network's) to fit the data, or mend the labels."
+            )
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        try:
+            loss: Tensor = self.loss(logits, labels)
+        except IndexError:
+            self._refuse_labels(int(labels.min()), int(labels.max()))
+            raise
+        return loss
+
+    def on_train_start(self) -> None:
+        """Tell a proximal loss where the round begins."""
+        for part in self._proximal:
+            part.anchor(self.network.parameters())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch."""
+        inputs, labels = batch[0], batch[1]
+        logits = self(inputs)
+        loss = self._loss(logits, labels)
+        self.train_accuracy.update(logits, labels)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the accuracy of the epoch."""
+        self.log("train_accuracy", self.train_accuracy.compute())
+        self.train_accuracy.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, "val", self.val_metrics)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, "test", self.test_metrics)
+
+    def _evaluate(self, batch: Any, stage: str, metrics: MetricCollection) -> None:
+        inputs, labels = batch[0], batch[1]
+        logits = self(inputs)
+        loss = self._loss(logits, labels)
+        metrics.update(logits, labels)
+        self.log(f"{stage}_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics and adapt the loss to the F1 of each class."""
+        values = self._log_metrics("val", self.val_metrics)
+        # A class that this validation did not show has no F1 to adapt to.
+        f1 = values["f1_per_class"].masked_fill(values["confusion"].sum(dim=1) == 0, torch.nan)
+        if self.trainer.state.fn is TrainerFn.FITTING and not self.trainer.sanity_checking:
+            for part in self._adaptive:
+                part.adapt(f1)
+                self.log_dict({f"class_weight/{c}": w for c, w in enumerate(part.class_weights)})
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics."""
+        self._log_metrics("test", self.test_metrics)
+
+    def _log_metrics(self, stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = metrics.compute()
+        metrics.reset()
+        self.log(f"{stage}_accuracy", values["accuracy"], prog_bar=True)
+        self.log(f"{stage}_f1_macro", values["f1_macro"], prog_bar=True)
+        self.log(f"{stage}_f1_weighted", values["f1_weighted"])
+        self.log_dict({f"{stage}_f1/{c}": score for c, score in enumerate(values["f1_per_class"])})
+        log_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
+        return values
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Class probabilities, shape (N, C), float32."""
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        return torch.softmax(self(inputs).float(), dim=1)
+
+
+def _metrics(num_classes: int) -> MetricCollection:
+    return MetricCollection(
+        {
+            "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
+            "f1_macro": MulticlassF1Score(num_classes, average="macro", validate_args=False),
+            "f1_weighted": MulticlassF1Score(num_classes, average="weighted", validate_args=False),
+            "f1_per_class": MulticlassF1Score(num_classes, average="none", validate_args=False),
+            "confusion": MulticlassConfusionMatrix(num_classes, validate_args=False),
+        }
+    )
