@@ -2,9 +2,11 @@
 
 from fl_lightning.callbacks import (
     AtomicCheckpointIO,
+    BestCheckpoint,
     FederatedOrchestrator,
     FederationCallback,
     FederationProgressBar,
+    LastCheckpoint,
 )
 from fl_lightning.clients import LocalTraining
 from fl_lightning.data import FederatedDataModule, MNISTDataModule, TensorLoader
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaFed",
     "AtomicCheckpointIO",
+    "BestCheckpoint",
     "CheckpointError",
     "ClassificationTask",
     "ClientError",
@@ -38,6 +41,7 @@ __all__ = [
     "FederationProgressBar",
     "IIDPartitioner",
     "KerasCNN",
+    "LastCheckpoint",
     "LocalTraining",
     "MNISTDataModule",
     "Partitioner",

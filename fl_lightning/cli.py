@@ -6,56 +6,26 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fl_lightning
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
+from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+from fl_lightning.callbacks.predictions import PredictionFile
+from fl_lightning.cli_messages import explain
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import prefer_offline
 
 CONFIG_VERSION = 1
 """Version of the configuration files that this release reads."""
-
-
-class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best round by a metric, as ``best.ckpt``.
-
-    Args:
-        monitor: a metric that the module logs in validation.
-        mode: ``max`` where higher is better.
-        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
-    """
-
-    def __init__(self, monitor: str = "val_accuracy", mode: str = "max", dirpath: str | None = None) -> None:
-        super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
-
-
-class LastCheckpoint(ModelCheckpoint):
-    """Keeps every round's end, as ``last.ckpt``: what ``--ckpt_path last`` goes on from.
-
-    Args:
-        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
-        every_n_rounds: how often, >= 1.
-    """
-
-    def __init__(self, dirpath: str | None = None, every_n_rounds: int = 1) -> None:
-        super().__init__(
-            dirpath,
-            filename="last",
-            every_n_epochs=every_n_rounds,
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -75,18 +45,18 @@ class SaveRunConfig(SaveConfigCallback):
         self.already_saved = True
 
 
-class PredictionFile(BasePredictionWriter):
-    """Writes the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch."""
+class FederationParser(LightningArgumentParser):
+    """Answers a wrong setting with one message instead of the usage of every option."""
 
-    def __init__(self) -> None:
-        super().__init__(write_interval="epoch")
-
-    def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
-        """Write the file and say where."""
-        path = Path(trainer.default_root_dir) / f"predictions-rank{trainer.global_rank}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(predictions, path)
-        print(f"Predictions: {path}")
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what was wrong and how to mend it; exit status 2."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        options = [option for action in self._actions for option in action.option_strings]
+        parser = getattr(ex, "subcommand_parser", None)
+        options += [option for action in getattr(parser, "_actions", ()) for option in action.option_strings]
+        print(f"fl-lightning: error: {explain(message, options)}", file=sys.stderr)
+        sys.exit(2)
 
 
 class FederationCLI(LightningCLI):
@@ -101,6 +71,7 @@ class FederationCLI(LightningCLI):
             seed_everything_default=0,
             trainer_defaults={"callbacks": [PredictionFile()]},
             parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
+            parser_class=FederationParser,
             auto_configure_optimizers=False,
             args=args,
         )
@@ -182,6 +153,9 @@ class FederationCLI(LightningCLI):
         """Say what came out and where everything is."""
         if not self.trainer.is_global_zero:
             return
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print("One round, one batch per client: nothing was saved (trainer.fast_dev_run).")
+            return
         figures = {name: float(value) for name, value in self.trainer.callback_metrics.items() if "/" not in name}
         shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
         print(f"Rounds: {self.trainer.current_epoch}. {shown}")
@@ -191,8 +165,19 @@ class FederationCLI(LightningCLI):
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
+    set_parsing_settings(add_print_completion_argument=True)
     try:
         FederationCLI(args)
-    except (FederationError, MisconfigurationException) as error:
-        print(f"fl-lightning: error: {error}", file=sys.stderr)
+    except Exception as error:
+        expected = _expected(error)
+        if expected is None:
+            raise
+        print(f"fl-lightning: error: {expected}", file=sys.stderr)
         sys.exit(1)
+
+
+def _expected(error: BaseException | None) -> BaseException | None:
+    """The error made for the user in a chain of causes; jsonargparse wraps those of constructors."""
+    while error is not None and not isinstance(error, FederationError | MisconfigurationException):
+        error = error.__cause__
+    return error

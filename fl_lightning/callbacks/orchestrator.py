@@ -59,14 +59,14 @@ class FederatedOrchestrator(Callback):
     def __init__(
         self,
         strategy: Strategy | None = None,
-        local: LocalTraining | None = None,
+        local: LocalTraining = LocalTraining(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
         seed: int = 0,
         enabled: bool = True,
     ) -> None:
         self.strategy = strategy or FedAvg()
-        self.local = local or LocalTraining()
+        self.local = local
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
         self.seed = seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from fl_lightning.errors import require
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
 
 
+@dataclass(frozen=True)
 class LocalTraining:
     """What a client's own Lightning Trainer takes.
 
@@ -39,48 +41,38 @@ class LocalTraining:
         ConfigurationError: for a value outside its range.
     """
 
-    def __init__(
-        self,
-        max_epochs: int = 1,
-        max_steps: int = -1,
-        precision: Precision = "auto",
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
-        accumulate_grad_batches: int = 1,
-        limit_train_batches: int | float = 1.0,
-        detect_anomaly: bool = False,
-        deterministic: bool | None = None,
-        lr_decay: float = 1.0,
-        proximal_mu: float = 0.0,
-        threads: int | None = None,
-        callbacks: list[Callback] | None = None,
-    ) -> None:
+    max_epochs: int = 1
+    max_steps: int = -1
+    precision: Precision = "auto"
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    accumulate_grad_batches: int = 1
+    limit_train_batches: int | float = 1.0
+    detect_anomaly: bool = False
+    deterministic: bool | None = None
+    lr_decay: float = 1.0
+    proximal_mu: float = 0.0
+    threads: int | None = None
+    callbacks: list[Callback] | None = None
+
+    def __post_init__(self) -> None:
         name = "federation.local."
-        unlimited = max_epochs == -1 and max_steps > 0
-        require(max_epochs >= 1 or unlimited, name + "max_epochs", "1 or above (-1 only with max_steps)", max_epochs)
-        require(max_steps >= 1 or max_steps == -1, name + "max_steps", "1 or above, or -1 for no limit", max_steps)
-        clip_ok = gradient_clip_val is None or gradient_clip_val > 0
-        require(clip_ok, name + "gradient_clip_val", "above 0, or null", gradient_clip_val)
-        require(accumulate_grad_batches >= 1, name + "accumulate_grad_batches", "1 or above", accumulate_grad_batches)
-        whole = isinstance(limit_train_batches, int)
-        limit_ok = limit_train_batches >= 1 if whole else 0 < limit_train_batches <= 1
-        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit_train_batches)
-        require(0 < lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", lr_decay)
-        require(proximal_mu >= 0, name + "proximal_mu", "0 or above", proximal_mu)
+        unlimited = self.max_epochs == -1 and self.max_steps > 0
+        epochs_ok = self.max_epochs >= 1 or unlimited
+        require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
+        steps_ok = self.max_steps >= 1 or self.max_steps == -1
+        require(steps_ok, name + "max_steps", "1 or above, or -1 for no limit", self.max_steps)
+        clip = self.gradient_clip_val
+        require(clip is None or clip > 0, name + "gradient_clip_val", "above 0, or null", clip)
+        batches = self.accumulate_grad_batches
+        require(batches >= 1, name + "accumulate_grad_batches", "1 or above", batches)
+        limit = self.limit_train_batches
+        limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
+        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
+        require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
+        require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
+        threads = self.threads
         require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
-        self.max_epochs = max_epochs
-        self.max_steps = max_steps
-        self.precision = precision
-        self.gradient_clip_val = gradient_clip_val
-        self.gradient_clip_algorithm = gradient_clip_algorithm
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.limit_train_batches = limit_train_batches
-        self.detect_anomaly = detect_anomaly
-        self.deterministic = deterministic
-        self.lr_decay = lr_decay
-        self.proximal_mu = proximal_mu
-        self.threads = threads
-        self.callbacks = callbacks or []
 
 
 # Flags of the outer Trainer that would act on the round instead of on the clients' batches, and be lost silently.

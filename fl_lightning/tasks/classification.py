@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
+from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassConfusionMatrix,
@@ -63,6 +63,8 @@ class ClassificationTask(LightningModule):
             classes = part.class_weights.numel()
             require(classes == num_classes, "model.loss.num_classes", f"the task's num_classes, {num_classes}", classes)
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self.val_metrics = _metrics(num_classes)
         self.test_metrics = _metrics(num_classes)
 
@@ -135,22 +137,21 @@ class ClassificationTask(LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch."""
-        self._evaluate(batch, "val", self.val_metrics)
+        self._evaluate(batch, self.val_loss, self.val_metrics)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Evaluate a batch."""
-        self._evaluate(batch, "test", self.test_metrics)
+        self._evaluate(batch, self.test_loss, self.test_metrics)
 
-    def _evaluate(self, batch: Any, stage: str, metrics: MetricCollection) -> None:
+    def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         inputs, labels = batch[0], batch[1]
         logits = self(inputs)
-        loss = self._loss(logits, labels)
+        mean_loss.update(self._loss(logits, labels), len(labels))
         metrics.update(logits, labels)
-        self.log(f"{stage}_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics and adapt the loss to the F1 of each class."""
-        values = self._log_metrics("val", self.val_metrics)
+        values = self._log_metrics("val", self.val_loss, self.val_metrics)
         # A class that this validation did not show has no F1 to adapt to.
         f1 = values["f1_per_class"].masked_fill(values["confusion"].sum(dim=1) == 0, torch.nan)
         if self.trainer.state.fn is TrainerFn.FITTING and not self.trainer.sanity_checking:
@@ -160,11 +161,13 @@ class ClassificationTask(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics."""
-        self._log_metrics("test", self.test_metrics)
+        self._log_metrics("test", self.test_loss, self.test_metrics)
 
-    def _log_metrics(self, stage: str, metrics: MetricCollection) -> dict[str, Tensor]:
+    def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> dict[str, Tensor]:
         values: dict[str, Tensor] = metrics.compute()
         metrics.reset()
+        self.log(f"{stage}_loss", loss.compute())
+        loss.reset()
         self.log(f"{stage}_accuracy", values["accuracy"], prog_bar=True)
         self.log(f"{stage}_f1_macro", values["f1_macro"], prog_bar=True)
         self.log(f"{stage}_f1_weighted", values["f1_weighted"])

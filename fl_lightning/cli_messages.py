@@ -1,0 +1,66 @@
+"""One readable message from what the parser says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+
+import fl_lightning
+from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.strategies.base import Strategy
+
+_BASES = {
+    "strategy": Strategy,
+    "partitioner": Partitioner,
+    "datamodule": LightningDataModule,
+    "model": LightningModule,
+}
+_NOISE = re.compile(
+    r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
+    r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
+)
+
+
+def explain(message: str, options: Sequence[str] = ()) -> str:
+    """What was wrong, what is allowed, and how to see more.
+
+    Args:
+        message: the parser's own.
+        options: every option there is, for a guess at what was meant.
+    """
+    given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
+    lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
+    text = " ".join(line.removeprefix("- ") for line in lines)
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    if given and "NestedArg" not in given[1] and given[1] not in text:
+        text += f". Got: {given[1][:80]}"
+    return text.rstrip(".") + "." + _remedy(message, options)
+
+
+def _remedy(message: str, options: Sequence[str]) -> str:
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    base = _BASES.get(key[1].split(".")[-1]) if key else None
+    if base and "dot import path" in message:
+        known = [name for name in fl_lightning.__all__ if _is_concrete(getattr(fl_lightning, name), base)]
+        return f" Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
+    unknown = re.search(r"(?:unrecognized arguments: |Option '|[Kk]ey ')(?:--)?([\w.]+)", message)
+    if unknown:
+        name = unknown[1]
+        flag = name.removeprefix("federation.local.")
+        if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
+            return (
+                f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
+                "a client takes: fl-lightning fit --help."
+            )
+        close = get_close_matches(f"--{name}", options, n=1, cutoff=0.7)
+        if close:
+            return f" Did you mean {close[0]}?"
+    return " All settings: fl-lightning fit --help; those of a class: fl-lightning fit --federation.strategy.help AdaFed."
+
+
+def _is_concrete(candidate: object, base: type) -> bool:
+    return inspect.isclass(candidate) and issubclass(candidate, base) and not inspect.isabstract(candidate)

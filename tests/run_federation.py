@@ -1,0 +1,97 @@
+"""A federation in a process of its own: killed, resumed, on one rank or two. Writes the final weights."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import lightning as L
+import torch
+from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network
+
+from fl_lightning import (
+    AdaFed,
+    ClassificationTask,
+    F1WeightedCrossEntropy,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    LocalTraining,
+)
+
+
+class Kill(FederationCallback):
+    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def on_client_start(self, trainer, pl_module, round_idx, client) -> None:
+        if self.when == "in a round" and round_idx == 2 and client == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_round_start(self, trainer, pl_module, round_idx, cohort) -> None:
+        if self.when == "in a checkpoint" and round_idx == 2:
+            os.fsync = half_and_kill
+
+
+def half_and_kill(descriptor: int) -> None:
+    os.ftruncate(descriptor, os.fstat(descriptor).st_size // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Uneven(Plain):
+    """Logs metrics per step and per epoch, as objects: over the outer process group this would mix or hang."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_acc_step", self.train_acc, on_step=True, on_epoch=False)
+        self.log("synced", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--kill", default="")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--module", default="task")
+    args = parser.parse_args()
+
+    L.seed_everything(11, verbose=False)
+    if args.module == "task":  # adaptive loss, dropout, weights by accuracy
+        net = torch.nn.Sequential(*network(batchnorm=True)[:3], torch.nn.Dropout(0.2), torch.nn.Linear(8, CLASSES))
+        module = ClassificationTask(net, CLASSES, F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.Adam(p, lr=0.02))
+        metric = "val_accuracy"
+    else:
+        module, metric = Uneven(momentum=0.9), "val_acc"
+    federation = FederatedOrchestrator(
+        AdaFed(metric),
+        LocalTraining(max_epochs=2, threads=1),
+        server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
+        clients_per_round=0.7 if args.module == "task" else 1.0,
+    )
+    trainer = L.Trainer(
+        max_epochs=args.rounds,
+        accelerator="cpu",
+        devices=args.ranks,
+        strategy="ddp" if args.ranks > 1 else "auto",
+        callbacks=[federation, Kill(args.kill), every_round(args.folder)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = FederatedDataModule(Blobs(n=61), Consecutive((7, 20, 13, 9, 12)))
+    trainer.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
+    if trainer.is_global_zero:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "seconds" not in name}
+        torch.save({"weights": module.state_dict(), "metrics": metrics, "steps": trainer.global_step}, args.out)
+
+
+if __name__ == "__main__":
+    main()

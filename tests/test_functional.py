@@ -1,0 +1,165 @@
+"""Pure functions against closed forms, other libraries and invariants."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_lightning import ClientError, ConfigurationError
+from fl_lightning.functional import ExactSum, ModelState, Sums, balanced_shares, cohort_size, derive_seed, draw_cohort
+from fl_lightning.functional.seeding import isolated_rng
+
+values = st.floats(-1e4, 1e4, width=32)
+weight = st.floats(0, 1e3)
+
+
+def add_up(terms, size):
+    total = ExactSum(size)
+    for vector, factor in terms:
+        total.add(torch.tensor(vector), factor)
+    return total
+
+
+@given(st.lists(st.tuples(st.lists(values, min_size=3, max_size=3), weight), min_size=1, max_size=12), st.randoms())
+def test_the_order_of_a_sum_does_not_matter(terms, random):
+    shuffled = list(terms)
+    random.shuffle(shuffled)
+    assert torch.equal(add_up(terms, 3).limbs, add_up(shuffled, 3).limbs)
+    cut = random.randint(0, len(terms))  # two ranks
+    halves = add_up(shuffled[:cut], 3).limbs + add_up(shuffled[cut:], 3).limbs
+    assert torch.equal(halves, add_up(terms, 3).limbs)
+
+
+@given(st.lists(st.tuples(values, weight), min_size=1, max_size=12))
+def test_a_sum_is_that_of_exact_rationals(terms):
+    exact = sum(Fraction(np.float64(np.float32(v)) * np.float64(w)) for v, w in terms)
+    ours = add_up([([v], w) for v, w in terms], 1).value().item()
+    assert ours == pytest.approx(float(exact), rel=1e-15, abs=1e-19)
+
+
+def test_values_that_float64_would_lose_are_kept():
+    total = ExactSum(1)
+    for value in (1e9, 1e-9, -1e9):
+        total.add(torch.tensor([value], dtype=torch.float64))
+    assert total.value().item() == pytest.approx(1e-9, rel=1e-11)
+    assert (1e9 + 1e-9) - 1e9 == 0.0  # what plain float64 makes of it
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e11])
+def test_a_sum_refuses_what_it_cannot_hold(bad):
+    with pytest.raises(ClientError, match="cannot be summed exactly. Lower the clients' learning rate"):
+        ExactSum(2).add(torch.tensor([1.0, bad]))
+
+
+def test_sums_by_name():
+    sums = Sums()
+    sums.add("state", torch.tensor([1.0, -2.0]), 3.0)
+    sums.add("weight", 3.0)
+    assert sums.value("state").tolist() == [3.0, -6.0]
+    assert sums.scalar("weight") == 3.0
+    assert sums.scalar("absent") == 0.0
+    assert sums.sizes() == {"state": 2, "weight": 1}
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
+def test_shares_lose_nobody_and_are_balanced(sizes, ranks):
+    cohort = list(range(len(sizes)))
+    shares = balanced_shares(cohort, dict(enumerate(sizes)), ranks)
+    assert sorted(k for share in shares for k in share) == cohort
+    loads = [sum(sizes[k] for k in share) for share in shares]
+    optimum = max(max(sizes), sum(sizes) / ranks)  # a lower bound on it
+    # Graham's list-scheduling bound, in terms of that lower bound.
+    assert max(loads) <= (2 - 1 / ranks) * optimum + 1e-9
+
+
+@given(st.integers(1, 60), st.integers(0, 2**31), st.integers(0, 1000), st.data())
+def test_cohorts(num_clients, seed, round_idx, data):
+    size = data.draw(st.integers(1, num_clients))
+    cohort = draw_cohort(num_clients, size, seed, round_idx)
+    assert len(set(cohort)) == size
+    assert list(cohort) == sorted(cohort)
+    assert set(cohort) <= set(range(num_clients))
+    assert cohort == draw_cohort(num_clients, size, seed, round_idx)
+
+
+def test_every_client_is_drawn_equally_often():
+    drawn = [k for r in range(3000) for k in draw_cohort(10, 3, 0, r)]
+    # Binomial(3000, 0.3): standard deviation 25; six of them either way.
+    assert all(abs(drawn.count(k) - 900) < 150 for k in range(10))
+
+
+@pytest.mark.parametrize(("clients", "asked", "size"), [(10, 1.0, 10), (10, 1, 1), (10, 0.25, 2), (3, 0.1, 1), (7, 0.5, 4)])
+def test_cohort_sizes(clients, asked, size):
+    assert cohort_size(clients, asked) == size
+
+
+@pytest.mark.parametrize("asked", [0, 8, -1, 0.0, 1.5, -0.2])
+def test_impossible_cohorts(asked):
+    with pytest.raises(ConfigurationError, match=r"'federation.clients_per_round' must be .* but is"):
+        cohort_size(7, asked)
+
+
+def test_seeds_depend_on_every_part_of_the_key():
+    keys = [(0, 1, 2, "a"), (0, 1, 2, "b"), (0, 1, 3, "a"), (0, 2, 2, "a"), (1, 1, 2, "a"), (0, 12, "a"), (0, "1", 2, "a")]
+    assert len({derive_seed(*key) for key in keys}) == len(keys)
+    assert all(0 <= derive_seed(*key) < 2**63 for key in keys)
+
+
+def test_global_random_states_are_put_back():
+    import random
+
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    with isolated_rng(99, torch.device("cpu")):
+        inside = torch.rand(1), random.random(), np.random.rand()
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
+    with isolated_rng(99, torch.device("cpu")):
+        assert (torch.rand(1), random.random(), np.random.rand()) == inside
+
+
+class Mixed(torch.nn.Module):
+    server_buffers = ("owned",)
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(2, 2)
+        self.second = torch.nn.Linear(2, 2)
+        self.second.weight = self.first.weight  # tied
+        self.register_buffer("mean", torch.tensor([0.5]))
+        self.register_buffer("count", torch.tensor([3, -4]))
+        self.register_buffer("flag", torch.tensor(True))
+        self.register_buffer("owned", torch.tensor([7.0]))
+        self.register_buffer("scratch", torch.tensor([8.0]), persistent=False)
+
+
+def test_model_state_sorts_tensors_by_what_happens_to_them():
+    state = ModelState(Mixed())
+    assert state.vector().numel() == 4 + 2 + 2 + 1  # the tied weight once; mean, but neither owned nor scratch
+    assert sorted(state.counters().tolist()) == [-4, 1, 3]
+    assert state.nbytes(upward=True) == 9 * 4 + 2 * 8 + 1
+    assert state.nbytes(upward=False) == state.nbytes(upward=True) + 8
+
+
+def test_model_state_round_trip():
+    source, target = Mixed(), Mixed()
+    source.owned.fill_(9), source.scratch.fill_(10), source.count.fill_(5)
+    ModelState(target).copy_from(ModelState(source))
+    assert torch.equal(ModelState(target).vector(), ModelState(source).vector())
+    assert (target.owned.item(), target.scratch.item(), target.count.tolist()) == (9, 10, [5, 5])
+    ModelState(target).set_buffers(torch.full((9,), 0.25), torch.tensor([1, 2, 0]))
+    assert (target.mean.item(), target.count.tolist(), target.flag.item()) == (0.25, [1, 2], False)
+    assert target.owned.item() == 9
+
+
+def test_modules_that_cannot_be_averaged():
+    with pytest.raises(ConfigurationError, match="no parameters: there is nothing to federate"):
+        ModelState(torch.nn.ReLU()).vector()
+    with pytest.raises(ConfigurationError, match="'weight' is not an initialised floating-point tensor"):
+        ModelState(torch.nn.LazyLinear(3))

@@ -1,0 +1,56 @@
+"""The layout is the architecture: a module imports from layers below its own, never from beside or above."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fl_lightning
+
+ROOT = Path(fl_lightning.__file__).parent
+LAYER = {
+    "errors": 0,
+    "types": 0,
+    "functional": 1,
+    **dict.fromkeys(("losses", "models", "partitioners", "strategies", "reporting"), 2),
+    **dict.fromkeys(("tasks", "data"), 3),
+    "clients": 4,
+    "callbacks": 5,
+    **dict.fromkeys(("cli_messages", "__init__"), 6),
+    "cli": 7,
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    hidden = {id(n) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+              for n in ast.walk(block)}
+    found = set()
+    for node in ast.walk(tree):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
+        found |= {name.split(".")[1] for name in names if name.startswith("fl_lightning.") and id(node) not in hidden}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path):
+    mine = part_of(path)
+    for other in imports(path) - {mine}:
+        assert LAYER[other] < LAYER[mine], f"{mine} (layer {LAYER[mine]}) imports {other} (layer {LAYER[other]})"
+
+
+def test_every_part_has_a_layer():
+    assert {part_of(path) for path in ROOT.rglob("*.py")} <= set(LAYER)
+
+
+def test_public_names_are_documented_and_exported():
+    for name in fl_lightning.__all__:
+        value = getattr(fl_lightning, name)
+        assert name == "__version__" or value.__doc__, name
