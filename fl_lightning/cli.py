@@ -6,9 +6,9 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import Namespace, set_parsing_settings
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import TorchCheckpointIO
@@ -47,6 +47,10 @@ class SaveRunConfig(SaveConfigCallback):
 
 class FederationParser(LightningArgumentParser):
     """Answers a wrong setting with one message instead of the usage of every option."""
+
+    # argcomplete looks for these, and the parsers of subcommands lack them.
+    _action_conflicts: ClassVar[dict[Any, Any]] = {}
+    active_actions: ClassVar[list[Any]] = []
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to mend it; exit status 2."""
@@ -89,8 +93,8 @@ class FederationCLI(LightningCLI):
         config = self._config
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
-                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} reads "
-                f"version {CONFIG_VERSION}. Install the release it was written for, or bring it up to date (see CHANGELOG.md)."
+                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
+                f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
             )
         folder = Path(config.trainer.default_root_dir) / "checkpoints"
         for section in ("best_checkpoint", "last_checkpoint"):
@@ -111,8 +115,8 @@ class FederationCLI(LightningCLI):
         resumes, debugs = self._config.ckpt_path, self._config.trainer.fast_dev_run
         if resumes == "last" and not any(name.startswith("last") for name in found):
             raise CheckpointError(
-                f"'--ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to start, or "
-                "set 'trainer.default_root_dir' to the folder of the run."
+                f"'--ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to "
+                "start, or set 'trainer.default_root_dir' to the folder of the run."
             )
         if not resumes and found and not debugs and not os.environ.get("LOCAL_RANK"):  # rank 0 may have begun to write
             raise ConfigurationError(
@@ -165,7 +169,6 @@ class FederationCLI(LightningCLI):
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
-    set_parsing_settings(add_print_completion_argument=True)
     try:
         FederationCLI(args)
     except Exception as error:

@@ -53,7 +53,7 @@ def test_values_that_float64_would_lose_are_kept():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e11])
 def test_a_sum_refuses_what_it_cannot_hold(bad):
-    with pytest.raises(ClientError, match="cannot be summed exactly. Lower the clients' learning rate"):
+    with pytest.raises(ClientError, match=r"cannot be summed exactly\. Lower the clients' learning rate"):
         ExactSum(2).add(torch.tensor([1.0, bad]))
 
 

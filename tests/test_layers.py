@@ -29,8 +29,12 @@ def part_of(path: Path) -> str:
 
 def imports(path: Path) -> set[str]:
     tree = ast.parse(path.read_text())
-    hidden = {id(n) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
-              for n in ast.walk(block)}
+    hidden = {
+        id(n)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for n in ast.walk(block)
+    }
     found = set()
     for node in ast.walk(tree):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -137,7 +137,7 @@ def test_max_steps_counts_rounds():
 
 def test_csv_logger_has_a_row_of_metrics_for_every_round(tmp_path):
     federate(Plain(), 3, flags={"logger": CSVLogger(tmp_path, name="", version="")}, strategy=AdaFed("val_acc"))
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     for name in ("val_acc", "train_loss", "client_weight/0", "client_score/2", "client_train_acc/1", "federation/bytes_up"):
         assert [float(row["round"]) for row in rows if row[name]] == [0, 1, 2], name
     sizes = [float(row["client_examples/1"]) for row in rows if row["client_examples/1"]]
@@ -159,9 +159,13 @@ def test_tensorboard_logger_counts_rounds(tmp_path):
 def test_learning_rate_monitor_shows_the_servers_rate(tmp_path):
     logger = CSVLogger(tmp_path, name="", version="")
     federate(
-        Plain(), 2, LearningRateMonitor("epoch"), flags={"logger": logger}, server_optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
+        Plain(),
+        2,
+        LearningRateMonitor("epoch"),
+        flags={"logger": logger},
+        server_optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
     )
-    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
     assert [float(row["lr-SGD"]) for row in rows if row.get("lr-SGD")] == [0.5, 0.5]
 
 

@@ -36,7 +36,7 @@ def history(path: Path) -> list[dict[str, Any]]:
     for record in records(path):
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
-            rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+            rows.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
     return rows
 
 

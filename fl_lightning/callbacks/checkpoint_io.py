@@ -38,7 +38,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, target)
+        partial.replace(target)
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

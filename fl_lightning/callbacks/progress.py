@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
 from fl_lightning.types import ClientUpdate
 
 
-class FederationProgressBar(TQDMProgressBar):
+class FederationProgressBar(ProgressBar):
     """Shows rounds and clients instead of epochs and batches; nothing at all where the output is not a terminal.
 
     On several ranks the client bar counts the clients of the first rank.
@@ -20,11 +20,20 @@ class FederationProgressBar(TQDMProgressBar):
 
     def __init__(self) -> None:
         super().__init__()
+        self._enabled = True
         self._rounds: tqdm[Any] | None = None
         self._clients: tqdm[Any] | None = None
 
+    def disable(self) -> None:
+        """Show nothing: Lightning calls it on all ranks but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show the bars again."""
+        self._enabled = True
+
     def _visible(self) -> bool:
-        return self.is_enabled and sys.stderr.isatty()
+        return self._enabled and sys.stderr.isatty()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bars."""
@@ -68,14 +77,3 @@ class FederationProgressBar(TQDMProgressBar):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Close the bars, so that the message stands on a line of its own."""
         self.on_train_end(trainer, pl_module)
-
-    # Lightning's bars for epochs, batches, validation and the sanity check give way to the two above.
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None: ...
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None: ...  # type: ignore[override]
-    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None: ...
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None: ...
-    def on_sanity_check_start(self, *_: Any) -> None: ...
-    def on_sanity_check_end(self, *_: Any) -> None: ...
-    def on_validation_start(self, trainer: Trainer, *_: Any) -> None: ...
-    def on_validation_batch_start(self, trainer: Trainer, *_: Any, **__: Any) -> None: ...  # type: ignore[override]
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None: ...  # type: ignore[override]

@@ -54,21 +54,22 @@ class RunState:
                 f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
                 f"{FORMAT}. Resume with the version that wrote it."
             )
-        now = {
+        mine = {
             "strategy": type(owner.strategy).__name__,
             "seed": owner.seed,
             "clients_per_round": owner.clients_per_round,
         }
-        for setting, value in now.items():
+        for setting, value in mine.items():
             if state[setting] != value:
                 raise CheckpointError(
                     f"The checkpoint was written with 'federation.{setting}' {state[setting]!r}, but this run has {value!r}. "
                     "Resume with the same setting, or start again without 'ckpt_path'."
                 )
         if state["threads"] != torch.get_num_threads():
+            before, now = state["threads"], torch.get_num_threads()
             warnings.warn(
-                f"The checkpoint was written with {state['threads']} threads per client, this run has {torch.get_num_threads()}: "
-                f"the last bits of the result will differ. Set 'federation.local.threads' to {state['threads']} to avoid it.",
+                f"The checkpoint was written with {before} threads per client, this run has {now}: the last bits of the result "
+                f"will differ. Set 'federation.local.threads' to {before} to avoid it.",
                 stacklevel=2,
             )
         owner.strategy.load_state_dict(state["strategy_state"])
@@ -86,8 +87,8 @@ def _random_state() -> dict[str, Any]:
     version, internal, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
-        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],  # type: ignore[union-attr]
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
         "python": [version, list(internal), gauss_next],
     }
 

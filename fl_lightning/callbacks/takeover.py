@@ -35,9 +35,7 @@ class Takeover:
         configure_optimizers: gives the server's optimizer.
     """
 
-    def __init__(
-        self, module: LightningModule, run_round: Callable[[], None], configure_optimizers: Callable[[], Any]
-    ) -> None:
+    def __init__(self, module: LightningModule, run_round: Callable[[], None], configure_optimizers: Callable[[], Any]) -> None:
         self._module = module
         self._automatic = module.automatic_optimization
 

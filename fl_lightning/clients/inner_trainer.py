@@ -61,7 +61,7 @@ def restart(trainer: Trainer) -> None:
     trainer.should_stop = False
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
-        plugin.scaler = torch.amp.GradScaler(plugin.device)  # type: ignore[attr-defined]
+        plugin.scaler = torch.amp.GradScaler(plugin.device)
 
 
 _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")

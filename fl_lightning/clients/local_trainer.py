@@ -109,7 +109,9 @@ class LocalTrainer:
     def _next_trainer(self) -> Trainer:
         # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.
         if self._trainer is None or self.local.callbacks:
-            self._trainer = inner_trainer(self.device, [self._session, *copy.deepcopy(self.local.callbacks or [])], **self._flags)
+            self._trainer = inner_trainer(
+                self.device, [self._session, *copy.deepcopy(self.local.callbacks or [])], **self._flags
+            )
         else:
             restart(self._trainer)
         return self._trainer

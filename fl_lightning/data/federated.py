@@ -82,6 +82,9 @@ class FederatedDataModule(LightningDataModule):
         self.labels: Tensor | None = None
         self._serves_rounds = False
         self._source: DataLoader[Any] | None = None
+        for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+            if not is_overridden(loader, datamodule, LightningDataModule):
+                vars(self)[loader] = getattr(super(), loader)  # Lightning, too, sees that there is none
         for hook in _TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = _unless_round(getattr(datamodule, hook))
@@ -195,5 +198,3 @@ def _unless_round(hook: Any) -> Any:
         return batch if isinstance(batch, Round) else hook(batch, *args)
 
     return transfer
-
-

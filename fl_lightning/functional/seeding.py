@@ -36,7 +36,7 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
     cuda = [device] if device.type == "cuda" else []
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=cuda):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if cuda:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)

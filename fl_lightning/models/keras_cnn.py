@@ -42,7 +42,7 @@ class KerasCNN(nn.Sequential):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of a batch of images."""
-        logits: Tensor = super().forward(images)
+        logits: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return logits
 
 

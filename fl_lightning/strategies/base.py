@@ -28,7 +28,7 @@ class Strategy(ABC):
 
     metric: str | Metric | None = None
 
-    def start_round(self, round_idx: int, server_state: Tensor) -> None:
+    def start_round(self, round_idx: int, server_state: Tensor) -> None:  # noqa: B027 (optional)
         """Called before the clients train.
 
         Args:
@@ -56,7 +56,7 @@ class Strategy(ABC):
         """What must outlive a checkpoint: tensors and plain Python types only. Empty for a stateless strategy."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
         """Take back what :meth:`state_dict` gave."""
 
 

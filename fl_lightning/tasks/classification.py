@@ -91,11 +91,11 @@ class ClassificationTask(LightningModule):
             DataError: if labels lie outside the classes.
             ConfigurationError: if the loss adapts to a validation that never runs.
         """
-        labels = getattr(self.trainer.datamodule, "labels", None)
+        data = getattr(self.trainer, "datamodule", None)
+        labels = getattr(data, "labels", None)
         if isinstance(labels, Tensor) and labels.numel():
             self._refuse_labels(int(labels.min()), int(labels.max()))
-        outer = self.trainer.datamodule is not None and hasattr(self.trainer.datamodule, "has_validation_set")
-        if self._adaptive and outer and not self.trainer.enable_validation:
+        if self._adaptive and hasattr(data, "has_validation_set") and not self.trainer.enable_validation:
             raise ConfigurationError(
                 "F1WeightedCrossEntropy adapts to the F1 on the server's validation set, and there is none. Give the "
                 "datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or use CrossEntropy."

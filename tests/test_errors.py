@@ -1,0 +1,222 @@
+"""What a user of the classes meets when something does not fit: wanted, came, remedy. The command line is in test_cli."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from federations import Blobs, Consecutive, NoValidation, Plain, federate, trainer, weights
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from fl_lightning import (
+    AdaFed,
+    ClassificationTask,
+    ClientError,
+    ConfigurationError,
+    CrossEntropy,
+    DataError,
+    F1WeightedCrossEntropy,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    IIDPartitioner,
+    LocalTraining,
+    WeightedAverage,
+)
+
+
+def test_a_datamodule_that_is_not_federated():
+    with pytest.raises(ConfigurationError, match=r"'fit' got Blobs\. Wrap your datamodule: .*FederatedDataModule\("):
+        trainer(1, FederatedOrchestrator()).fit(Plain(), Blobs())
+
+
+def test_dataloaders_instead_of_a_datamodule():
+    with pytest.raises(ConfigurationError, match="'fit' got no datamodule"):
+        trainer(1, FederatedOrchestrator()).fit(Plain(), Blobs().train_dataloader())
+
+
+def test_the_module_is_released_after_an_error():
+    module = Plain()
+    with pytest.raises(ConfigurationError, match="clients_per_round"):
+        federate(module, clients_per_round=9)
+    assert module.automatic_optimization
+    assert "training_step" not in vars(module)
+
+
+class LossOf(Plain):
+    """Its loss becomes what it is told, for the client with 20 examples only."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.examples = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.value if self.trainer.num_training_batches == 4 else loss
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_names_client_and_round(value):
+    module = LossOf(value)
+    before = weights(module.net)
+    message = r"Client 1 \(of 20 examples\) in round 0: the training loss is (nan|inf).*Lower its learning rate"
+    with pytest.raises(ClientError, match=message):
+        federate(module)
+    assert all(torch.equal(before[name], value) for name, value in weights(module.net).items())  # nothing was aggregated
+
+
+def test_weights_that_are_not_finite():
+    class Breaks(Plain):
+        def on_train_end(self) -> None:
+            self.net[0].weight.data.fill_(float("inf"))
+
+    with pytest.raises(ClientError, match="in round 0: the trained weights are not finite"):
+        federate(Breaks())
+
+
+def test_a_strategy_that_needs_a_validation_set():
+    message = "weighs clients by val_acc on the server's validation set, and there is none.*such as FedAvg"
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Plain(), data=NoValidation(), strategy=AdaFed("val_acc"))
+
+
+def test_fedavg_needs_no_validation_set():
+    assert federate(Plain(), 2, data=NoValidation()).global_step == 2
+
+
+def test_an_adaptive_loss_without_a_validation_set():
+    task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
+    with pytest.raises(ConfigurationError, match=r"adapts to the F1 on the server's validation set, and there is none"):
+        federate(task, data=NoValidation())
+
+
+def test_a_metric_that_the_module_does_not_log_lists_what_it_does():
+    with pytest.raises(ConfigurationError, match=r"'val_accuracy', which Plain does not log.*It logs: val_acc, val_loss"):
+        federate(Plain(), strategy=AdaFed())
+
+
+def test_a_metric_whose_scores_are_negative():
+    class Negative(Plain):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", -0.5)
+
+    with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0; weights must be finite"):
+        federate(Negative(), strategy=AdaFed("score"))
+
+
+def test_all_scores_zero_fall_back_to_the_plain_average():
+    class Zero(Plain):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", 0.0)
+
+    results = []
+    for strategy in (AdaFed("score"), None):
+        L.seed_everything(1, verbose=False)
+        module = Zero()
+        federate(module, strategy=strategy or Uniform())
+        results.append(weights(module.net))
+    for name, value in results[0].items():
+        assert torch.equal(value, results[1][name])
+
+
+class Uniform(WeightedAverage):
+    def weight(self, update: Any) -> float:
+        return 1.0
+
+
+def test_a_torchmetrics_metric_needs_pairs():
+    from torchmetrics.classification import MulticlassAccuracy
+
+    class Dictionaries(Blobs):
+        def val_dataloader(self) -> Any:
+            return DataLoader([{"x": self.val[0], "y": self.val[1]}], batch_size=None)
+
+    class Reads(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"needs batches of \(input, target\), but got a dict"):
+        federate(Reads(), data=Dictionaries(), strategy=AdaFed(MulticlassAccuracy(3)))
+
+
+def test_labels_outside_the_classes_when_no_partitioner_read_them():
+    class Wrong(Blobs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.train = (self.train[0], self.train[1] + 1)
+
+    task = ClassificationTask(Plain().net, 3, CrossEntropy())
+    with pytest.raises(DataError, match=r"labels go from \d to 3, but the model has classes 0 to 2. Set 'model.num_classes'"):
+        federate(task, data=Wrong())
+
+
+def test_a_module_that_cannot_be_copied():
+    module = Plain()
+    module.stream = (i for i in range(3))
+    with pytest.raises(ConfigurationError, match=r"Plain cannot be copied for the clients .*build them in 'on_train_start'"):
+        federate(module)
+
+
+def test_a_parallel_strategy_that_shards_the_model():
+    federation = FederatedOrchestrator()
+    run = L.Trainer(accelerator="cpu", callbacks=[federation], logger=False, enable_progress_bar=False)
+    run.strategy.__class__ = type("FSDPStrategy", (L.pytorch.strategies.Strategy,), dict(vars(type(run.strategy))))
+    with pytest.raises(ConfigurationError, match=r"'trainer.strategy' is FSDPStrategy. Set it to 'auto' or 'ddp'"):
+        federation.setup(_WithData(run), Plain(), "fit")
+
+
+class _WithData:
+    """A Trainer whose datamodule is there before a fit."""
+
+    def __init__(self, run: L.Trainer) -> None:
+        self._run = run
+        self.datamodule = FederatedDataModule(Blobs(), Consecutive())
+        self.datamodule.setup("fit")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+def data_with(loader: Any) -> L.LightningDataModule:
+    class Given(L.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loader
+
+    return Given()
+
+
+TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (L.LightningDataModule(), "has no 'train_dataloader': there is nothing to spread over clients"),
+        (data_with([1, 2]), r"train_dataloader\(\) gives a list; a federation needs one torch DataLoader"),
+        (data_with(DataLoader(Stream())), "trains on an iterable dataset"),
+        (data_with(DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 6, 6))), "uses WeightedRandomSampler"),
+    ],
+)
+def test_training_data_that_cannot_be_divided(data, message):
+    with pytest.raises(DataError, match=message):
+        FederatedDataModule(data, IIDPartitioner(2)).setup("fit")
+
+
+def test_an_evaluation_set_smaller_than_the_ranks():
+    from fl_lightning.data.loaders import sharded
+
+    with pytest.raises(DataError, match="evaluation set of 6 examples cannot be split over 7 ranks"):
+        sharded(DataLoader(TENSORS), 0, 7)
+
+
+@pytest.mark.parametrize("setting", ["devices", "logger", "max_epoch"])
+def test_local_training_takes_no_other_flag(setting):
+    with pytest.raises(TypeError, match=setting):
+        LocalTraining(**{setting: 1})
