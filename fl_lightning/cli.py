@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fl_lightning
@@ -99,7 +100,7 @@ class FederationCLI(LightningCLI):
         folder = Path(config.trainer.default_root_dir) / "checkpoints"
         for section in ("best_checkpoint", "last_checkpoint"):
             config[section].dirpath = config[section].dirpath or str(folder)
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and _is_first_rank():
             self._choose_start(Path(config.last_checkpoint.dirpath))
         if "WandbLogger" in str(config.trainer.logger):
             self._prepare_wandb(Path(config.trainer.default_root_dir))
@@ -118,7 +119,7 @@ class FederationCLI(LightningCLI):
                 f"'--ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to "
                 "start, or set 'trainer.default_root_dir' to the folder of the run."
             )
-        if not resumes and found and not debugs and not os.environ.get("LOCAL_RANK"):  # rank 0 may have begun to write
+        if not resumes and found and not debugs:
             raise ConfigurationError(
                 f"'{folder}' already holds a run ({', '.join(found)}). Go on with it by '--ckpt_path last', or start another "
                 "in a folder of its own by '--trainer.default_root_dir'."
@@ -128,7 +129,7 @@ class FederationCLI(LightningCLI):
         """Offline without a key; a resumed run continues its id."""
         prefer_offline()
         kept = root / "wandb_run_id.txt"
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and _is_first_rank():
             if not (self._config.ckpt_path and kept.exists()):
                 root.mkdir(parents=True, exist_ok=True)
                 kept.write_text(secrets.token_hex(4))
@@ -184,3 +185,8 @@ def _expected(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, FederationError | MisconfigurationException):
         error = error.__cause__
     return error
+
+
+def _is_first_rank() -> bool:
+    """Whether this process writes; the others would trip over its files, or write them twice."""
+    return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]

@@ -28,8 +28,7 @@ class ClientSession(Callback):
         self.server: ModelState | None = None
         self.round_idx = 0
         self._client: ModelState | None = None
-        self._losses: Tensor | None = None
-        self._num_losses = 0
+        self._losses: list[Tensor] = []
         self._warned = False
 
     def begin(self, server: ModelState, client: ModelState | None, round_idx: int) -> None:
@@ -41,7 +40,7 @@ class ClientSession(Callback):
             round_idx: from 0.
         """
         self.server, self._client, self.round_idx = server, client, round_idx
-        self._losses, self._num_losses = None, 0
+        self._losses = []
 
     @property
     def client(self) -> ModelState:
@@ -52,7 +51,7 @@ class ClientSession(Callback):
     @property
     def mean_loss(self) -> float | None:
         """Mean of the training losses since :meth:`begin`; None where ``training_step`` returned none."""
-        return float(self._losses) / self._num_losses if self._losses is not None else None
+        return float(torch.stack(self._losses).double().mean()) if self._losses else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load w_t, after the module's own ``setup`` and ``configure_model`` had their say."""
@@ -85,12 +84,11 @@ class ClientSession(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Add up the loss without waiting for the device."""
+        """Keep the loss without waiting for the device."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
-            loss = loss.detach().double() * trainer.accumulate_grad_batches  # Lightning has divided by it
-            self._losses = loss if self._losses is None else self._losses + loss
-            self._num_losses += 1
+            accumulated = trainer.accumulate_grad_batches  # Lightning has divided by it
+            self._losses.append(loss.detach() * accumulated if accumulated > 1 else loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Add the proximal gradient: gradients are unscaled here and not yet clipped."""
