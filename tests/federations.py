@@ -110,10 +110,9 @@ class Plain(L.LightningModule):
 
 
 def trainer(rounds: int, *callbacks: Any, **flags: Any) -> L.Trainer:
-    flags = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **flags}
+    flags = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **flags}
     return L.Trainer(
         max_epochs=rounds,
-        accelerator="cpu",
         callbacks=list(callbacks),
         enable_model_summary=False,
         **flags,
@@ -127,13 +126,14 @@ def federate(
     data: L.LightningDataModule | None = None,
     partitioner: Partitioner | None = None,
     ckpt_path: str | None = None,
+    accelerator: str = "cpu",
     flags: dict[str, Any] | None = None,
     **settings: Any,
 ) -> L.Trainer:
     """Fit a module as a federation and return the Trainer."""
     settings.setdefault("local", LocalTraining(max_epochs=2))
     federation = FederatedOrchestrator(**settings)
-    run = trainer(rounds, federation, *callbacks, **(flags or {}))
+    run = trainer(rounds, federation, *callbacks, accelerator=accelerator, **(flags or {}))
     run.fit(module, FederatedDataModule(data or Blobs(), partitioner or Consecutive()), ckpt_path=ckpt_path)
     return run
 

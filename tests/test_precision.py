@@ -1,0 +1,123 @@
+"""Mixed precision, and the proximal term under gradient scaling. On a CPU; a GPU's own checks are marked."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from federations import Blobs, Plain, federate, trainer, weights
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
+
+from fl_lightning import AdaFed, LocalTraining
+from fl_lightning.clients.local_training import resolve_precision
+from fl_lightning.clients.session import ClientSession
+from fl_lightning.functional import ModelState
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("local", "outer", "device", "bf16", "expected"),
+    [
+        ("auto", "32-true", CPU, True, "32-true"),
+        ("auto", "32-true", CUDA, True, "bf16-mixed"),
+        ("auto", "32-true", CUDA, False, "16-mixed"),
+        ("auto", "64-true", CUDA, True, "64-true"),
+        ("auto", "16-mixed", CUDA, True, "16-mixed"),
+        ("32-true", "16-mixed", CUDA, True, "32-true"),
+    ],
+)
+def test_auto_precision(local, outer, device, bf16, expected, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16)
+    assert resolve_precision(local, outer, device) == expected
+
+
+@pytest.mark.parametrize("where", ["trainer", "federation.local"])
+def test_mixed_precision_trains_as_well(where):
+    """The outer Trainer's precision reaches clients and evaluation; the clients' own only them."""
+    seen = set()
+
+    class Watch(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            seen.add(self.net(batch[0]).dtype)
+            return super().training_step(batch, batch_idx)
+
+    flags = {"precision": "bf16-mixed"} if where == "trainer" else {}
+    local = LocalTraining(max_epochs=2, precision="auto" if flags else "bf16-mixed")
+    accuracy = {}
+    for name, settings in (("full", {}), ("mixed", {"flags": flags, "local": local})):
+        L.seed_everything(0, verbose=False)
+        run = federate(Watch(), 4, strategy=AdaFed("val_acc"), **settings)
+        accuracy[name] = float(run.callback_metrics["val_acc"])
+        assert torch.isfinite(run.callback_metrics["federation/loss"])
+    assert seen == {torch.float32, torch.bfloat16}
+    assert accuracy["mixed"] == pytest.approx(accuracy["full"], abs=0.05)
+
+
+class InTheLoss(Plain):
+    """FedProx as its paper writes it: the term in the loss, through the scaler with it."""
+
+    mu = 0.0
+
+    def on_train_start(self) -> None:
+        self.then = [p.detach().clone() for p in self.parameters()]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        pairs = zip(self.parameters(), self.then, strict=True)
+        return loss + self.mu / 2 * sum((now - then).pow(2).sum() for now, then in pairs)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
+    """float16 with a GradScaler at scale 1024: a term added before unscaling would be 1024 times too small."""
+    results = []
+    strength = 0.7 if clip is None else 50.0  # clipped steps are short: pull harder
+    L.seed_everything(1, verbose=False)
+    start = Plain(lr=0.2)
+    for cls, mu in ((InTheLoss, 0.0), (Plain, strength), (Plain, 0.0)):
+        module = cls(lr=0.2)
+        module.load_state_dict(start.state_dict())
+        module.mu = strength
+        session = ClientSession(proximal_mu=mu, lr_decay=1.0)
+        session.begin(ModelState(copy.deepcopy(start)), ModelState(module), 0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        plugin = MixedPrecision("16-mixed", "cpu", scaler)
+        run = trainer(
+            3, session, plugins=[plugin], gradient_clip_val=clip, accumulate_grad_batches=accumulate, limit_val_batches=0
+        )
+        run.fit(module, Blobs(shuffle=False))
+        assert scaler.get_scale() == 1024.0  # no step was skipped
+        results.append(weights(module.net))
+    in_loss, ours, without = results
+    for name in in_loss:
+        torch.testing.assert_close(ours[name], in_loss[name], rtol=1e-3, atol=1e-3)
+    assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["auto", "16-mixed", "bf16-mixed"])
+def test_amp_on_a_gpu(precision):
+    accuracy = {}
+    for chosen in ("32-true", precision):
+        L.seed_everything(0, verbose=False)
+        local = LocalTraining(max_epochs=2, precision=chosen, proximal_mu=0.01, gradient_clip_val=1.0)
+        run = federate(Plain(), 4, local=local, accelerator="gpu")
+        accuracy[chosen] = float(run.callback_metrics["val_acc"])
+        assert torch.isfinite(run.callback_metrics["federation/loss"])
+    assert accuracy[precision] == pytest.approx(accuracy["32-true"], abs=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_outer_precision_16_mixed_on_a_gpu_has_no_scaler_for_the_servers_step():
+    module = Plain()
+    before = weights(module)
+    run = federate(module, 2, flags={"precision": "16-mixed"}, accelerator="gpu")
+    assert run.global_step == 2
+    assert not torch.equal(before["net.0.weight"], weights(module)["net.0.weight"].cpu())
+    assert run.precision_plugin.scaler is not None  # put back
