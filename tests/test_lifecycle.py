@@ -221,6 +221,20 @@ def test_the_modules_callbacks_belong_to_the_federation():
     assert federate(Configured(), 9).global_step == 2
 
 
+def test_a_module_reads_attributes_of_its_own_datamodule():
+    class Data(Blobs):
+        scale = 0.5
+
+    class Reads(Plain):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * self.trainer.datamodule.scale
+
+        def on_validation_start(self):
+            assert self.trainer.datamodule.scale == 0.5
+
+    assert federate(Reads(), 1, data=Data(), strategy=AdaFed("val_acc")).global_step == 1
+
+
 def test_networks_built_in_setup_or_configure_model():
     class Late(Plain):
         def __init__(self, hook):
@@ -364,6 +378,12 @@ def test_resuming_another_federation_is_refused(changed, message, tmp_path):
     federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
     with pytest.raises(CheckpointError, match=message):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), **changed)
+
+
+def test_resuming_with_other_clients_is_refused(tmp_path):
+    federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
+    with pytest.raises(CheckpointError, match="a federation of 3 clients, this run has 4"):
+        federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), partitioner=IIDPartitioner(4))
 
 
 def test_resuming_with_other_threads_warns(tmp_path):

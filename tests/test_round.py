@@ -181,6 +181,18 @@ def test_class_weights_belong_to_the_server():
     assert len(set(task.loss.class_weights.tolist())) > 1
 
 
+def test_the_sanity_check_does_not_adapt_the_loss():
+    class Watch(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(pl_module.loss.class_weights.tolist())
+
+    seen = []
+    task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
+    federate(task, 1, Watch(), flags={"num_sanity_val_steps": 2})
+    assert seen == [[1.0, 1.0, 1.0]]
+    assert task.loss.class_weights.tolist() != [1.0, 1.0, 1.0]
+
+
 def test_cohort_of_some_clients_leaves_the_others_out():
     seen = []
 

@@ -89,6 +89,7 @@ class FederatedOrchestrator(Callback):
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         cohort_size(data.num_clients, self.clients_per_round)
+        self._run.num_clients = data.num_clients
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         self._cleanup.enter_context(without_advice())
@@ -212,7 +213,7 @@ class FederatedOrchestrator(Callback):
         """Take the state back.
 
         Raises:
-            CheckpointError: if the checkpoint belongs to a federation with another seed, strategy or number of clients.
+            CheckpointError: if the checkpoint belongs to a federation with another seed, strategy, cohort or number of clients.
         """
         if self.enabled and self._takeover is not None:
             self._run.load_state_dict(state_dict)

@@ -28,6 +28,7 @@ class RunState:
 
     def __init__(self, owner: FederatedOrchestrator) -> None:
         self._owner = owner
+        self.num_clients = 0
         self._random_state: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,6 +39,7 @@ class RunState:
             "strategy_state": self._owner.strategy.state_dict(),
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
+            "clients": self.num_clients,
             "threads": torch.get_num_threads(),
             "random_state": _random_state(),
         }
@@ -71,6 +73,11 @@ class RunState:
                 f"The checkpoint was written with {before} threads per client, this run has {now}: the last bits of the result "
                 f"will differ. Set 'federation.local.threads' to {before} to avoid it.",
                 stacklevel=2,
+            )
+        if state["clients"] != self.num_clients:
+            raise CheckpointError(
+                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}. Resume with "
+                "the same data and partitioner, or start again without 'ckpt_path'."
             )
         owner.strategy.load_state_dict(state["strategy_state"])
         self._random_state = state["random_state"]

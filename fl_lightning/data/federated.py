@@ -40,6 +40,10 @@ class _View(LightningDataModule):
             if is_overridden(hook, base, LightningDataModule):
                 vars(self)[hook] = getattr(base, hook)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a module reads from ``self.trainer.datamodule`` is the user's."""
+        return _from_base(self, "_base", name)
+
     def setup(self, stage: str) -> None:
         self._outer_trainer, self._base.trainer = self._base.trainer, self.trainer
 
@@ -82,12 +86,17 @@ class FederatedDataModule(LightningDataModule):
         self.labels: Tensor | None = None
         self._serves_rounds = False
         self._source: DataLoader[Any] | None = None
+        self.prepare_data_per_node = datamodule.prepare_data_per_node
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             if not is_overridden(loader, datamodule, LightningDataModule):
                 vars(self)[loader] = getattr(super(), loader)  # Lightning, too, sees that there is none
         for hook in _TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = _unless_round(getattr(datamodule, hook))
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
+        return _from_base(self, "datamodule", name)
 
     @property
     def origin(self) -> str:
@@ -191,6 +200,12 @@ class FederatedDataModule(LightningDataModule):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+def _from_base(view: LightningDataModule, base: str, name: str) -> Any:
+    if base not in vars(view) or name.startswith("__"):
+        raise AttributeError(f"'{type(view).__name__}' object has no attribute '{name}'")
+    return getattr(vars(view)[base], name)
 
 
 def _unless_round(hook: Any) -> Any:

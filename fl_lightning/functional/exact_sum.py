@@ -64,7 +64,8 @@ class Sums:
     """Named exact sums: what a strategy keeps of a round. Ranks add theirs name by name."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = device
+        # Apple's GPUs have no float64.
+        self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
         self._sums: dict[str, ExactSum] = {}
 
     def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:

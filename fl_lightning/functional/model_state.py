@@ -106,7 +106,7 @@ class ModelState:
         for parameter in self.parameters():
             if parameter.requires_grad:  # a frozen one stays where it is, whatever the server's optimizer would do
                 target = aggregate[offset : offset + parameter.numel()].view_as(parameter)
-                parameter.grad = (parameter.to(target.dtype) - target).to(parameter.dtype)
+                parameter.grad = (parameter.to(target) - target).to(parameter)
             offset += parameter.numel()
 
     @torch.no_grad()
