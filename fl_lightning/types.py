@@ -50,7 +50,3 @@ class ClientUpdate:
     def without_state(self) -> ClientUpdate:
         """The same update without its tensors: small, and safe to keep or to send between ranks."""
         return replace(self, state=None, counters=None)
-
-
-class Round:
-    """The one batch of an outer epoch: it stands for a whole communication round and carries no data."""

@@ -283,7 +283,7 @@ def test_warnings_of_the_users_module_are_heard():
             warnings.warn("mine, about the data", stacklevel=1)
 
     with pytest.warns(UserWarning, match="mine, about the data"):
-        federate(Warns(), 1)
+        assert federate(Warns(), 1).global_step == 1
 
 
 def test_progress_bar_shows_rounds_and_clients_on_a_terminal(monkeypatch, capsys):

@@ -76,8 +76,8 @@ class RunState:
             )
         if state["clients"] != self.num_clients:
             raise CheckpointError(
-                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}. Resume with "
-                "the same data and partitioner, or start again without 'ckpt_path'."
+                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}. Resume "
+                "with the same data and partitioner, or start again without 'ckpt_path'."
             )
         owner.strategy.load_state_dict(state["strategy_state"])
         self._random_state = state["random_state"]

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.types import Round
+from fl_lightning.data.rounds import unless_round
 
 # Hooks of training. The server's module never sees a batch: they belong to the clients' copies.
 _TRAINING_HOOKS = (
@@ -45,7 +45,7 @@ class Takeover:
         replaced: dict[str, Any] = {name: _do_nothing for name in _TRAINING_HOOKS if is_overridden(name, module)}
         for name in _TRANSFER_HOOKS:
             if is_overridden(name, module):
-                replaced[name] = _unless_round(getattr(module, name))
+                replaced[name] = unless_round(getattr(module, name))
         replaced |= {"training_step": training_step, "configure_optimizers": configure_optimizers}
         self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
         self._replaced = tuple(replaced)
@@ -66,10 +66,3 @@ class Takeover:
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     return None
-
-
-def _unless_round(hook: Callable[..., Any]) -> Callable[..., Any]:
-    def transfer(batch: Any, *args: Any) -> Any:
-        return batch if isinstance(batch, Round) else hook(batch, *args)
-
-    return transfer

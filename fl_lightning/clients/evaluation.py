@@ -83,9 +83,11 @@ class _Scorer(LightningModule):
                 vars(self)[hook] = getattr(module, hook)
 
     def on_validation_epoch_start(self) -> None:
+        """Forget the last model."""
         self.metric.reset()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch of (input, target)."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
             raise ConfigurationError(
                 f"A torchmetrics metric as 'federation.strategy.metric' needs batches of (input, target), but got a "
@@ -94,4 +96,5 @@ class _Scorer(LightningModule):
         self.metric.update(self.module(batch[0]), batch[1])
 
     def on_validation_epoch_end(self) -> None:
+        """Log the score."""
         self.log("score", self.metric.compute())

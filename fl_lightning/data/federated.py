@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,21 +12,11 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.data.labels import read_labels
 from fl_lightning.data.loaders import client_loader, sharded, training_loader
+from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.errors import DataError
 from fl_lightning.partitioners.base import Partitioner
-from fl_lightning.types import Round
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-class RoundLoader:
-    """The outer epoch's one batch."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Round]:
-        yield Round()
 
 
 class _View(LightningDataModule):
@@ -45,9 +34,11 @@ class _View(LightningDataModule):
         return _from_base(self, "_base", name)
 
     def setup(self, stage: str) -> None:
+        """The user's hooks see the Trainer that runs: the inner one."""
         self._outer_trainer, self._base.trainer = self._base.trainer, self.trainer
 
     def teardown(self, stage: str) -> None:
+        """Hand the outer Trainer back."""
         self._base.trainer = self._outer_trainer
 
 
@@ -57,11 +48,13 @@ class _ClientView(_View):
         self._loader = loader
 
     def train_dataloader(self) -> Any:
+        """One client's examples."""
         return self._loader
 
 
 class _ServerView(_View):
     def val_dataloader(self) -> Any:
+        """The server's whole validation set."""
         return self._base.val_dataloader()
 
 
@@ -92,7 +85,7 @@ class FederatedDataModule(LightningDataModule):
                 vars(self)[loader] = getattr(super(), loader)  # Lightning, too, sees that there is none
         for hook in _TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
-                vars(self)[hook] = _unless_round(getattr(datamodule, hook))
+                vars(self)[hook] = unless_round(getattr(datamodule, hook))
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
@@ -206,10 +199,3 @@ def _from_base(view: LightningDataModule, base: str, name: str) -> Any:
     if base not in vars(view) or name.startswith("__"):
         raise AttributeError(f"'{type(view).__name__}' object has no attribute '{name}'")
     return getattr(vars(view)[base], name)
-
-
-def _unless_round(hook: Any) -> Any:
-    def transfer(batch: Any, *args: Any) -> Any:
-        return batch if isinstance(batch, Round) else hook(batch, *args)
-
-    return transfer
