@@ -36,8 +36,11 @@ class SaveRunConfig(SaveConfigCallback):
         super().__init__(*args, **{**kwargs, "overwrite": True})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing yet: a run that is refused must not leave its settings behind."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write ``config.yaml`` into the run's folder, once."""
-        if self.already_saved or not trainer.is_global_zero or stage != "fit":
+        if self.already_saved or not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ class FederationCLI(LightningCLI):
         """Offline without a key; a resumed run continues its id."""
         prefer_offline()
         kept = root / "wandb_run_id.txt"
-        if self.subcommand == "fit" and _is_first_rank():
+        if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
             if not (self._config.ckpt_path and kept.exists()):
                 root.mkdir(parents=True, exist_ok=True)
                 kept.write_text(secrets.token_hex(4))

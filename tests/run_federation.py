@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network
+from torchmetrics import MeanMetric
 
 from fl_lightning import (
     AdaFed,
@@ -43,13 +44,29 @@ def half_and_kill(descriptor: int) -> None:
 
 
 class Uneven(Plain):
-    """Logs metrics per step and per epoch, as objects: over the outer process group this would mix or hang."""
+    """Logs metrics per step and per epoch, as objects, one built late: over the outer process group this would mix or hang."""
+
+    def setup(self, stage):
+        self.late = MeanMetric()
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.log("train_acc_step", self.train_acc, on_step=True, on_epoch=False)
+        if not hasattr(self, "late"):
+            raise AssertionError("setup was not called")
+        self.late(loss)
+        self.log("late", self.late, on_step=True, on_epoch=True)
         self.log("synced", loss, on_step=True, on_epoch=True, sync_dist=True)
         return loss
+
+
+class Broken(Uneven):
+    """Fails with an error of its own in the client of 20 examples, which one rank trains."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.num_training_batches == 4:
+            raise ZeroDivisionError("in one client")
+        return super().training_step(batch, batch_idx)
 
 
 def main() -> None:
@@ -69,7 +86,7 @@ def main() -> None:
         module = ClassificationTask(net, CLASSES, F1WeightedCrossEntropy(CLASSES), lambda p: torch.optim.Adam(p, lr=0.02))
         metric = "val_accuracy"
     else:
-        module, metric = Uneven(momentum=0.9), "val_acc"
+        module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
     federation = FederatedOrchestrator(
         AdaFed(metric),
         LocalTraining(max_epochs=2, threads=1),

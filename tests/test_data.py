@@ -65,6 +65,24 @@ def test_a_clients_loader_keeps_to_its_examples(dataset):
         assert shuffle or list(chain(*batches)) == [9, 1, 5, 3, 7]
 
 
+def test_a_dataset_with_its_own_getitem_is_asked():
+    class Augmented(TensorDataset):
+        def __getitem__(self, index):
+            return self.tensors[0][index] + 100, self.tensors[1][index]
+
+    source = DataLoader(Augmented(torch.arange(6.0)[:, None], torch.arange(6)), batch_size=6)
+    ((images, _),) = client_loader(source, torch.arange(6), None)
+    assert images.min() == 100
+
+
+def test_a_sampler_of_the_users_own_keeps_its_choice_on_several_ranks():
+    chosen = torch.utils.data.SubsetRandomSampler([1, 4, 7, 8, 9])
+    loader = DataLoader(Squares(), batch_size=2, sampler=chosen)
+    seen = [label for rank in range(2) for _, labels in sharded(loader, rank, 2) for label in labels.tolist()]
+    assert len(seen) == 5
+    assert set(seen) <= {1, 4, 7, 8, 9}
+
+
 def test_drop_last_does_not_leave_a_small_client_with_nothing():
     source = DataLoader(Squares(), batch_size=4, drop_last=True)
     assert [len(y) for _, y in client_loader(source, torch.arange(3), None)] == [3]

@@ -159,6 +159,28 @@ def test_a_module_that_cannot_be_copied():
         federate(module)
 
 
+def test_a_training_step_replaced_on_the_instance():
+    module = Plain()
+    original = module.training_step
+    module.training_step = lambda batch, batch_idx: original(batch, batch_idx)
+    with pytest.raises(ConfigurationError, match="'training_step' of Plain was replaced on the instance"):
+        federate(module)
+
+
+def test_an_error_of_the_users_own_keeps_its_type():
+    class Broken(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        federate(Broken())
+
+
+def test_an_integer_limit_is_refused_as_well():
+    with pytest.raises(ConfigurationError, match=r"use 'federation.local.limit_train_batches' instead, but is 1\."):
+        federate(Plain(), flags={"limit_train_batches": 1})
+
+
 def test_a_parallel_strategy_that_shards_the_model():
     federation = FederatedOrchestrator()
     run = L.Trainer(accelerator="cpu", callbacks=[federation], logger=False, enable_progress_bar=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import logging
 import time
 from datetime import timedelta
@@ -17,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from fl_lightning import (
     AdaFed,
+    BestCheckpoint,
     CheckpointError,
     FedAvg,
     FederatedDataModule,
@@ -24,6 +26,7 @@ from fl_lightning import (
     FederationCallback,
     FederationProgressBar,
     IIDPartitioner,
+    LastCheckpoint,
     LocalTraining,
 )
 
@@ -254,12 +257,18 @@ def test_networks_built_in_setup_or_configure_model():
             if self.build == "configure_model":
                 self._make()
 
+    class Scores(FederationCallback):
+        def on_client_end(self, trainer, pl_module, update):
+            scores.append(update.score)
+
     results = []
     for hook in ("setup", "configure_model"):
+        scores = []
         L.seed_everything(0, verbose=False)
         module = Late(hook)
-        run = federate(module, 3)
+        run = federate(module, 3, Scores(), strategy=AdaFed("val_acc"))
         assert run.global_step == 3
+        assert min(scores[-3:]) > 0.5  # the trained networks were scored, not new ones
         results.append(float(run.callback_metrics["val_acc"]))
     assert results[0] == results[1] > 0.5
 
@@ -289,7 +298,7 @@ def test_warnings_of_the_users_module_are_heard():
 def test_progress_bar_shows_rounds_and_clients_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     run = federate(Plain(), 2, flags={"enable_progress_bar": True})
-    assert any(type(callback) is FederationProgressBar for callback in run.callbacks)
+    assert not any(type(callback) is FederationProgressBar for callback in run.callbacks)  # the Trainer's own is back
     text = capsys.readouterr().err
     assert "Round" in text
     assert "2/2" in text
@@ -313,7 +322,139 @@ def test_a_bar_of_the_users_own_is_left_alone():
     assert type(run.progress_bar_callback) is Mine
 
 
+def test_a_compiled_module_trains_its_clients():
+    module = Plain()
+    before = weights(module)
+    run = federate(torch.compile(module, backend="eager"), 1)
+    assert run.global_step == 1
+    assert not torch.equal(weights(module)["net.0.weight"], before["net.0.weight"])
+
+
+def test_methods_and_partials_that_point_to_the_module_itself():
+    """In a copy they must point to the copy: else gradients would land on the server's parameters."""
+
+    class Pointing(Plain):
+        def __init__(self):
+            super().__init__()
+            self.loss_fn = functools.partial(self._loss, factor=2.0)
+            self.predict = self.net_forward
+
+        def net_forward(self, x):
+            return self.net(x)
+
+        def _loss(self, batch, factor):
+            return factor * torch.nn.functional.cross_entropy(self.predict(batch[0]), batch[1])
+
+        def training_step(self, batch, batch_idx):
+            return self.loss_fn(batch)
+
+    module = Pointing()
+    before = weights(module)
+    federate(module, 1)
+    assert not torch.equal(weights(module)["net.0.weight"], before["net.0.weight"])
+    assert module.net[0].weight.grad is None
+
+
+def test_clients_find_a_logger_where_the_trainer_has_one(tmp_path):
+    class Logs(Plain):
+        def training_step(self, batch, batch_idx):
+            self.logger.log_metrics({"mine": 1.0}, step=0)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.logger.experiment.add_image("picture", 0)
+            super().validation_step(batch, batch_idx)
+
+    class Pictures(CSVLogger):
+        @property
+        def experiment(self):
+            experiment = super().experiment
+            experiment.add_image = lambda *args: None
+            return experiment
+
+    logger = Pictures(tmp_path, name="", version="")
+    assert federate(Logs(), 1, flags={"logger": logger}, strategy=AdaFed("val_acc")).global_step == 1
+
+
+def test_constant_and_large_buffers():
+    """A mask of -inf, complex rotations and the variance of raw data, all persistent."""
+
+    class Buffers(Plain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", torch.full((3,), float("-inf")))
+            self.register_buffer("rotation", torch.polar(torch.ones(2), torch.tensor([0.5, 1.0])))
+            self.register_buffer("variance", torch.tensor([3e9]))
+
+    module = Buffers()
+    rotation = module.rotation.clone()
+    federate(module, 2)
+    assert torch.equal(module.mask, torch.full((3,), float("-inf")))
+    assert torch.equal(module.rotation, rotation)
+    assert module.variance.item() == 3e9
+
+
+@pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR", "SequentialLR"])
+def test_decay_reaches_every_kind_of_schedule(schedule):
+    class Scheduled(Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            of = torch.optim.lr_scheduler
+            scheduler = {
+                "OneCycleLR": lambda: of.OneCycleLR(optimizer, max_lr=0.4, total_steps=30),
+                "CyclicLR": lambda: of.CyclicLR(optimizer, base_lr=0.1, max_lr=0.4, step_size_up=4),
+                "SequentialLR": lambda: of.SequentialLR(
+                    optimizer, [of.ConstantLR(optimizer, 0.5, 2), of.StepLR(optimizer, 2)], milestones=[2]
+                ),
+            }[schedule]()
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    class Rates(FederationCallback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            seen.append(optimizer.param_groups[0]["lr"])
+
+    seen = []
+    federate(
+        Scheduled(),
+        2,
+        partitioner=IIDPartitioner(2),
+        local=LocalTraining(lr_decay=0.5, callbacks=[Rates()]),
+        clients_per_round=1,
+    )
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) == len(second) >= 4
+    assert second == pytest.approx([rate / 2 for rate in first])
+
+
+def test_a_second_fit_follows_a_changed_batch_size():
+    steps = []
+
+    class Steps(FederationCallback):
+        def on_client_end(self, trainer, pl_module, update):
+            steps.append(update.num_steps)
+
+    base = Blobs()
+    data = FederatedDataModule(base, IIDPartitioner(2))
+    for base.batch_size in (5, 20):
+        trainer(1, FederatedOrchestrator(), Steps()).fit(Plain(), data)
+    assert steps == [4, 4, 1, 1]
+
+
 # ------------------------------------------------------------------ checkpoints
+
+
+def test_last_is_found_again_by_the_two_checkpoints_and_missing_ones_are_said(tmp_path):
+    def run(rounds, ckpt_path=None):
+        flags = {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
+        checkpoints = BestCheckpoint("val_acc"), LastCheckpoint()
+        return federate(Plain(), rounds, *checkpoints, Rounds(), flags=flags, ckpt_path=ckpt_path)
+
+    with pytest.raises(CheckpointError, match="ckpt_path 'last' finds no checkpoint in"):
+        run(2, "last")
+    run(2)
+    resumed = run(3, "last")
+    assert next(c for c in resumed.callbacks if isinstance(c, Rounds)).count == 1
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
 
 def test_stopped_and_resumed_is_the_uninterrupted_run(tmp_path):

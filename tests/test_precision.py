@@ -58,6 +58,18 @@ def test_mixed_precision_trains_as_well(where):
     assert accuracy["mixed"] == pytest.approx(accuracy["full"], abs=0.05)
 
 
+def test_the_clients_precision_is_their_own():
+    seen = set()
+
+    class Watch(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            seen.add(self.net(batch[0]).dtype)
+            return super().training_step(batch, batch_idx)
+
+    federate(Watch(), 1, flags={"precision": "bf16-mixed"}, local=LocalTraining(precision="32-true"))
+    assert seen == {torch.float32}
+
+
 class InTheLoss(Plain):
     """FedProx as its paper writes it: the term in the loss, through the scaler with it."""
 

@@ -65,6 +65,11 @@ def test_two_ranks_give_the_weights_of_one(reference, tmp_path):
         assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
 
 
+def test_an_error_on_one_rank_ends_all(tmp_path):
+    """No hang, and the cause is said."""
+    run(tmp_path, "broken", "--module", "broken", "--ranks", "2", expect=1)
+
+
 def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
     """Five clients over two ranks, a module that logs and synchronises torchmetrics of its own in training."""
     one = run(tmp_path, "one", "--module", "plain", "--rounds", "3")

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from fl_lightning.errors import CheckpointError
 
-class BestCheckpoint(ModelCheckpoint):
+
+class _InTheRunsFolder(ModelCheckpoint):
+    """In a fixed folder, so that a later process finds it: Lightning's own default is a new folder for each run."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        super().setup(trainer, pl_module, stage)
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        if self.dirpath is None:
+            self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
+        return super()._find_last_checkpoints(trainer)
+
+
+class BestCheckpoint(_InTheRunsFolder):
     """Keeps the best round by a metric, as ``best.ckpt``.
 
     Args:
@@ -18,12 +37,15 @@ class BestCheckpoint(ModelCheckpoint):
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
 
 
-class LastCheckpoint(ModelCheckpoint):
-    """Keeps every round's end, as ``last.ckpt``: what ``--ckpt_path last`` goes on from.
+class LastCheckpoint(_InTheRunsFolder):
+    """Keeps every round's end, as ``last.ckpt``: what ``ckpt_path="last"`` goes on from.
 
     Args:
         dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
         every_n_rounds: how often, >= 1.
+
+    Raises:
+        CheckpointError: by ``fit(ckpt_path="last")`` where there is none; Lightning would start again with a warning.
     """
 
     def __init__(self, dirpath: str | None = None, every_n_rounds: int = 1) -> None:
@@ -34,3 +56,12 @@ class LastCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        found = super()._find_last_checkpoints(trainer)
+        if not found:
+            raise CheckpointError(
+                f"ckpt_path 'last' finds no checkpoint in '{self.dirpath}': there is nothing to go on from. Leave it out to "
+                "start, or set 'default_root_dir' to the folder of the run."
+            )
+        return found

@@ -23,7 +23,7 @@ def gather(trainer: Trainer, mine: Any) -> list[Any]:
     return everyone
 
 
-def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: ClientError | None) -> list[ClientUpdate]:
+def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Exception | None) -> list[ClientUpdate]:
     """All updates of the round in the order of clients, the same list on every rank.
 
     Args:
@@ -32,12 +32,15 @@ def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Clien
         failure: what went wrong on this rank, if anything did.
 
     Raises:
-        ClientError: on every rank, if any rank failed: nobody is left waiting.
+        ClientError: on every rank, if another rank failed: nobody is left waiting. The rank itself raises its own error.
     """
-    everyone = gather(trainer, (updates, failure))
-    for _, error in everyone:
+    message = f"{type(failure).__name__}: {failure}" if failure is not None else None
+    everyone = gather(trainer, (updates, message))
+    if failure is not None:
+        raise failure
+    for rank, (_, error) in enumerate(everyone):
         if error is not None:
-            raise error
+            raise ClientError(f"Rank {rank} stopped the round. {error}")
     return sorted((update for theirs, _ in everyone for update in theirs), key=lambda update: update.client)
 
 

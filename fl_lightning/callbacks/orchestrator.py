@@ -26,7 +26,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
@@ -98,7 +98,7 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.local.threads)
         self._takeover = Takeover(
-            pl_module, lambda: self._run_round(trainer, pl_module), lambda: self._server_optimizer(pl_module)
+            pl_module, lambda: self._run_round_in_full(trainer, pl_module), lambda: self._server_optimizer(pl_module)
         )
         self._cleanup.callback(_keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
@@ -114,16 +114,17 @@ class FederatedOrchestrator(Callback):
             return
         device = trainer.strategy.root_device
         precision = resolve_precision(self.local.precision, trainer.precision, device)
-        client = client_copy(pl_module)
-        self._takeover.undo_in(client)
+        with self._takeover.suspended():
+            client = client_copy(pl_module)
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
         self._data = _federated_data(trainer)
         self._server = ModelState(pl_module)
-        self._clients = LocalTrainer(client, self.local, precision, device, self.seed, fast)
+        self._clients = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies)
         self._evaluation = None
         if self.strategy.metric is not None:
             limit = trainer.limit_val_batches
-            self._evaluation = ServerEvaluation(self.strategy.metric, self._data, precision, device, limit)
+            self._evaluation = ServerEvaluation(self.strategy.metric, self._data, precision, device, limit, logger)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the global random state of a resumed run, and make rounds the x-axis."""
@@ -136,6 +137,16 @@ class FederatedOrchestrator(Callback):
 
     # ---------------------------------------------------------------- the round
 
+    def _run_round_in_full(self, trainer: Trainer, module: LightningModule) -> None:
+        """A round outside of the outer Trainer's precision: clients enter their own, sums and figures are exact."""
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+                self._run_round(trainer, module)
+        finally:
+            torch.set_default_dtype(default)
+
     def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
@@ -146,7 +157,7 @@ class FederatedOrchestrator(Callback):
         server_counters = self._server.counters()
         counters = no_counters(server_counters)
         updates: list[ClientUpdate] = []
-        failure: ClientError | None = None
+        failure: Exception | None = None
         self.strategy.start_round(round_idx, self._server.vector())
         try:
             for client in shares[trainer.global_rank]:
@@ -154,7 +165,7 @@ class FederatedOrchestrator(Callback):
                 assert update.counters is not None
                 counters = torch.maximum(counters, update.counters)
                 updates.append(update.without_state())
-        except ClientError as error:
+        except Exception as error:  # the other ranks must hear of it, or they would wait for this one
             failure = error
         updates = gather_updates(trainer, updates, failure)
         add_sums(trainer, sums)
@@ -244,6 +255,7 @@ def _federated_data(trainer: Trainer) -> FederatedDataModule:
 
 def _prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
     """Fit the Trainer's own parts to rounds: log each, never leave half a checkpoint, no scaler on the server's step."""
+    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
     trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
@@ -256,6 +268,8 @@ def _prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
             bar = FederationProgressBar()
             trainer.callbacks[position] = bar  # type: ignore[attr-defined]
             bar.setup(trainer, trainer.lightning_module, "fit")
+            cleanup.callback(trainer.callbacks.__setitem__, position, callback)  # type: ignore[attr-defined]
+            cleanup.callback(bar.close)
 
 
 def _keep_global_step(trainer: Trainer) -> None:

@@ -67,13 +67,9 @@ class FederationProgressBar(ProgressBar):
             self._rounds.set_postfix(shown)
             self._rounds.update()
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bars."""
+    def close(self) -> None:
+        """Close the bars, so that what comes next stands on a line of its own."""
         for bar in (self._clients, self._rounds):
             if bar is not None:
                 bar.close()
         self._rounds = self._clients = None
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bars, so that the message stands on a line of its own."""
-        self.on_train_end(trainer, pl_module)

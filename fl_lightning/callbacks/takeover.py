@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.data.rounds import unless_round
+from fl_lightning.errors import ConfigurationError
 
 # Hooks of training. The server's module never sees a batch: they belong to the clients' copies.
 _TRAINING_HOOKS = (
@@ -33,6 +36,9 @@ class Takeover:
         module: the user's module; its class is not touched.
         run_round: called with nothing, in place of ``training_step``.
         configure_optimizers: gives the server's optimizer.
+
+    Raises:
+        ConfigurationError: if ``training_step`` was replaced on the instance: no copy of it would work on the copy.
     """
 
     def __init__(self, module: LightningModule, run_round: Callable[[], None], configure_optimizers: Callable[[], Any]) -> None:
@@ -47,21 +53,36 @@ class Takeover:
             if is_overridden(name, module):
                 replaced[name] = unless_round(getattr(module, name))
         replaced |= {"training_step": training_step, "configure_optimizers": configure_optimizers}
+        self._replaced = replaced
         self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
-        self._replaced = tuple(replaced)
-        vars(module).update(replaced)
-        module.automatic_optimization = False
+        for name, method in self._before.items():
+            compiled = getattr(module, "_compiler_ctx", None) is not None
+            if name == "training_step" and not compiled and not inspect.ismethod(method):
+                raise ConfigurationError(
+                    f"'{name}' of {type(module).__name__} was replaced on the instance: a client's copy would run it on "
+                    "the original. Override it in a subclass instead."
+                )
+        self._take()
+
+    def _take(self) -> None:
+        vars(self._module).update(self._replaced)
+        self._module.automatic_optimization = False
 
     def release(self) -> None:
         """Give the module back as it was."""
-        self.undo_in(self._module)
-
-    def undo_in(self, module: LightningModule) -> None:
-        """Remove the replaced methods from the module or from a copy of it."""
         for name in self._replaced:
-            vars(module).pop(name, None)
-        vars(module).update(self._before)
-        module.automatic_optimization = self._automatic
+            vars(self._module).pop(name, None)
+        vars(self._module).update(self._before)
+        self._module.automatic_optimization = self._automatic
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The module as it was, for the time of a block: to copy it."""
+        self.release()
+        try:
+            yield
+        finally:
+            self._take()
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
-from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 
@@ -25,6 +25,7 @@ class ServerEvaluation:
         precision: as Lightning's Trainer takes it.
         device: where to evaluate.
         limit_batches: as the outer Trainer's ``limit_val_batches``.
+        logger: whether the module finds a (silent) logger.
 
     Raises:
         ConfigurationError: if there is no validation set.
@@ -37,6 +38,7 @@ class ServerEvaluation:
         precision: str,
         device: torch.device,
         limit_batches: int | float,
+        logger: bool = False,
     ) -> None:
         if limit_batches == 0 or not data.has_validation_set:
             raise ConfigurationError(
@@ -49,7 +51,10 @@ class ServerEvaluation:
             self.metric = metric.to(device)
             metric.distributed_available_fn = lambda: False  # each rank scores clients of its own
         self._data = data.server_view()
-        self._trainer = inner_trainer(device, [], precision=precision, limit_val_batches=limit_batches)
+        self._reload = _Reload()
+        self._trainer = inner_trainer(
+            device, [self._reload], logger=logger, precision=precision, limit_val_batches=limit_batches
+        )
 
     def score(self, module: LightningModule) -> float:
         """The metric of the model.
@@ -57,6 +62,7 @@ class ServerEvaluation:
         Raises:
             ConfigurationError: if the module does not log the metric in validation; it lists what it does log.
         """
+        self._reload.remember(module)
         scored = _Scorer(module, self.metric) if isinstance(self.metric, Metric) else module
         with quiet(), torch.random.fork_rng(devices=[]):
             self._trainer.validate(scored, datamodule=self._data, verbose=False)
@@ -69,6 +75,20 @@ class ServerEvaluation:
                 "torchmetrics class."
             )
         return logged[name]
+
+
+class _Reload(Callback):
+    """Validation calls a module's ``setup`` again; where that builds a new network, give it the trained weights back."""
+
+    def remember(self, module: LightningModule) -> None:
+        self._module = module
+        rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
+        self._trained = {name: t.detach().clone() for name, t in module.state_dict().items()} if rebuilt else None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        keep_metrics_to_this_process(self._module)
+        if self._trained is not None:
+            self._module.load_state_dict(self._trained)
 
 
 class _Scorer(LightningModule):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import MixedPrecision
@@ -68,8 +69,8 @@ class _NoProfiler(PassThroughProfiler):
         return self._context
 
 
-def inner_trainer(device: torch.device, callbacks: list[Callback], **flags: Any) -> Trainer:
-    """A Trainer on one device without logger, checkpoints, bars, summary or sanity check."""
+def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bool = False, **flags: Any) -> Trainer:
+    """A Trainer on one device without checkpoints, bars, summary or sanity check; its logger, if any, writes nothing."""
     kind = _ACCELERATORS.get(device.type, device.type)
     with quiet():
         trainer = Trainer(
@@ -78,7 +79,9 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], **flags: Any)
             strategy=_ResidentStrategy(device=device),
             plugins=[LightningEnvironment()],  # never the outer launcher's idea of ranks
             callbacks=list(callbacks),
-            logger=False,
+            logger=DummyLogger() if logger else False,
+            log_every_n_steps=2**31,
+            enable_autolog_hparams=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -133,7 +136,6 @@ _ADVICE = (
     "You defined a `validation_step` but have no `val_dataloader`",
     "You passed in a `val_dataloader` but have no `validation_step`",
     "The `srun` command",
-    "It is recommended to use `self.log",
     "ReduceLROnPlateau conditioned on metric",
     "You called `self.log",
     "There is a wandb run already in progress",

@@ -6,15 +6,15 @@ import copy
 import functools
 import math
 import time
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torchmetrics import Metric
 
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
 from fl_lightning.clients.local_training import LocalTraining
-from fl_lightning.clients.session import ClientSession, match_trainable, scalar_metrics
+from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.model_state import ModelState
@@ -32,6 +32,8 @@ class LocalTrainer:
         device: where the clients train.
         seed: of the federation; a client's random numbers depend on (seed, round, client) alone.
         fast_dev_run: let each client train on one batch only.
+        logger: whether the module finds a (silent) logger.
+        detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
     """
 
     def __init__(
@@ -42,12 +44,15 @@ class LocalTrainer:
         device: torch.device,
         seed: int,
         fast_dev_run: bool = False,
+        logger: bool = False,
+        detect_anomaly: bool = False,
     ) -> None:
         self.module = module
         self.local = local
         self.device = device
         self.seed = seed
-        self._flags = {
+        self._flags: dict[str, Any] = {
+            "logger": logger,
             "precision": precision,
             "max_epochs": 1 if fast_dev_run else local.max_epochs,
             "max_steps": local.max_steps,
@@ -56,12 +61,11 @@ class LocalTrainer:
             "accumulate_grad_batches": local.accumulate_grad_batches,
             "limit_train_batches": 1 if fast_dev_run else local.limit_train_batches,
             "limit_val_batches": 0,
-            "detect_anomaly": local.detect_anomaly,
+            "detect_anomaly": local.detect_anomaly or detect_anomaly,
             "deterministic": local.deterministic,
         }
         self._session = ClientSession(local.proximal_mu, local.lr_decay)
         self._trainer: Trainer | None = None
-        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._state = None if rebuilt else ModelState(module)
 
@@ -81,8 +85,6 @@ class LocalTrainer:
             ClientError: if the loss or the new weights are not finite.
         """
         begun = time.perf_counter()
-        for metric in self._metrics:
-            metric.reset()
         if self._state is not None:
             match_trainable(self._state, server)
         self._session.begin(server, self._state, round_idx)
@@ -124,7 +126,7 @@ def client_copy(module: LightningModule) -> LightningModule:
         ConfigurationError: if the module cannot be copied.
     """
     # What the command line builds for an optimizer is a partial that holds the parser's state: shared, not copied.
-    factories = [value for value in vars(module).values() if isinstance(value, functools.partial)]
+    factories = [value for value in vars(module).values() if _is_parsed_factory(value)]
     try:
         client = copy.deepcopy(module, {id(factory): factory for factory in factories})
     except Exception as error:
@@ -132,12 +134,18 @@ def client_copy(module: LightningModule) -> LightningModule:
             f"{type(module).__name__} cannot be copied for the clients (copy.deepcopy: {error}). Keep locks, open files and "
             "generators out of its attributes, or build them in 'on_train_start'."
         ) from error
+    if getattr(client, "_compiler_ctx", None) is not None:  # what torch.compile put on the instance runs the original
+        client._compiler_ctx = None
+        for name in ("forward", "training_step", "validation_step", "test_step", "predict_step"):
+            vars(client).pop(name, None)
     client._metric_attributes = None  # Lightning caches it by the ids of the original's metrics
-    for part in client.modules():
-        if isinstance(part, Metric):
-            part.distributed_available_fn = lambda: False
+    keep_metrics_to_this_process(client)
     vars(client)["configure_callbacks"] = list  # callbacks of the module belong to the federation, not to each client
     return client
+
+
+def _is_parsed_factory(value: object) -> bool:
+    return isinstance(value, functools.partial) and str(getattr(value.func, "__module__", "")).startswith("jsonargparse")
 
 
 def _refuse_non_finite(update: ClientUpdate) -> None:

@@ -91,12 +91,15 @@ def refuse_outer_flags(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: naming the flag and the setting to use instead.
     """
+    synchronises = getattr(trainer.strategy, "_layer_sync", None) is not None
+    require(not synchronises, "trainer.sync_batchnorm", "false: ranks train different clients", synchronises)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     for flag, (neutral, setting) in _REFUSED.items():
         wanted = f"left alone in a federation, whose outer batch is a whole round; use 'federation.local.{setting}' instead"
         value = getattr(trainer, flag)
-        require(value in (neutral, None), f"trainer.{flag}", wanted, value)
+        untouched = value is None or (value == neutral and type(value) is type(neutral))
+        require(untouched, f"trainer.{flag}", wanted, value)
 
 
 def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.proximal import add_proximal_gradient
@@ -54,11 +55,12 @@ class ClientSession(Callback):
         return float(torch.stack(self._losses).double().mean()) if self._losses else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load w_t, after the module's own ``setup`` and ``configure_model`` had their say."""
+        """Load w_t and clear the metrics, after the module's own ``setup`` and ``configure_model`` had their say."""
         assert self.server is not None
         if self._client is None:
             self._client = ModelState(pl_module)
         self._client.copy_from(self.server)
+        keep_metrics_to_this_process(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decay the learning rates, and let go of schedulers that wait for a validation clients don't have."""
@@ -66,10 +68,11 @@ class ClientSession(Callback):
         if factor != 1:
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] *= factor
+                    for rate in ("lr", "initial_lr", "max_lr", "min_lr"):
+                        if rate in group:
+                            group[rate] *= factor
             for config in trainer.lr_scheduler_configs:
-                if hasattr(config.scheduler, "base_lrs"):
-                    config.scheduler.base_lrs = [rate * factor for rate in config.scheduler.base_lrs]
+                _scale_schedule(config.scheduler, factor)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -97,7 +100,32 @@ class ClientSession(Callback):
             mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
             pairs = [(p, a.detach()) for p, a in zip(self.client.parameters(), self.server.parameters(), strict=True)]
             chosen = [(p, a) for p, a in pairs if id(p) in mine]
-            add_proximal_gradient([p for p, _ in chosen], [a for _, a in chosen], self.proximal_mu)
+            # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+            mu = self.proximal_mu * (scaler.get_scale() if scaled else 1.0)  # type: ignore[union-attr]
+            add_proximal_gradient([p for p, _ in chosen], [a for _, a in chosen], mu)
+
+
+def _scale_schedule(scheduler: Any, factor: float) -> None:
+    """Scale the rates that a schedule computes from; those of its parts, where it chains several."""
+    for name in ("base_lrs", "max_lrs", "min_lrs"):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
+    for part in getattr(scheduler, "_schedulers", ()):
+        _scale_schedule(part, factor)
+
+
+def keep_metrics_to_this_process(module: LightningModule) -> None:
+    """Empty the module's metrics and keep them from synchronising over the outer process group, which would mix or hang."""
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.reset()
+            part.distributed_available_fn = _alone
+
+
+def _alone() -> bool:
+    return False
 
 
 def match_trainable(client: ModelState, server: ModelState) -> None:

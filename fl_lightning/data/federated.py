@@ -126,9 +126,10 @@ class FederatedDataModule(LightningDataModule):
         """
         self.datamodule.trainer = self.trainer
         self.datamodule.setup(stage)
-        if stage == "fit" and not self.indices:
+        if stage == "fit":
             self._source = training_loader(self.datamodule)
-            self._partition(self._source.dataset)
+            if not self.indices:
+                self._partition(self._source.dataset)
 
     def _partition(self, dataset: Any) -> None:
         partitioner = self.partitioner
@@ -177,6 +178,10 @@ class FederatedDataModule(LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up."""
         self.datamodule.teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Let the user's datamodule clean up after an error."""
+        self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the user's datamodule."""

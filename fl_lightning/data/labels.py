@@ -48,6 +48,6 @@ def _without_reading(dataset: Any) -> Tensor | None:
         values = getattr(dataset, name, None)
         if values is not None and len(values) == len(dataset):
             return torch.as_tensor(values)
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
+    if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
         return dataset.tensors[1]
     return None

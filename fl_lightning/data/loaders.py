@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler
+from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler, UnrepeatedDistributedSamplerWrapper
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
@@ -65,7 +65,7 @@ def client_loader(
     dataset = source.dataset
     shuffle = isinstance(source.sampler, RandomSampler)
     assert source.batch_size is not None
-    if in_memory and isinstance(dataset, TensorDataset) and source.collate_fn is default_collate and not source.drop_last:
+    if in_memory and type(dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last:
         if shuffle and generator is None:
             generator = torch.default_generator
         return TensorLoader(dataset.tensors, source.batch_size, indices, generator if shuffle else None)
@@ -101,7 +101,10 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
         return loaders.shard(rank, ranks)
     if not isinstance(loaders, DataLoader) or loaders.batch_size is None:
         return loaders  # a loader of the user's own making divides itself, or not
-    sampler = UnrepeatedDistributedSampler(loaders.dataset, num_replicas=ranks, rank=rank, shuffle=False)
+    own = type(loaders.sampler) not in (RandomSampler, SequentialSampler)
+    split = UnrepeatedDistributedSamplerWrapper if own else UnrepeatedDistributedSampler
+    whole: Any = loaders.sampler if own else loaders.dataset
+    sampler = split(whole, num_replicas=ranks, rank=rank, shuffle=False)
     return DataLoader(
         loaders.dataset,
         batch_size=loaders.batch_size,

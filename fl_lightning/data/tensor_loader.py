@@ -38,7 +38,7 @@ class TensorLoader:
     def __len__(self) -> int:
         return -(-self.num_examples // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def __iter__(self) -> Iterator[list[Tensor]]:
         size = self.num_examples
         order = self.indices
         if self.generator is not None:
@@ -47,9 +47,9 @@ class TensorLoader:
         for start in range(0, size, self.batch_size):
             stop = min(start + self.batch_size, size)
             if order is None:
-                yield tuple(tensor[start:stop] for tensor in self.tensors)
+                yield [tensor[start:stop] for tensor in self.tensors]
             else:
-                yield tuple(tensor[order[start:stop]] for tensor in self.tensors)
+                yield [tensor[order[start:stop]] for tensor in self.tensors]
 
     def shard(self, rank: int, ranks: int) -> TensorLoader:
         """Every ``ranks``-th example from ``rank`` on: nobody twice, nobody lost."""

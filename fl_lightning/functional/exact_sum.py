@@ -2,7 +2,7 @@
 
 Floating-point addition is not associative: the same clients spread over another number of ranks would give other
 last bits. Each summand is therefore split into two 64-bit integers in fixed point, whose sums are exact and
-associative: ``x = high * 2**-22 + low * 2**-70``.
+associative: ``x = high * 2**-14 + low * 2**-62``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError
 
-_HIGH = 2.0**22
-_LOW = 2.0**70
-_LIMIT = 2.0**34
+_HIGH = 2.0**14
+_LOW = 2.0**62
+_LIMIT = 2.0**42
 """Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
 
 
 class ExactSum:
     """A running sum of weighted tensors, independent of order and of the number of ranks.
 
-    Resolution: every summand is a float64 product, kept to an absolute 2**-71, about 4e-22. Up to 2**15 summands.
+    Resolution: every summand is a float64 product, kept to an absolute 2**-63, about 1e-19. Up to 2**15 summands.
 
     Attributes:
         limbs: the two integer sums, int64, shape (2, d). Adding the limbs of two sums adds the sums.
@@ -40,14 +40,14 @@ class ExactSum:
             weight: finite factor; the product is taken in float64.
 
         Raises:
-            ClientError: if a value is not finite, or the sum could leave the representable range, 2**34.
+            ClientError: if a value is not finite, or the sum could leave the representable range, 2**42.
         """
         product = values.double() * weight
         high = product.mul(_HIGH).round_()
         self.bound += float(high.abs().max()) / _HIGH
         if not self.bound < _LIMIT:  # NaN is not below it either
             raise ClientError(
-                "Weighted updates hold values that are not finite or add up to more than 1.7e10: they cannot be summed "
+                "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed "
                 "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
             )
         self.limbs[0] += high.long()

@@ -6,6 +6,8 @@ floating-point buffers (persistent)    averaged with the same weights, e.g. Batc
 integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
 buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
 buffers that are not persistent        copied to the clients, never sent back
+complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
+values that are not finite
 =====================================  =======================================================================
 
 A submodule declares what the server owns by an attribute ``server_buffers``: a tuple of its buffers' names.
@@ -42,7 +44,7 @@ class ModelState:
         for prefix, owner in module.named_modules():
             owned = getattr(owner, "server_buffers", ())
             for name, buffer in owner.named_buffers(recurse=False):
-                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned
+                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and _can_be_averaged(buffer)
                 kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
                 kind.append((owner, name))
 
@@ -122,3 +124,7 @@ class ModelState:
         """Bytes of one message in the tensors' own dtypes: to a client everything, upward without local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
         return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
+
+
+def _can_be_averaged(buffer: Tensor) -> bool:
+    return not buffer.is_complex() and bool(torch.isfinite(buffer).all())

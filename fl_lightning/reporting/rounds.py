@@ -12,6 +12,7 @@ def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
     columns: dict[str, float] = {}
     for update in updates:
         figures = {
+            **update.metrics,  # first: a module's own 'loss' or 'weight' must not pass for the federation's
             "loss": update.train_loss,
             "weight": update.weight,
             "share": update.share,
@@ -21,7 +22,6 @@ def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
             "seconds": update.seconds,
             "bytes_down": update.bytes_down,
             "bytes_up": update.bytes_up,
-            **update.metrics,
         }
         columns |= {f"client_{name}/{update.client}": float(x) for name, x in figures.items() if x is not None}
     return columns
