@@ -66,6 +66,7 @@ class LocalTrainer:
         }
         self._session = ClientSession(local.proximal_mu, local.lr_decay)
         self._trainer: Trainer | None = None
+        self._bytes = (0, 0)
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._state = None if rebuilt else ModelState(module)
 
@@ -85,6 +86,8 @@ class LocalTrainer:
             ClientError: if the loss or the new weights are not finite.
         """
         begun = time.perf_counter()
+        if self._bytes == (0, 0):  # the same for every client and round
+            self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
         if self._state is not None:
             match_trainable(self._state, server)
         self._session.begin(server, self._state, round_idx)
@@ -100,8 +103,8 @@ class LocalTrainer:
             train_loss=self._session.mean_loss,
             metrics=scalar_metrics(trainer),
             seconds=time.perf_counter() - begun,
-            bytes_down=server.nbytes(upward=False),
-            bytes_up=server.nbytes(upward=True),
+            bytes_down=self._bytes[0],
+            bytes_up=self._bytes[1],
             state=state.vector(),
             counters=state.counters(),
         )
