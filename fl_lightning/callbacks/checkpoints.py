@@ -14,6 +14,7 @@ class _InTheRunsFolder(ModelCheckpoint):
     """In a fixed folder, so that a later process finds it: Lightning's own default is a new folder for each run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Choose the folder."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         super().setup(trainer, pl_module, stage)

@@ -81,11 +81,13 @@ class _Reload(Callback):
     """Validation calls a module's ``setup`` again; where that builds a new network, give it the trained weights back."""
 
     def remember(self, module: LightningModule) -> None:
+        """Keep what the next validation must find."""
         self._module = module
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._trained = {name: t.detach().clone() for name, t in module.state_dict().items()} if rebuilt else None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give it back, after ``setup``."""
         keep_metrics_to_this_process(self._module)
         if self._trained is not None:
             self._module.load_state_dict(self._trained)

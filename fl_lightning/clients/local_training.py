@@ -22,8 +22,8 @@ class LocalTraining:
     Args:
         max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
         max_steps: at most this many optimizer steps per round; -1 for no limit.
-        precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is set, else
-            it is bf16-mixed or 16-mixed on a GPU (bf16 where the GPU has it) and 32-true elsewhere.
+        precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is not its
+            default, 32-true; else it is bf16-mixed or 16-mixed on a GPU (bf16 where the GPU has it) and 32-true elsewhere.
         gradient_clip_val: largest norm or value of the gradients, > 0; None leaves them.
         gradient_clip_algorithm: clip by total ``norm`` or each ``value``.
         accumulate_grad_batches: batches per optimizer step, >= 1.
@@ -103,7 +103,7 @@ def refuse_outer_flags(trainer: Trainer) -> None:
 
 
 def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:
-    """The precision that ``auto`` stands for: the outer Trainer's where set, else mixed on a GPU and full elsewhere."""
+    """The precision that ``auto`` stands for: the outer Trainer's unless 32-true, else mixed on a GPU and full elsewhere."""
     if local != "auto":
         return local
     if outer != "32-true":
