@@ -20,6 +20,8 @@ from fl_lightning import (
     AdaFed,
     BestCheckpoint,
     CheckpointError,
+    ClassificationTask,
+    F1WeightedCrossEntropy,
     FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -495,6 +497,17 @@ def test_a_checkpoint_is_the_users_own(tmp_path):
     assert same_bits(weights(loaded), weights(module))
     raw = torch.load(tmp_path / "last.ckpt", weights_only=True)  # refuses any class that is not plain
     assert raw["callbacks"]["FederatedOrchestrator"]["seed"] == 0
+
+
+def test_a_classification_task_is_loaded_with_its_class_weights(tmp_path):
+    def make():
+        return {"network": Plain().net, "num_classes": 3, "loss": F1WeightedCrossEntropy(3)}
+
+    task = ClassificationTask(**make())
+    federate(task, 2, every_round(tmp_path), flags={"enable_checkpointing": True})
+    loaded = ClassificationTask.load_from_checkpoint(tmp_path / "last.ckpt", **make())
+    assert same_bits(weights(loaded), weights(task))
+    assert loaded.loss.class_weights.tolist() != [1.0, 1.0, 1.0]
 
 
 def test_validate_and_test_read_a_federations_checkpoint(tmp_path):
