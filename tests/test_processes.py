@@ -30,7 +30,7 @@ def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == expect, stderr
-    return torch.load(out, weights_only=True) if expect == 0 else {}
+    return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,8 @@ def test_two_ranks_give_the_weights_of_one(reference, tmp_path):
 
 def test_an_error_on_one_rank_ends_all(tmp_path):
     """No hang, and the cause is said."""
-    run(tmp_path, "broken", "--module", "broken", "--ranks", "2", expect=1)
+    ended = run(tmp_path, "broken", "--module", "broken", "--ranks", "2", expect=1)
+    assert "ZeroDivisionError: in one client" in ended["stderr"]
 
 
 def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
