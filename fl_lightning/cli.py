@@ -17,12 +17,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fl_lightning
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
-from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.cli_messages import explain
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import prefer_offline
 
 CONFIG_VERSION = 1
@@ -118,10 +118,7 @@ class FederationCLI(LightningCLI):
         found = sorted(path.name for path in folder.glob("*.ckpt"))
         resumes, debugs = self._config.ckpt_path, self._config.trainer.fast_dev_run
         if resumes == "last" and not any(name.startswith("last") for name in found):
-            raise CheckpointError(
-                f"'--ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to "
-                "start, or set 'trainer.default_root_dir' to the folder of the run."
-            )
+            raise nothing_to_resume(str(folder))
         if not resumes and found and not debugs:
             raise ConfigurationError(
                 f"'{folder}' already holds a run ({', '.join(found)}). Go on with it by '--ckpt_path last', or start another "

@@ -255,7 +255,7 @@ WRONG = [
     (["--trainer.limit_train_batches=5"], "use 'federation.local.limit_train_batches' instead"),
     (["--trainer.limit_val_batches=0"], "weighs clients by val_accuracy on the server's validation set, and there is none"),
     (["--federation.strategy.metric=val_acuracy"], "It logs: val_accuracy, val_f1/0"),
-    (["--ckpt_path=last"], "'--ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
+    (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),

@@ -61,8 +61,13 @@ class LastCheckpoint(_InTheRunsFolder):
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         found = super()._find_last_checkpoints(trainer)
         if not found:
-            raise CheckpointError(
-                f"ckpt_path 'last' finds no checkpoint in '{self.dirpath}': there is nothing to go on from. Leave it out to "
-                "start, or set 'default_root_dir' to the folder of the run."
-            )
+            raise nothing_to_resume(str(self.dirpath))
         return found
+
+
+def nothing_to_resume(folder: str) -> CheckpointError:
+    """The error for ``ckpt_path="last"`` where there is no checkpoint."""
+    return CheckpointError(
+        f"'ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to start, or set "
+        "'trainer.default_root_dir' to the folder of the run."
+    )

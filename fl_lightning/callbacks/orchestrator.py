@@ -98,7 +98,7 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.local.threads)
         self._takeover = Takeover(
-            pl_module, lambda: self._run_round_in_full(trainer, pl_module), lambda: self._server_optimizer(pl_module)
+            pl_module, lambda: self._run_round_exactly(trainer, pl_module), lambda: self._server_optimizer(pl_module)
         )
         self._cleanup.callback(_keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
@@ -137,7 +137,7 @@ class FederatedOrchestrator(Callback):
 
     # ---------------------------------------------------------------- the round
 
-    def _run_round_in_full(self, trainer: Trainer, module: LightningModule) -> None:
+    def _run_round_exactly(self, trainer: Trainer, module: LightningModule) -> None:
         """A round outside of the outer Trainer's precision: clients enter their own, sums and figures are exact."""
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)

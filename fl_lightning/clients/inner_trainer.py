@@ -34,18 +34,22 @@ class _ResidentStrategy(SingleDeviceStrategy):
     accelerator: Accelerator | None
 
     def setup(self, trainer: Trainer) -> None:
+        """See whether batches are in place already."""
         self._in_place = self.root_device.type == "cpu" and not _transfers(trainer)
         super().setup(trainer)
 
     def model_to_device(self) -> None:
+        """Move the module only if it is elsewhere."""
         assert self.model is not None
         if any(parameter.device != self.root_device for parameter in self.model.parameters()):
             super().model_to_device()
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Send a batch through the transfer hooks, unless they would do nothing."""
         return batch if self._in_place else super().batch_to_device(batch, device, dataloader_idx)
 
     def teardown(self) -> None:
+        """Forget the client's optimizers."""
         self.optimizers = []
         self.lr_scheduler_configs = []
         self.precision_plugin.teardown()
@@ -66,6 +70,7 @@ class _NoProfiler(PassThroughProfiler):
     _context = nullcontext()
 
     def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
+        """A context that does nothing, always the same."""
         return self._context
 
 
