@@ -63,4 +63,9 @@ def _remedy(message: str, options: Sequence[str]) -> str:
 
 
 def _is_concrete(candidate: object, base: type) -> bool:
-    return inspect.isclass(candidate) and issubclass(candidate, base) and not inspect.isabstract(candidate)
+    return (
+        inspect.isclass(candidate)
+        and issubclass(candidate, base)
+        and candidate is not base
+        and not inspect.isabstract(candidate)
+    )

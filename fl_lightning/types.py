@@ -10,11 +10,46 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model's tensors at one moment.
+
+    Attributes:
+        vector: parameters, then floating-point buffers, shape (d,).
+        counters: integer and boolean buffers, int64, shape (c,).
+    """
+
+    vector: Tensor
+    counters: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStart:
+    """What a strategy knows when a round begins.
+
+    Attributes:
+        round_idx: the communication round, from 0.
+        cohort: ids of the clients that take part, ascending.
+        num_clients: K, all clients of the federation.
+        server_state: the global weights w_t and averaged buffers as one vector, shape (d,).
+        num_parameters: the first p entries of a state are parameters, the others buffers.
+    """
+
+    round_idx: int
+    cohort: tuple[int, ...]
+    num_clients: int
+    server_state: Tensor
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientUpdate:
     """What one client sends to the server at the end of its local training.
 
+    On a route that passes models from client to client, what a whole chain of clients hands over looks the same: its
+    ``num_examples`` and ``num_steps`` are sums over the chain.
+
     Attributes:
-        client: the client's id, from 0.
+        client: the client's id, from 0; the last one's of a chain.
         round_idx: the communication round, from 0.
         num_examples: training examples the client holds (n_k).
         num_steps: optimizer steps it took this round (tau_k).
@@ -25,11 +60,17 @@ class ClientUpdate:
         bytes_down: bytes sent to the client: parameters and buffers in their own dtype.
         bytes_up: bytes sent by the client.
         score: the metric of the client's model on the server's set, if the strategy asked for one.
-        weight: the unnormalised weight p_k that the strategy gave it.
+        local_score: the metric of the client's model on its own validation part, likewise.
+        global_score: the metric of the global model w_t on the client's training part, likewise.
+        normalizer: FedNova's ||a_k||, the sum of the coefficients with which the local gradients enter the update; None
+            where no rule is known for the client's optimizer.
+        optimizer: the client's optimizer in words, e.g. ``SGD``, ``Adam``.
+        weight: the unnormalised weight p_k that the strategy gave it; NaN where it gave none.
         share: the weight divided by the sum over the cohort, in [0, 1].
         state: the client's parameters and floating-point buffers as one vector, shape (d,); dropped (None) as soon
             as the strategy has taken it in.
         counters: its integer and boolean buffers as one int64 vector, shape (c,).
+        control: change of its SCAFFOLD control variate, shape (p,), where the strategy sent one.
     """
 
     client: int
@@ -42,11 +83,37 @@ class ClientUpdate:
     bytes_down: int = 0
     bytes_up: int = 0
     score: float | None = None
+    local_score: float | None = None
+    global_score: float | None = None
+    normalizer: float | None = None
+    optimizer: str = ""
     weight: float = math.nan
     share: float = math.nan
     state: Tensor | None = None
     counters: Tensor | None = None
+    control: Tensor | None = None
 
     def without_state(self) -> ClientUpdate:
         """The same update without its tensors: small, and safe to keep or to send between ranks."""
-        return replace(self, state=None, counters=None)
+        return replace(self, state=None, counters=None, control=None)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The client's model: only while the update carries its state."""
+        assert self.state is not None
+        assert self.counters is not None
+        return Snapshot(self.state, self.counters)
+
+    def after(self, earlier: ClientUpdate) -> ClientUpdate:
+        """This period of a round and an earlier one of the same client, as one update: the model is this one's."""
+        losses = [(u.train_loss, u.num_steps) for u in (earlier, self) if u.train_loss is not None]
+        steps = sum(n for _, n in losses)
+        return replace(
+            self,
+            num_steps=self.num_steps + earlier.num_steps,
+            train_loss=sum(loss * n for loss, n in losses) / steps if steps else None,
+            seconds=self.seconds + earlier.seconds,
+            bytes_down=self.bytes_down + earlier.bytes_down,
+            bytes_up=self.bytes_up + earlier.bytes_up,
+            normalizer=None,
+        )

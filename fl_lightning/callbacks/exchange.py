@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch import distributed as dist
 
+from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.types import ClientUpdate
@@ -28,20 +30,46 @@ def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Excep
 
     Args:
         trainer: the outer Trainer.
-        updates: of this rank, without their states.
+        updates: of this rank.
         failure: what went wrong on this rank, if anything did.
 
     Raises:
         ClientError: on every rank, if another rank failed: nobody is left waiting. The rank itself raises its own error.
     """
+    everyone = gather_or_raise(trainer, updates, failure)
+    return sorted((update for theirs in everyone for update in theirs), key=lambda update: update.client)
+
+
+def gather_or_raise(trainer: Trainer, mine: Any, failure: Exception | None) -> list[Any]:
+    """What every rank has, in the order of ranks.
+
+    Raises:
+        ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+    """
     message = f"{type(failure).__name__}: {failure}" if failure is not None else None
-    everyone = gather(trainer, (updates, message))
+    everyone = gather(trainer, (mine, message))
     if failure is not None:
         raise failure
     for rank, (_, error) in enumerate(everyone):
         if error is not None:
             raise ClientError(f"Rank {rank} stopped the round. {error}")
-    return sorted((update for theirs, _ in everyone for update in theirs), key=lambda update: update.client)
+    return [theirs for theirs, _ in everyone]
+
+
+def spread(trainer: Trainer, count: int, measure: Callable[[int], float]) -> list[float]:
+    """``measure(0) .. measure(count - 1)`` on every rank, each taken on one rank only.
+
+    Raises:
+        ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+    """
+    mine: list[float] = []
+    failure: Exception | None = None
+    try:
+        mine = [measure(position) for position in range(trainer.global_rank, count, trainer.world_size)]
+    except Exception as error:
+        failure = error
+    everyone = gather_or_raise(trainer, mine, failure)
+    return [everyone[position % trainer.world_size][position // trainer.world_size] for position in range(count)]
 
 
 def add_sums(trainer: Trainer, sums: Sums) -> None:
@@ -65,3 +93,9 @@ def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
 def no_counters(like: Tensor) -> Tensor:
     """The neutral element of :func:`elementwise_maximum`."""
     return torch.full_like(like, torch.iinfo(torch.int64).min)
+
+
+def share_memory(trainer: Trainer, memory: ClientMemory) -> None:
+    """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it."""
+    for changes in gather(trainer, memory.changes()):
+        memory.update(changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,25 +12,28 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch import Tensor
 
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
-from fl_lightning.callbacks.exchange import add_sums, elementwise_maximum, gather_updates, no_counters
+from fl_lightning.callbacks.compatibility import check_cohort, check_route, check_server_optimizer, check_strategy
+from fl_lightning.callbacks.exchange import share_memory
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.callbacks.round import Federation, FederationRound, RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
-from fl_lightning.clients.evaluation import ServerEvaluation
+from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
+from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
 from fl_lightning.reporting.wandb import plot_over_rounds
+from fl_lightning.routes.base import Route
+from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.types import ClientUpdate
@@ -46,9 +48,11 @@ class FederatedOrchestrator(Callback):
     Args:
         strategy: what the server does with the updates; :class:`~fl_lightning.FedAvg` by default.
         local: how a client trains; one local epoch by default.
+        route: who sends a model to whom; from the server to the clients and back by default.
+        attackers: clients that misbehave; none by default.
         clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: given the parameters, steps on the pseudo-gradient ``w_t - average`` once per round.
-            SGD(lr=1), the default, is plain averaging; with momentum it is FedAvgM, Adam is FedAdam.
+            By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
 
@@ -60,13 +64,17 @@ class FederatedOrchestrator(Callback):
         self,
         strategy: Strategy | None = None,
         local: LocalTraining = LocalTraining(),  # noqa: B008 (frozen)
+        route: Route | None = None,
+        attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
         seed: int = 0,
         enabled: bool = True,
     ) -> None:
         self.strategy = strategy or FedAvg()
+        self.route = route or ServerRoute()
         self.local = local
+        self.attackers = attackers
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
         self.seed = seed
@@ -88,10 +96,12 @@ class FederatedOrchestrator(Callback):
                 f"A federation runs on one device or under DDP, where every rank holds the whole model, but 'trainer.strategy' "
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
-        cohort_size(data.num_clients, self.clients_per_round)
-        self._run.num_clients = data.num_clients
+        self._check(trainer, data)
+        self._run.begin(data.num_clients, self.route.keeps_models)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
+        data.mislabel(self.attackers.wrong_labels, self.seed)
+        self._cleanup.callback(data.mislabel, {}, self.seed)
         self._cleanup.enter_context(without_advice())
         _prepare_trainer(trainer, self._cleanup)
         if self.local.threads is not None:
@@ -103,10 +113,16 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(_keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
 
+    def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
+        self.attackers.check(data.num_clients)
+        check_strategy(self.strategy, data, trainer)
+        check_route(self.route, self.strategy, data, trainer)
+        check_server_optimizer(self.strategy, self.server_optimizer)
+
     def _server_optimizer(self, module: LightningModule) -> torch.optim.Optimizer:
-        if self.server_optimizer is None:
-            return torch.optim.SGD(module.parameters(), lr=1.0)
-        return self.server_optimizer(module.parameters())
+        build = self.server_optimizer or self.strategy.server_optimizer
+        return build(module.parameters())
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the module for the clients: its networks exist by now, and a checkpoint has been read."""
@@ -118,13 +134,10 @@ class FederatedOrchestrator(Callback):
             client = client_copy(pl_module)
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
-        self._data = _federated_data(trainer)
-        self._server = ModelState(pl_module)
-        self._clients = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies)
-        self._evaluation = None
-        if self.strategy.metric is not None:
-            limit = trainer.limit_val_batches
-            self._evaluation = ServerEvaluation(self.strategy.metric, self._data, precision, device, limit, logger)
+        data = _federated_data(trainer)
+        local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, self._run.memory)
+        measures = Measures(data, precision, device, trainer.limit_val_batches, logger)
+        self._federation = Federation(trainer, self.strategy, data, ModelState(pl_module), local, measures)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the global random state of a resumed run, and make rounds the x-axis."""
@@ -150,55 +163,49 @@ class FederatedOrchestrator(Callback):
     def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
-        cohort = draw_cohort(self._data.num_clients, self.clients_per_round, self.seed, round_idx)
+        if round_idx == 0:
+            self._run.memory.forget()
+        cohort, epochs = self._draw(round_idx)
         announce(trainer, "on_round_start", round_idx, cohort)
-        shares = balanced_shares(cohort, {k: self._data.num_examples(k) for k in cohort}, trainer.world_size)
-        sums = Sums(trainer.strategy.root_device)
-        server_counters = self._server.counters()
-        counters = no_counters(server_counters)
-        updates: list[ClientUpdate] = []
-        failure: Exception | None = None
-        self.strategy.start_round(round_idx, self._server.vector())
-        try:
-            for client in shares[trainer.global_rank]:
-                update = self._train_client(trainer, round_idx, client, sums)
-                assert update.counters is not None
-                counters = torch.maximum(counters, update.counters)
-                updates.append(update.without_state())
-        except Exception as error:  # the other ranks must hear of it, or they would wait for this one
-            failure = error
-        updates = gather_updates(trainer, updates, failure)
-        add_sums(trainer, sums)
-        self._step_server(module, self.strategy.aggregate(sums), elementwise_maximum(trainer, counters))
-        updates = _with_shares(updates)
-        announce(trainer, "on_aggregated", updates)
-        self._log(trainer, module, updates, time.perf_counter() - begun)
+        federation_round = FederationRound(self._federation, round_idx, cohort, epochs)
+        self.route.run(federation_round)
+        result = federation_round.result()
+        self._step_server(module, result)
+        share_memory(trainer, self._run.memory)
+        announce(trainer, "on_aggregated", result.updates)
+        self._log(trainer, module, result.updates, time.perf_counter() - begun)
 
-    def _train_client(self, trainer: Trainer, round_idx: int, client: int, sums: Sums) -> ClientUpdate:
-        announce(trainer, "on_client_start", round_idx, client)
-        update = self._clients.train(client, self._data, self._server, round_idx)
-        if self._evaluation is not None:
-            update = replace(update, score=self._evaluation.score(self._clients.module))
-        update = replace(update, weight=self.strategy.take_in(update, sums))
-        announce(trainer, "on_client_end", update)
-        return update
+    def _draw(self, round_idx: int) -> tuple[tuple[int, ...], dict[int, int]]:
+        """Who takes part, and the local epochs of those who do fewer."""
+        cohort = draw_cohort(self._federation.data.num_clients, self.clients_per_round, self.seed, round_idx)
+        work = self.local.partial_work
+        if not work.share:
+            return cohort, {}
+        epochs = work.epochs(cohort, self.local.max_epochs, self.seed, round_idx)
+        return tuple(client for client in cohort if not (work.drops and client in epochs)), epochs
 
-    def _step_server(self, module: LightningModule, aggregate: Tensor, counters: Tensor) -> None:
-        self._server.set_gradient_towards(aggregate)
+    def _step_server(self, module: LightningModule, result: RoundResult) -> None:
+        server = self._federation.server
+        server.set_gradient_towards(result.aggregate)
         optimizer: Any = module.optimizers()
         optimizer.step()
         optimizer.zero_grad()
-        self._server.set_buffers(aggregate, counters)
+        server.set_buffers(result.aggregate, result.counters)
 
     # ---------------------------------------------------------------- logging
 
     def _log(self, trainer: Trainer, module: LightningModule, updates: list[ClientUpdate], seconds: float) -> None:
-        figures = round_metrics(updates) | {
-            "round": float(trainer.current_epoch),
-            "federation/seconds": seconds,
-            "federation/lr_factor": self.local.lr_decay**trainer.current_epoch,
-            "federation/threads": float(torch.get_num_threads()),
-        }
+        own = {f"federation/{name}": value for name, value in self.strategy.figures().items()}
+        figures = (
+            round_metrics(updates)
+            | own
+            | {
+                "round": float(trainer.current_epoch),
+                "federation/seconds": seconds,
+                "federation/lr_factor": self.local.lr_decay**trainer.current_epoch,
+                "federation/threads": float(torch.get_num_threads()),
+            }
+        )
         module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         columns = client_metrics(updates) | {"round": float(trainer.current_epoch)}
         for logger in trainer.loggers:
@@ -277,8 +284,3 @@ def _keep_global_step(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     steps = loop.manual_optimization.optim_step_progress.total.completed
     loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
-
-
-def _with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    total = sum(update.weight for update in updates)
-    return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RunState:
     """Saves and checks what makes a resumed run the same run.
 
-    Cohorts and clients draw from (seed, round, client), so the seed is their whole state.
+    Cohorts and clients draw from (seed, round, client): beside the seed, only what clients keep over rounds is state.
 
     Args:
         owner: the orchestrator.
@@ -29,7 +30,18 @@ class RunState:
     def __init__(self, owner: FederatedOrchestrator) -> None:
         self._owner = owner
         self.num_clients = 0
+        self.memory = ClientMemory()
         self._random_state: dict[str, Any] | None = None
+
+    def begin(self, num_clients: int, all_keep_models: bool) -> None:
+        """Set up for a fit.
+
+        Args:
+            num_clients: K.
+            all_keep_models: whether every client goes on from its own model, or the attackers alone.
+        """
+        self.num_clients = num_clients
+        self.memory = ClientMemory(range(num_clients) if all_keep_models else self._owner.attackers.discard_global)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""
@@ -37,6 +49,8 @@ class RunState:
             "format": FORMAT,
             "strategy": type(self._owner.strategy).__name__,
             "strategy_state": self._owner.strategy.state_dict(),
+            "route": type(self._owner.route).__name__,
+            "memory": self.memory.state_dict(),
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
@@ -58,6 +72,7 @@ class RunState:
             )
         mine = {
             "strategy": type(owner.strategy).__name__,
+            "route": type(owner.route).__name__,
             "seed": owner.seed,
             "clients_per_round": owner.clients_per_round,
         }
@@ -80,6 +95,7 @@ class RunState:
                 "with the same data and partitioner, or start again without 'ckpt_path'."
             )
         owner.strategy.load_state_dict(state["strategy_state"])
+        self.memory.load_state_dict(state["memory"])
         self._random_state = state["random_state"]
 
     def restore_random_state(self) -> None:

@@ -1,7 +1,8 @@
-"""Local training: one inner Trainer turns the global model and a client's data into a ``ClientUpdate``."""
+"""Local training at the clients."""
 
-from fl_lightning.clients.evaluation import ServerEvaluation
-from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
-from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
+from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.partial_work import PartialWork
 
-__all__ = ["LocalTrainer", "LocalTraining", "ServerEvaluation", "client_copy", "refuse_outer_flags", "resolve_precision"]
+__all__ = ["Attackers", "LocalTrainer", "LocalTraining", "PartialWork"]

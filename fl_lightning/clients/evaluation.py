@@ -1,11 +1,11 @@
-"""Scoring a client's model on the server's validation set."""
+"""Scoring models: clients' on the server's validation set, any on a client's examples."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
@@ -15,66 +15,119 @@ from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_me
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 
+_STRATEGY = "federation.strategy.metric"
 
-class ServerEvaluation:
-    """Evaluates models on the whole of the server's validation set, on this rank.
+
+class ModelEvaluation:
+    """Measures one metric of models, on this rank.
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        data: holds the validation set.
+        setting: the setting that asks for it, for messages.
         precision: as Lightning's Trainer takes it.
         device: where to evaluate.
-        limit_batches: as the outer Trainer's ``limit_val_batches``.
+        limit_batches: as ``limit_val_batches`` of a Trainer.
         logger: whether the module finds a (silent) logger.
-
-    Raises:
-        ConfigurationError: if there is no validation set.
     """
 
     def __init__(
         self,
         metric: str | Metric,
-        data: FederatedDataModule,
+        setting: str,
         precision: str,
         device: torch.device,
-        limit_batches: int | float,
+        limit_batches: int | float = 1.0,
         logger: bool = False,
     ) -> None:
-        if limit_batches == 0 or not data.has_validation_set:
-            raise ConfigurationError(
-                f"The strategy weighs clients by {metric if isinstance(metric, str) else type(metric).__name__} on the "
-                "server's validation set, and there is none. Give your datamodule a 'val_dataloader' and leave "
-                "'trainer.limit_val_batches' above 0, or use a strategy that needs none, such as FedAvg."
-            )
         self.metric = metric
+        self._setting = setting
         if isinstance(metric, Metric):
             self.metric = metric.to(device)
-            metric.distributed_available_fn = lambda: False  # each rank scores clients of its own
-        self._data = data.server_view()
+            metric.distributed_available_fn = lambda: False  # each rank scores models of its own
         self._reload = _Reload()
         self._trainer = inner_trainer(
             device, [self._reload], logger=logger, precision=precision, limit_val_batches=limit_batches
         )
 
-    def score(self, module: LightningModule) -> float:
-        """The metric of the model.
+    def score(self, module: LightningModule, data: LightningDataModule) -> float:
+        """The metric of the model on the data's validation set.
 
         Raises:
             ConfigurationError: if the module does not log the metric in validation; it lists what it does log.
         """
         self._reload.remember(module)
-        scored = _Scorer(module, self.metric) if isinstance(self.metric, Metric) else module
+        scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
         with quiet(), torch.random.fork_rng(devices=[]):
-            self._trainer.validate(scored, datamodule=self._data, verbose=False)
+            self._trainer.validate(scored, datamodule=data, verbose=False)
         logged = scalar_metrics(self._trainer)
         name = "score" if isinstance(self.metric, Metric) else self.metric
         if name not in logged:
             raise ConfigurationError(
-                f"The strategy weighs clients by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
-                f"{', '.join(sorted(logged)) or 'nothing'}. Set 'federation.strategy.metric' to one of these, or to a "
-                "torchmetrics class."
+                f"Models are measured by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
+                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, or to a torchmetrics class."
             )
         return logged[name]
+
+
+def require_server_set(
+    metric: str | Metric, data: FederatedDataModule, limit_batches: int | float, setting: str = _STRATEGY
+) -> None:
+    """Refuse a metric on the server's validation set where there is none.
+
+    Raises:
+        ConfigurationError: saying what to give.
+    """
+    if limit_batches == 0 or not data.has_validation_set:
+        raise ConfigurationError(
+            f"'{setting}' measures models by {metric if isinstance(metric, str) else type(metric).__name__} on the server's "
+            "validation set, and there is none. Give your datamodule a 'val_dataloader' and leave "
+            "'trainer.limit_val_batches' above 0, or use a strategy that needs none, such as FedAvg."
+        )
+
+
+class Measures:
+    """All that a federation measures of models, each by a Trainer that is built once.
+
+    Args:
+        data: holds the server's validation set and the clients' examples.
+        precision: as Lightning's Trainer takes it.
+        device: where to evaluate.
+        limit_batches: of the server's set, as the outer Trainer's ``limit_val_batches``.
+        logger: whether the module finds a (silent) logger.
+    """
+
+    def __init__(
+        self, data: FederatedDataModule, precision: str, device: torch.device, limit_batches: int | float, logger: bool
+    ) -> None:
+        self._data = data
+        self._server_view = data.server_view()
+        self._precision, self._device, self._limit, self._logger = precision, device, limit_batches, logger
+        self._evaluations: dict[tuple[object, bool], ModelEvaluation] = {}
+
+    def on_server(self, module: LightningModule, metric: str | Metric, setting: str = _STRATEGY) -> float:
+        """A metric of a model on the server's validation set."""
+        return self._evaluation(metric, setting, server=True).score(module, self._server_view)
+
+    def on_client(
+        self,
+        module: LightningModule,
+        metric: str | Metric,
+        client: int,
+        part: Literal["training", "validation"],
+        setting: str = _STRATEGY,
+    ) -> float:
+        """A metric of a model on a part of a client's examples."""
+        view = self._data.client_evaluation_view(client, part)
+        return self._evaluation(metric, setting, server=False).score(module, view)
+
+    def _evaluation(self, metric: str | Metric, setting: str, server: bool) -> ModelEvaluation:
+        key = (metric if isinstance(metric, str) else id(metric), server)
+        if key not in self._evaluations:
+            if server:
+                require_server_set(metric, self._data, self._limit, setting)
+            limit = self._limit if server else 1.0
+            self._evaluations[key] = ModelEvaluation(metric, setting, self._precision, self._device, limit, self._logger)
+        return self._evaluations[key]
 
 
 class _Reload(Callback):
@@ -96,10 +149,11 @@ class _Reload(Callback):
 class _Scorer(LightningModule):
     """Validates another module by a metric of (predictions, target), in place of what it logs itself."""
 
-    def __init__(self, module: LightningModule, metric: Metric) -> None:
+    def __init__(self, module: LightningModule, metric: Metric, setting: str) -> None:
         super().__init__()
         self.module = module
         self.metric = metric
+        self._setting = setting
         for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
             if is_overridden(hook, module):
                 vars(self)[hook] = getattr(module, hook)
@@ -112,7 +166,7 @@ class _Scorer(LightningModule):
         """Add a batch of (input, target)."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
             raise ConfigurationError(
-                f"A torchmetrics metric as 'federation.strategy.metric' needs batches of (input, target), but got a "
+                f"A torchmetrics metric as '{self._setting}' needs batches of (input, target), but got a "
                 f"{type(batch).__name__}. Name a metric that your module logs in validation instead."
             )
         self.metric.update(self.module(batch[0]), batch[1])

@@ -6,20 +6,24 @@ import copy
 import functools
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.local_steps import control_change
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientUpdate, Snapshot
 
 
 class LocalTrainer:
@@ -34,6 +38,7 @@ class LocalTrainer:
         fast_dev_run: let each client train on one batch only.
         logger: whether the module finds a (silent) logger.
         detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
+        memory: what clients keep over rounds.
     """
 
     def __init__(
@@ -46,11 +51,13 @@ class LocalTrainer:
         fast_dev_run: bool = False,
         logger: bool = False,
         detect_anomaly: bool = False,
+        memory: ClientMemory | None = None,
     ) -> None:
         self.module = module
         self.local = local
         self.device = device
         self.seed = seed
+        self.memory = memory or ClientMemory()
         self._flags: dict[str, Any] = {
             "logger": logger,
             "precision": precision,
@@ -70,7 +77,18 @@ class LocalTrainer:
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._state = None if rebuilt else ModelState(module)
 
-    def train(self, client: int, data: FederatedDataModule, server: ModelState, round_idx: int) -> ClientUpdate:
+    def train(
+        self,
+        client: int,
+        data: FederatedDataModule,
+        server: ModelState,
+        round_idx: int,
+        *,
+        start: Snapshot | None = None,
+        period: int = 0,
+        epochs: int | None = None,
+        control: Tensor | None = None,
+    ) -> ClientUpdate:
         """Train one client from the global model.
 
         Args:
@@ -78,6 +96,10 @@ class LocalTrainer:
             data: holds the client's examples.
             server: the view of the global model, which is not changed.
             round_idx: from 0.
+            start: the model to start from, where that is not the global one.
+            period: how often the client has trained in this round already; its random numbers differ.
+            epochs: fewer local epochs than the settings say.
+            control: SCAFFOLD's c, shape (p,): the client corrects its steps by it and updates its own c_k.
 
         Returns:
             The update, with its state.
@@ -90,26 +112,59 @@ class LocalTrainer:
             self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
         if self._state is not None:
             match_trainable(self._state, server)
-        self._session.begin(server, self._state, round_idx)
-        trainer = self._next_trainer()
-        with quiet(), isolated_rng(derive_seed(self.seed, round_idx, client, "training"), self.device):
-            trainer.fit(self.module, datamodule=data.client(client, derive_seed(self.seed, round_idx, client, "shuffle")))
+        start = self.memory.recall(client) or start
+        correction = None if control is None else self._correction(client, control, server)
+        self._session.begin(server, self._state, round_idx, start, correction)
+        self._fit(client, data, round_idx, period, epochs)
         state = self._session.client
         update = ClientUpdate(
             client=client,
             round_idx=round_idx,
             num_examples=data.num_examples(client),
-            num_steps=trainer.global_step,
+            num_steps=self._trained.global_step,
             train_loss=self._session.mean_loss,
-            metrics=scalar_metrics(trainer),
+            metrics=scalar_metrics(self._trained),
             seconds=time.perf_counter() - begun,
             bytes_down=self._bytes[0],
             bytes_up=self._bytes[1],
+            normalizer=self._session.normalizer,
+            optimizer=self._session.optimizer,
             state=state.vector(),
             counters=state.counters(),
         )
         _refuse_non_finite(update)
-        return update
+        self.memory.remember(client, update.snapshot)
+        return update if control is None else self._with_control(update, control, server, start)
+
+    def _fit(self, client: int, data: FederatedDataModule, round_idx: int, period: int, epochs: int | None) -> None:
+        trainer = self._trained = self._next_trainer()
+        trainer.fit_loop.max_epochs = self._flags["max_epochs"] if epochs is None else epochs
+        key = (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
+        with quiet(), isolated_rng(derive_seed(*key, "training"), self.device):
+            trainer.fit(self.module, datamodule=data.client(client, derive_seed(*key, "shuffle"), self.local.full_batch))
+
+    def _correction(self, client: int, control: Tensor, server: ModelState) -> Tensor:
+        own = self.memory.control(client)
+        like = server.vector()[: server.num_parameters]
+        return (control - own.to(control) if own is not None else control).to(like)
+
+    def _with_control(self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None) -> ClientUpdate:
+        """The update with the change of c_k, which the client keeps too; both travel like the parameters."""
+        size = server.num_parameters
+        before = (server.vector() if start is None else start.vector)[:size]
+        assert update.state is not None
+        change = control_change(control, before, update.state[:size], self._session.rates)
+        self.memory.change_control(update.client, change)
+        more = change.numel() * change.element_size()
+        return replace(update, control=change, bytes_down=update.bytes_down + more, bytes_up=update.bytes_up + more)
+
+    def load(self, server: ModelState, snapshot: Snapshot | None = None) -> LightningModule:
+        """The clients' module with the global model, or another one, in it: to evaluate it."""
+        state = self._state or ModelState(self.module)
+        state.copy_from(server)
+        if snapshot is not None:
+            state.load(snapshot)
+        return self.module
 
     def _next_trainer(self) -> Trainer:
         # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.

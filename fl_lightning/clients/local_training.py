@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.errors import require
 
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
@@ -36,6 +37,8 @@ class LocalTraining:
         threads: intra-op CPU threads per client; None keeps torch's. Another number changes the last bits of the
             result, so fix it where runs on several ranks must agree with one.
         callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
+        full_batch: one batch of all a client's examples, for FedSGD.
+        partial_work: let a share of the clients do fewer epochs; see :class:`PartialWork`.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -54,6 +57,8 @@ class LocalTraining:
     proximal_mu: float = 0.0
     threads: int | None = None
     callbacks: list[Callback] | None = None
+    full_batch: bool = False
+    partial_work: PartialWork = field(default_factory=PartialWork)
 
     def __post_init__(self) -> None:
         name = "federation.local."

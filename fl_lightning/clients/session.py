@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from fl_lightning.clients.sgd_rules import describe, follow, require_plain_sgd, sgd_settings
+from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.proximal import add_proximal_gradient
+from fl_lightning.functional.proximal import add_proximal_gradient, add_to_gradients
+from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.types import Snapshot
 
 
 class ClientSession(Callback):
-    """Loads the global model into a client, applies the proximal term and the decay, and keeps the losses.
+    """Loads a model into a client, applies proximal term, control variates and decay, and follows the steps.
 
     Args:
         proximal_mu: FedProx's mu, >= 0.
@@ -28,20 +32,43 @@ class ClientSession(Callback):
         self.lr_decay = lr_decay
         self.server: ModelState | None = None
         self.round_idx = 0
+        self.optimizer = ""
         self._client: ModelState | None = None
         self._losses: list[Tensor] = []
         self._warned = False
 
-    def begin(self, server: ModelState, client: ModelState | None, round_idx: int) -> None:
+    def begin(
+        self,
+        server: ModelState,
+        client: ModelState | None,
+        round_idx: int,
+        start: Snapshot | None = None,
+        correction: Tensor | None = None,
+    ) -> None:
         """Prepare for the next fit.
 
         Args:
             server: the global model w_t, not changed.
             client: the view of the client's module, or None where its networks are built by the fit itself.
             round_idx: from 0.
+            start: the model to start from, where that is not w_t.
+            correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
         """
         self.server, self._client, self.round_idx = server, client, round_idx
+        self._start, self._correction = start, correction
         self._losses = []
+        self._steps: StepCoefficients | None = StepCoefficients()
+        self._anchors: list[Tensor] = []
+
+    @property
+    def normalizer(self) -> float | None:
+        """FedNova's ||a_k|| of the steps since :meth:`begin`; None where the optimizer has no rule."""
+        return self._steps.normalizer if self._steps is not None else None
+
+    @property
+    def rates(self) -> float:
+        """The sum of the steps' learning rates; 0 where the optimizer has no rule."""
+        return self._steps.rates if self._steps is not None else 0.0
 
     @property
     def client(self) -> ModelState:
@@ -55,15 +82,28 @@ class ClientSession(Callback):
         return float(torch.stack(self._losses).double().mean()) if self._losses else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load w_t and clear the metrics, after the module's own ``setup`` and ``configure_model`` had their say."""
+        """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model`` had their say."""
         assert self.server is not None
         if self._client is None:
             self._client = ModelState(pl_module)
         self._client.copy_from(self.server)
+        if self._start is not None:
+            self._client.load(self._start)
+        if self.proximal_mu:
+            self._anchors = [parameter.detach().clone() for parameter in self._client.parameters()]
         keep_metrics_to_this_process(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decay the learning rates, and let go of schedulers that wait for a validation clients don't have."""
+        """Decay the learning rates, and let go of schedulers that wait for a validation clients don't have.
+
+        Raises:
+            ConfigurationError: if control variates meet another optimizer than plain SGD.
+        """
+        self.optimizer = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
+        if self._correction is not None:
+            require_plain_sgd(trainer.optimizers, self.optimizer)
+        terms = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
+        self._mu = self.proximal_mu + terms
         factor = self.lr_decay**self.round_idx
         if factor != 1:
             for optimizer in trainer.optimizers:
@@ -94,17 +134,25 @@ class ClientSession(Callback):
             self._losses.append(loss.detach() * accumulated if accumulated > 1 else loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Add the proximal gradient: gradients are unscaled here and not yet clipped."""
+        """Add what belongs to the gradients: they are unscaled here and not yet clipped."""
+        if self._steps is not None:
+            settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
+            self._steps = follow(self._steps, settings, self._mu)
+        if not self.proximal_mu and self._correction is None:
+            return
+        # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        chosen = [k for k, parameter in enumerate(self.client.parameters()) if id(parameter) in mine]
+        parameters = self.client.parameters()
         if self.proximal_mu:
-            assert self.server is not None
-            mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-            pairs = [(p, a.detach()) for p, a in zip(self.client.parameters(), self.server.parameters(), strict=True)]
-            chosen = [(p, a) for p, a in pairs if id(p) in mine]
-            # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
-            mu = self.proximal_mu * (scaler.get_scale() if scaled else 1.0)  # type: ignore[union-attr]
-            add_proximal_gradient([p for p, _ in chosen], [a for _, a in chosen], mu)
+            anchors = [self._anchors[k] for k in chosen]
+            add_proximal_gradient([parameters[k] for k in chosen], anchors, self.proximal_mu * scale)
+        if self._correction is not None:
+            pieces = torch.split(self._correction, [parameter.numel() for parameter in parameters])
+            add_to_gradients([parameters[k] for k in chosen], [pieces[k] for k in chosen], scale)
 
 
 def _scale_schedule(scheduler: Any, factor: float) -> None:

@@ -2,6 +2,7 @@
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.mnist import MNISTDataModule
+from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.tensor_loader import TensorLoader
 
-__all__ = ["FederatedDataModule", "MNISTDataModule", "TensorLoader"]
+__all__ = ["FederatedDataModule", "LabelAveraging", "MNISTDataModule", "TensorLoader"]

@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
+from fl_lightning.functional.seeding import generator as seeded
 
 
 def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
@@ -52,7 +53,12 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
 
 
 def client_loader(
-    source: DataLoader[Any], indices: Tensor, generator: torch.Generator | None, in_memory: bool = True
+    source: DataLoader[Any],
+    indices: Tensor,
+    generator: torch.Generator | None,
+    in_memory: bool = True,
+    dataset: Any = None,
+    batch_size: int | None = None,
 ) -> TensorLoader | DataLoader[Any]:
     """A loader like ``source`` over some of its examples.
 
@@ -61,23 +67,50 @@ def client_loader(
         indices: the examples, int64, shape (m,).
         generator: for shuffling; None takes torch's global one.
         in_memory: index whole batches where the dataset is a TensorDataset with the stock collation.
+        dataset: what ``indices`` refer to, where that is not the dataset of ``source``.
+        batch_size: another than that of ``source``: then every example counts.
     """
-    dataset = source.dataset
+    dataset = source.dataset if dataset is None else dataset
     shuffle = isinstance(source.sampler, RandomSampler)
-    assert source.batch_size is not None
+    size = source.batch_size if batch_size is None else batch_size
+    assert size is not None
+    # A client smaller than one batch must not lose everything it has.
+    drop_last = source.drop_last and batch_size is None and indices.numel() > size
     if in_memory and type(dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last:
         if shuffle and generator is None:
             generator = torch.default_generator
-        return TensorLoader(dataset.tensors, source.batch_size, indices, generator if shuffle else None)
+        return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None)
     return DataLoader(
         Subset(dataset, indices.tolist()),
-        batch_size=source.batch_size,
+        batch_size=size,
         shuffle=shuffle,
         generator=generator,
-        # A client smaller than one batch must not lose everything it has.
-        drop_last=source.drop_last and indices.numel() > source.batch_size,
+        drop_last=drop_last,
         **_worker_settings(source),
     )
+
+
+def evaluation_loader(source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int) -> Any:
+    """A loader like ``source`` over some examples in order, each once."""
+    if type(dataset) is TensorDataset and source.collate_fn is default_collate:
+        return TensorLoader(dataset.tensors, batch_size, indices)
+    return DataLoader(Subset(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(source))
+
+
+def hold_out(indices: Tensor, share: float, client: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Split a client's examples into a training and a validation part, the latter of at least one.
+
+    Raises:
+        DataError: if nothing is left to train on.
+    """
+    size = max(1, round(share * indices.numel()))
+    if size >= indices.numel():
+        raise DataError(
+            f"Client {client} has {indices.numel()} examples: 'data.client_validation' {share} leaves it none to train on. "
+            "Lower it, or use a partition with larger clients."
+        )
+    order = torch.randperm(indices.numel(), generator=seeded(seed, client, "validation"))
+    return indices[order[size:].sort().values], indices[order[:size].sort().values]
 
 
 def sharded(loaders: Any, rank: int, ranks: int) -> Any:

@@ -2,27 +2,44 @@
 
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
 from fl_lightning.functional.exact_sum import ExactSum, Sums
+from fl_lightning.functional.grouping import balanced_groups, divergence_from_uniform
+from fl_lightning.functional.labels import label_counts, repeats, wrong_labels
+from fl_lightning.functional.local_steps import StepCoefficients, control_change
+from fl_lightning.functional.mixing import mix, ring_matrix, star_matrix
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.partition import iid_indices, scale_table, table_indices
 from fl_lightning.functional.proximal import add_proximal_gradient, proximal_term
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
+from fl_lightning.functional.shapley import exact_shapley, monte_carlo_shapley
 
 __all__ = [
     "ExactSum",
     "ModelState",
+    "StepCoefficients",
     "Sums",
     "add_proximal_gradient",
+    "balanced_groups",
     "balanced_shares",
     "cohort_size",
+    "control_change",
     "derive_seed",
+    "divergence_from_uniform",
     "draw_cohort",
+    "exact_shapley",
     "f1_class_weights",
     "generator",
     "iid_indices",
     "isolated_rng",
+    "label_counts",
+    "mix",
+    "monte_carlo_shapley",
     "proximal_term",
+    "repeats",
+    "ring_matrix",
     "scale_table",
+    "star_matrix",
     "table_indices",
     "weighted_cross_entropy",
+    "wrong_labels",
 ]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.types import Snapshot
 
 _Slot = tuple[nn.Module, str]
 
@@ -94,6 +95,28 @@ class ModelState:
             if mine:
                 torch._foreach_copy_(self._tensors(mine), other._tensors(theirs))
 
+    @torch.no_grad()
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over parameters, averaged buffers and counters; local and server-owned buffers stay as they are."""
+        slots = self._parameters + self._floats
+        self._fill(slots, snapshot.vector)
+        self._fill(self._counters, snapshot.counters)
+
+    def _fill(self, slots: list[_Slot], source: Tensor) -> None:
+        start = 0
+        for tensor in self._tensors(slots):
+            tensor.copy_(source[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of :meth:`vector` and :meth:`counters`."""
+        return Snapshot(self.vector(), self.counters())
+
+    @property
+    def num_parameters(self) -> int:
+        """The first p entries of :meth:`vector` are parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     def _kinds(self) -> tuple[list[_Slot], ...]:
         return self._parameters, self._floats, self._counters, self._local
 
@@ -114,11 +137,8 @@ class ModelState:
     @torch.no_grad()
     def set_buffers(self, aggregate: Tensor, counters: Tensor) -> None:
         """Set averaged buffers from the tail of ``aggregate``, shape (d,), and integer ones from ``counters``, (c,)."""
-        offset = sum(p.numel() for p in self.parameters())
-        for source, slots, start in ((aggregate, self._floats, offset), (counters, self._counters, 0)):
-            for buffer in self._tensors(slots):
-                buffer.copy_(source[start : start + buffer.numel()].view_as(buffer))
-                start += buffer.numel()
+        self._fill(self._floats, aggregate[self.num_parameters :])
+        self._fill(self._counters, counters)
 
     def nbytes(self, *, upward: bool) -> int:
         """Bytes of one message in the tensors' own dtypes: to a client everything, upward without local buffers."""

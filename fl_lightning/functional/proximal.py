@@ -21,9 +21,14 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor
     Call it after unscaling and before clipping, so that it is right under both. A parameter without a gradient gets
     one, as it would from a term in the loss.
     """
+    add_to_gradients(parameters, torch._foreach_sub(list(parameters), list(anchors)), mu)
+
+
+@torch.no_grad()
+def add_to_gradients(parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0) -> None:
+    """Add ``scale * term`` to ``.grad`` of each parameter, in place; terms hold as many elements as their parameters."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    pulls = torch._foreach_sub(list(parameters), list(anchors))
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_add_(gradients, pulls, alpha=mu)
+    shaped = [term.view_as(parameter) for term, parameter in zip(terms, parameters, strict=True)]
+    torch._foreach_add_([p.grad for p in parameters if p.grad is not None], shaped, alpha=scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from fl_lightning.types import ClientUpdate
@@ -17,13 +18,19 @@ def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
             "weight": update.weight,
             "share": update.share,
             "score": update.score,
+            "local_score": update.local_score,
+            "global_score": update.global_score,
             "examples": update.num_examples,
             "steps": update.num_steps,
             "seconds": update.seconds,
             "bytes_down": update.bytes_down,
             "bytes_up": update.bytes_up,
         }
-        columns |= {f"client_{name}/{update.client}": float(x) for name, x in figures.items() if x is not None}
+        known = {name: float(x) for name, x in figures.items() if x is not None}
+        for name in ("weight", "share"):  # on a route that weighs nobody there is none
+            if math.isnan(known[name]):
+                del known[name]
+        columns |= {f"client_{name}/{update.client}": x for name, x in known.items()}
     return columns
 
 
@@ -35,6 +42,9 @@ def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
     losses = [(u.train_loss, u.num_examples) for u in updates if u.train_loss is not None]
     if losses:
         means["federation/loss"] = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+    scores = [update.score for update in updates if update.score is not None]
+    if scores:
+        means["federation/score"] = sum(scores) / len(scores)
     return {
         **means,
         "federation/clients": float(len(updates)),

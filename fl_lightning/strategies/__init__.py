@@ -1,7 +1,32 @@
 """What the server does with what arrives."""
 
 from fl_lightning.strategies.adafed import AdaFed
-from fl_lightning.strategies.base import Strategy, WeightedAverage
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage
 from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.strategies.fedavgm import FedAvgM
+from fl_lightning.strategies.fedloss import FedLoss
+from fl_lightning.strategies.fedmedian import FedMedian
+from fl_lightning.strategies.fednova import FedNova
+from fl_lightning.strategies.fedsgd import FedSGD
+from fl_lightning.strategies.focus import Focus
+from fl_lightning.strategies.last_client import LastClient
+from fl_lightning.strategies.scaffold import Scaffold
+from fl_lightning.strategies.shapley import ShapleyValues
 
-__all__ = ["AdaFed", "FedAvg", "Strategy", "WeightedAverage"]
+__all__ = [
+    "AdaFed",
+    "FedAvg",
+    "FedAvgM",
+    "FedLoss",
+    "FedMedian",
+    "FedNova",
+    "FedSGD",
+    "Focus",
+    "JointStrategy",
+    "LastClient",
+    "RunningStrategy",
+    "Scaffold",
+    "ShapleyValues",
+    "Strategy",
+    "WeightedAverage",
+]

@@ -4,44 +4,82 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientUpdate, RoundStart
+
+Worth = Callable[[Sequence[Callable[[], Tensor]]], list[float]]
+"""Scores models on the server's set: each is made by calling it, shape (d,), on the rank that scores it."""
 
 
-class Strategy(ABC):
-    """Combine the updates of a round into one state.
+class Strategy:
+    """Combine the updates of a round into one state: what the two kinds of strategies have in common.
 
-    A round calls :meth:`start_round` once, :meth:`take_in` for each update on the rank that trained it, in any order,
-    adds the ranks' sums, and calls :meth:`aggregate` on every rank with the total. The strategy keeps nothing of an
-    update but what it adds to the sums, so its result cannot depend on the order or the number of ranks.
+    Subclass :class:`RunningStrategy` where the rule can be written with sums (or :class:`WeightedAverage` where it is an
+    average), :class:`JointStrategy` where it must see all updates at once.
 
     Attributes:
-        metric: what the server measures of each client's model on its own set before :meth:`take_in`: the name of a
+        metric: what the server measures of each client's model on its own set, for ``update.score``: the name of a
             metric that the module logs in validation, a torchmetrics metric of (predictions, target), or None.
+        local_metric: likewise of the client's model on the client's validation part, for ``update.local_score``.
+        global_metric: likewise of the global model on the client's training part, for ``update.global_score``.
+        needs_own_training: whether the rule reads what a client did by itself on the way from w_t (its steps, its own
+            losses): then it cannot follow routes on which clients pass models to each other.
+        compares_clients: whether it makes a difference between clients: then it has nothing to do on a route that hands
+            a single model to the server.
     """
 
     metric: str | Metric | None = None
+    local_metric: str | Metric | None = None
+    global_metric: str | Metric | None = None
+    needs_own_training: bool = False
+    compares_clients: bool = True
 
-    def start_round(self, round_idx: int, server_state: Tensor) -> None:  # noqa: B027 (optional)
-        """Called before the clients train.
+    def start_round(self, start: RoundStart) -> None:
+        """Called before the clients train, on every rank."""
 
-        Args:
-            round_idx: from 0.
-            server_state: the global weights w_t as one vector, shape (d,).
-        """
+    @property
+    def control(self) -> Tensor | None:
+        """SCAFFOLD's server control variate c, shape (p,), sent to the clients with w_t; None for every other rule."""
+        return None
+
+    def server_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Steps on the pseudo-gradient ``w_t - aggregate``; SGD of rate 1 sets the aggregate."""
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    def figures(self) -> dict[str, float]:
+        """What of the last round is worth a line in the log, as ``federation/<name>``."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must outlive a checkpoint: tensors and plain Python types only. Empty for a stateless strategy."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`state_dict` gave."""
+
+
+class RunningStrategy(Strategy, ABC):
+    """A rule of sums: it keeps nothing of an update but what it adds to them.
+
+    A round calls :meth:`take_in` for each update on the rank that trained it, in any order, adds the ranks' sums, and
+    calls :meth:`aggregate` on every rank with the total. The sums are exact, so the result cannot depend on the order
+    or the number of ranks.
+    """
 
     @abstractmethod
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
         """Add one update to the round's sums.
 
         Args:
-            update: with its ``state``, shape (d,), and its ``score`` where :attr:`metric` asks for one.
+            update: with its ``state``, shape (d,), and the scores that the strategy asks for.
             sums: the sums of this round on this rank.
 
         Returns:
@@ -52,15 +90,32 @@ class Strategy(ABC):
     def aggregate(self, sums: Sums) -> Tensor:
         """The new state from the sums over all clients, float64, shape (d,)."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What must outlive a checkpoint: tensors and plain Python types only. Empty for a stateless strategy."""
-        return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (optional)
-        """Take back what :meth:`state_dict` gave."""
+class JointStrategy(Strategy, ABC):
+    """A rule that sees all updates of a round at once, such as a median.
+
+    Every rank gets every client's state: m * d numbers.
+
+    Attributes:
+        worth_metric: what ``worth`` of :meth:`combine` measures, as ``metric``; None if it is not called.
+    """
+
+    worth_metric: str | Metric | None = None
+
+    @abstractmethod
+    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+        """Called once per round, on every rank with the same updates.
+
+        Args:
+            updates: with their states, in the order of clients.
+            worth: scores models on the server's set, spread over the ranks: call it on every rank alike.
+
+        Returns:
+            The new state, float64, shape (d,), and the weight p_k of each update for the log.
+        """
 
 
-class WeightedAverage(Strategy):
+class WeightedAverage(RunningStrategy):
     """``w_{t+1} = sum_k p_k w_k / sum_k p_k``. A subclass says what p_k is; where all p_k are 0 it is 1 for each."""
 
     @abstractmethod
@@ -68,7 +123,7 @@ class WeightedAverage(Strategy):
         """The unnormalised weight p_k of one update, finite and >= 0."""
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add ``p_k * w_k`` and ``p_k``; see :meth:`Strategy.take_in`.
+        """Add ``p_k * w_k`` and ``p_k``; see :meth:`RunningStrategy.take_in`.
 
         Raises:
             ClientError: if the weight is negative or not finite.
@@ -92,3 +147,15 @@ class WeightedAverage(Strategy):
         """The weighted average; the plain one where every weight is 0."""
         prefix = "" if sums.scalar("weight") > 0 else "plain "
         return sums.value(f"{prefix}state") / sums.scalar(f"{prefix}weight")
+
+
+def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor:
+    """The states' weighted average in float64, added in the order of clients, shape (d,); uniform where all weights are 0."""
+    total = math.fsum(weights)
+    shares = [weight / total for weight in weights] if total > 0 else [1.0 / len(updates)] * len(updates)
+    result: Tensor | None = None
+    for update, share in zip(updates, shares, strict=True):
+        assert update.state is not None
+        result = update.state.double() * share if result is None else result.add_(update.state.double(), alpha=share)
+    assert result is not None
+    return result

@@ -16,6 +16,8 @@ class FedAvg(WeightedAverage):
             client of the cohort the same weight 1/m, as FedProx's listing does.
     """
 
+    compares_clients = False
+
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
         self.weighting = weighting
 

@@ -1,0 +1,99 @@
+"""Which parts of a federation go together: refused before anything trains."""
+
+from __future__ import annotations
+
+import warnings
+
+from lightning.pytorch import Trainer
+
+from fl_lightning.clients.evaluation import require_server_set
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.scheduling import cohort_size
+from fl_lightning.routes.base import Route
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
+
+
+def check_strategy(strategy: Strategy, data: FederatedDataModule, trainer: Trainer) -> None:
+    """Refuse a strategy whose measurements cannot be made.
+
+    Raises:
+        ConfigurationError: saying what is missing.
+    """
+    if not isinstance(strategy, RunningStrategy | JointStrategy):
+        raise ConfigurationError(
+            f"{type(strategy).__name__} says neither what it adds to a round's sums nor how it combines all updates. Let it "
+            "subclass WeightedAverage, RunningStrategy or JointStrategy."
+        )
+    worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
+    for metric in (strategy.metric, worth):
+        if metric is not None:
+            require_server_set(metric, data, trainer.limit_val_batches)
+    if strategy.local_metric is not None and not data.client_validation:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} measures each client's model on the client's own validation part, and there is none. "
+            "Set 'data.client_validation' to the share of its examples that a client holds back, e.g. 0.1."
+        )
+
+
+def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, trainer: Trainer) -> None:
+    """Refuse a strategy that has no sense on the route, and say where more ranks do not help.
+
+    Raises:
+        ConfigurationError: naming both.
+        DataError: if the route needs labels and there are none.
+    """
+    name, rule = type(route).__name__, type(strategy).__name__
+    if route.single_model and strategy.compares_clients:
+        raise ConfigurationError(
+            f"{name} hands a single model to the server: there is nothing for {rule} to weigh. Set 'federation.strategy' to "
+            "FedAvg, or use another route."
+        )
+    if route.passes_models and strategy.needs_own_training:
+        raise ConfigurationError(
+            f"{rule} reads what each client did by itself on the way from the global model, but on the route {name} clients "
+            "pass models to each other. Use FedAvg, AdaFed, FedMedian or ShapleyValues here, or the route ServerRoute."
+        )
+    if route.server_metric is not None:
+        require_server_set(route.server_metric, data, trainer.limit_val_batches, "federation.route.metric")
+    if route.needs_labels:
+        try:
+            data.label_counts()
+        except DataError as error:
+            raise DataError(f"{name} groups clients by their counts of each label, and they cannot be had. {error}") from error
+    if route.sequential and trainer.world_size > 1:
+        warnings.warn(
+            f"{name} trains one client after another: more ranks do not make it faster. One of the {trainer.world_size} ranks "
+            "works, the others wait.",
+            stacklevel=2,
+        )
+
+
+def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_per_round: int | float) -> None:
+    """Refuse a cohort that is too large, too small, or a sample where the route needs everyone.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    size = cohort_size(num_clients, clients_per_round)
+    local.partial_work.check(local.max_epochs, size)
+    if route.needs_all_clients and (size < num_clients or local.partial_work.drops):
+        which = f"a cohort of {size} out of {num_clients}" if size < num_clients else "stragglers that are dropped"
+        raise ConfigurationError(
+            f"{type(route).__name__} passes models through all clients, but this federation has {which}. Set "
+            "'federation.clients_per_round' to 1.0 and keep stragglers, or use another route, such as ServerRoute."
+        )
+
+
+def check_server_optimizer(strategy: Strategy, chosen: object) -> None:
+    """Refuse two optimizers for one server.
+
+    Raises:
+        ConfigurationError: naming both.
+    """
+    if chosen is not None and type(strategy).server_optimizer is not Strategy.server_optimizer:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} brings the server's optimizer with it, but 'federation.server_optimizer' is set, too. "
+            "Leave it out, or use FedAvg with it."
+        )

@@ -1,0 +1,267 @@
+"""One communication round: what a route asks of the cohort, done on several ranks as on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.callbacks.exchange import add_sums, elementwise_maximum, gather_updates, no_counters, spread
+from fl_lightning.callbacks.hooks import announce
+from fl_lightning.clients.evaluation import Measures
+from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import balanced_shares
+from fl_lightning.routes.base import Chains, Cohort
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
+from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
+
+_ROUTE = "federation.route.metric"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What stays the same from round to round."""
+
+    trainer: Trainer
+    strategy: Strategy
+    data: FederatedDataModule
+    server: ModelState
+    local: LocalTrainer
+    measures: Measures
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round comes to: the new state, float64, shape (d,); the new counters; the updates in the order of clients."""
+
+    aggregate: Tensor
+    counters: Tensor
+    updates: list[ClientUpdate]
+
+
+@dataclass
+class FederationRound(Cohort):
+    """The cohort of one round; see :class:`~fl_lightning.routes.Cohort`.
+
+    Args:
+        federation: what stays.
+        round_idx: from 0.
+        clients: who takes part, ascending.
+        epochs: of the clients that do fewer local epochs than the others.
+    """
+
+    federation: Federation
+    round_idx: int
+    clients: tuple[int, ...]
+    epochs: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._trainer = self.federation.trainer
+        self._rank, self._ranks = self._trainer.global_rank, self._trainer.world_size
+        self._server = self.federation.server
+        self._sums = Sums(self._trainer.strategy.root_device)
+        self._counters = no_counters(self._server.counters())
+        self._updates: list[ClientUpdate] = []  # of this rank, without states
+        self._kept: list[ClientUpdate] = []  # of this rank, with states, for a strategy that needs all
+        self._chosen: Snapshot | None = None
+        self._failure: Exception | None = None
+
+    # ---------------------------------------------------------------- what routes ask for
+
+    def deliver(self, chains: Chains) -> None:
+        """See :meth:`Cohort.deliver`."""
+        self._start_strategy()
+        control = self.federation.strategy.control
+        try:
+            for chain in self._mine(chains):
+                updates = self._train_chain(chain, control=control)
+                weighed = self._take_in(_as_one(updates))
+                self._updates += _shared_out(weighed, updates)
+                announce(self._trainer, "on_client_end", weighed)
+        except Exception as error:  # the other ranks must hear of it, or they would wait for this one
+            self._failure = error
+
+    def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
+        """See :meth:`Cohort.train`."""
+        mine: list[ClientUpdate] = []
+        failure: Exception | None = None
+        try:
+            for chain in self._mine(chains):
+                updates = self._train_chain(chain, (starts or {}).get(chain[0]), period)
+                announce(self._trainer, "on_client_end", updates[-1])
+                mine += updates
+        except Exception as error:
+            failure = error
+        trained = {update.client: update for update in gather_updates(self._trainer, mine, failure)}
+        return [trained[client] for chain in chains for client in chain]
+
+    def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
+        """See :meth:`Cohort.hand_in`."""
+        self._start_strategy()
+        try:
+            for update in updates[self._rank :: self._ranks]:
+                self.federation.local.load(self._server, update.snapshot)
+                self._updates.append(self._take_in(update).without_state())
+        except Exception as error:
+            self._failure = error
+
+    def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
+        """See :meth:`Cohort.conclude`."""
+        self._updates = [update.without_state() for update in updates[self._rank :: self._ranks]]
+        self._chosen = chosen.snapshot
+
+    def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
+        """See :meth:`Cohort.cross_scores`."""
+        size = len(updates)
+        loaded = -1
+
+        def measure(pair: int) -> float:
+            nonlocal loaded
+            model, holder = divmod(pair, size)
+            if model != loaded:
+                self.federation.local.load(self._server, updates[model].snapshot)
+                loaded = model
+            return self.federation.measures.on_client(
+                self.federation.local.module, metric, updates[holder].client, "training", _ROUTE
+            )
+
+        return torch.tensor(spread(self._trainer, size * size, measure), dtype=torch.float64).view(size, size).T
+
+    def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
+        """See :meth:`Cohort.server_scores`."""
+        return self._worth([lambda u=update: u.snapshot.vector for update in updates], metric, _ROUTE)  # type: ignore[misc]
+
+    def label_counts(self) -> Tensor:
+        """See :meth:`Cohort.label_counts`."""
+        return self.federation.data.label_counts()[list(self.clients)]
+
+    @property
+    def model_bytes(self) -> int:
+        """See :attr:`Cohort.model_bytes`."""
+        return self._server.nbytes(upward=True)
+
+    # ---------------------------------------------------------------- how it is done
+
+    def _start_strategy(self) -> None:
+        size, state = self._server.num_parameters, self._server.vector()
+        start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
+        self.federation.strategy.start_round(start)
+
+    def _mine(self, chains: Chains) -> list[Sequence[int]]:
+        """This rank's chains, balanced by their examples."""
+        examples = {k: sum(self.federation.data.num_examples(c) for c in chain) for k, chain in enumerate(chains)}
+        return [chains[k] for k in balanced_shares(range(len(chains)), examples, self._ranks)[self._rank]]
+
+    def _train_chain(
+        self, chain: Sequence[int], start: Snapshot | None = None, period: int = 0, control: Tensor | None = None
+    ) -> list[ClientUpdate]:
+        updates: list[ClientUpdate] = []
+        for client in chain:
+            if updates:
+                announce(self._trainer, "on_client_end", updates[-1])
+                start = updates[-1].snapshot
+            announce(self._trainer, "on_client_start", self.round_idx, client)
+            updates.append(self._train_client(client, start, period, control))
+        return updates
+
+    def _train_client(self, client: int, start: Snapshot | None, period: int, control: Tensor | None) -> ClientUpdate:
+        parts = self.federation
+        strategy, before = parts.strategy, None
+        if strategy.global_metric is not None:
+            module = parts.local.load(self._server)
+            before = parts.measures.on_client(module, strategy.global_metric, client, "training")
+        update = parts.local.train(
+            client,
+            parts.data,
+            self._server,
+            self.round_idx,
+            start=start,
+            period=period,
+            epochs=self.epochs.get(client),
+            control=control,
+        )
+        return replace(update, global_score=before)
+
+    def _take_in(self, update: ClientUpdate) -> ClientUpdate:
+        """Score a model that is in the clients' module, and give it to the strategy."""
+        strategy, measures, module = self.federation.strategy, self.federation.measures, self.federation.local.module
+        if strategy.metric is not None:
+            update = replace(update, score=measures.on_server(module, strategy.metric))
+        if strategy.local_metric is not None:
+            local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
+            update = replace(update, local_score=local_score)
+        self._counters = torch.maximum(self._counters, update.snapshot.counters)
+        if isinstance(strategy, RunningStrategy):
+            return replace(update, weight=strategy.take_in(update, self._sums))
+        self._kept.append(update)
+        return update
+
+    def _worth(self, models: Sequence[Callable[[], Tensor]], metric: str | Metric, setting: str) -> list[float]:
+        """A metric of models on the server's set, spread over the ranks."""
+        counters = self._server.counters()
+
+        def measure(position: int) -> float:
+            module = self.federation.local.load(self._server, Snapshot(models[position](), counters))
+            return self.federation.measures.on_server(module, metric, setting)
+
+        return spread(self._trainer, len(models), measure)
+
+    # ---------------------------------------------------------------- the end
+
+    def result(self) -> RoundResult:
+        """What the round comes to, the same on every rank.
+
+        Raises:
+            ClientError: on every rank, if one failed.
+        """
+        updates = gather_updates(self._trainer, self._updates, self._failure)
+        if self._chosen is not None:
+            return RoundResult(self._chosen.vector.double(), self._chosen.counters, updates)
+        strategy = self.federation.strategy
+        if isinstance(strategy, JointStrategy):
+            aggregate, updates = self._combine(strategy, updates)
+        else:
+            assert isinstance(strategy, RunningStrategy)
+            add_sums(self._trainer, self._sums)
+            aggregate = strategy.aggregate(self._sums)
+        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates))
+
+    def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
+        everyone = gather_updates(self._trainer, self._kept, None)
+
+        def worth(models: Sequence[Callable[[], Tensor]]) -> list[float]:
+            assert strategy.worth_metric is not None
+            return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
+
+        aggregate, weights = strategy.combine(everyone, worth)
+        weighed = {update.client: weight for update, weight in zip(everyone, weights, strict=True)}
+        return aggregate, [replace(update, weight=weighed.get(update.client, update.weight)) for update in updates]
+
+
+def _as_one(chain: list[ClientUpdate]) -> ClientUpdate:
+    """What a chain hands over: the last one's model, for all their examples."""
+    if len(chain) == 1:
+        return chain[0]
+    examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
+    return replace(chain[-1], num_examples=examples, num_steps=steps, normalizer=None)
+
+
+def _shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
+    """The chain's updates for the log, with its weight shared out by examples."""
+    weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
+    return [
+        replace(update, weight=weight, score=handed.score, local_score=handed.local_score).without_state()
+        for update, weight in zip(chain, weights, strict=True)
+    ]
+
+
+def _with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    total = sum(update.weight for update in updates)
+    return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]

@@ -1,0 +1,70 @@
+"""What clients keep over rounds: their control variates, and the models of those who discard the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+from fl_lightning.types import Snapshot
+
+Kept = dict[str, Tensor]
+"""By name: ``control``, ``vector``, ``counters``."""
+
+
+class ClientMemory:
+    """Every rank holds every client's, brought up to date after each round, so that any rank can train any client.
+
+    Args:
+        keepers: clients that go on from their own last model.
+    """
+
+    def __init__(self, keepers: Collection[int] = ()) -> None:
+        self.keepers = frozenset(keepers)
+        self._kept: dict[int, Kept] = {}
+        self._changed: set[int] = set()
+
+    def forget(self) -> None:
+        """Begin anew: the first round starts."""
+        self._kept, self._changed = {}, set()
+
+    def recall(self, client: int) -> Snapshot | None:
+        """The model that a client goes on from; None where it takes the one it is given."""
+        kept = self._kept.get(client, {})
+        return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
+
+    def remember(self, client: int, model: Snapshot) -> None:
+        """Keep a model that was trained, if the client is one that keeps its own."""
+        if client in self.keepers:
+            self._put(client, vector=model.vector, counters=model.counters)
+
+    def control(self, client: int) -> Tensor | None:
+        """c_k, shape (p,); None where it is still 0."""
+        return self._kept.get(client, {}).get("control")
+
+    def change_control(self, client: int, change: Tensor) -> None:
+        """Add a change to c_k."""
+        own = self.control(client)
+        self._put(client, control=change if own is None else own.to(change) + change)
+
+    def _put(self, client: int, **kept: Tensor) -> None:
+        self._kept.setdefault(client, {}).update(kept)
+        self._changed.add(client)
+
+    def changes(self) -> dict[int, Kept]:
+        """What changed since the last call, by client."""
+        changed = {client: self._kept[client] for client in self._changed}
+        self._changed = set()
+        return changed
+
+    def update(self, kept: Mapping[int, Kept]) -> None:
+        """Take over what other ranks' clients keep."""
+        self._kept |= kept
+
+    def state_dict(self) -> dict[int, Kept]:
+        """Everything, on the CPU, for a checkpoint."""
+        return {client: {name: t.cpu() for name, t in kept.items()} for client, kept in sorted(self._kept.items())}
+
+    def load_state_dict(self, state: Mapping[int, Kept]) -> None:
+        """Take everything back."""
+        self._kept = {client: dict(kept) for client, kept in state.items()}

@@ -1,0 +1,55 @@
+"""Clients that do less than they were asked to (FedProx, Li et al. 2020, section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fl_lightning.errors import require
+from fl_lightning.functional.seeding import generator
+
+
+@dataclass(frozen=True)
+class PartialWork:
+    """A share of each round's clients, drawn anew, has time for fewer local epochs: from 1 to E - 1, uniformly.
+
+    Args:
+        share: of the cohort, in [0, 1]; round(share * m) clients are stragglers.
+        stragglers: ``keep`` what they did, as FedProx does, or ``drop`` them from the round, as FedAvg does.
+
+    Raises:
+        ConfigurationError: for a share outside its range, or if every client were dropped.
+    """
+
+    share: float = 0.0
+    stragglers: Literal["keep", "drop"] = "keep"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share <= 1, "federation.local.partial_work.share", "from 0 to 1", self.share)
+
+    @property
+    def drops(self) -> bool:
+        """Whether a cohort loses clients."""
+        return self.share > 0 and self.stragglers == "drop"
+
+    def check(self, epochs: int, cohort_size: int) -> None:
+        """Refuse what cannot be: fewer epochs than one, or a round without clients.
+
+        Raises:
+            ConfigurationError: naming the setting to change.
+        """
+        if self.share:
+            require(epochs >= 2, "federation.local.max_epochs", "2 or above, since 'partial_work' lets some do fewer", epochs)
+        if self.drops:
+            left = cohort_size - round(self.share * cohort_size)
+            wanted = f"a share that leaves at least one of the round's {cohort_size} clients"
+            require(left >= 1, "federation.local.partial_work.share", wanted, self.share)
+
+    def epochs(self, cohort: Sequence[int], epochs: int, seed: int, round_idx: int) -> dict[int, int]:
+        """Local epochs of this round's stragglers, by client; depends on (seed, round_idx) alone."""
+        draw = generator(seed, round_idx, "partial work")
+        order = torch.randperm(len(cohort), generator=draw).tolist()[: round(self.share * len(cohort))]
+        return {cohort[position]: int(torch.randint(1, epochs, (1,), generator=draw)) for position in order}

@@ -1,0 +1,72 @@
+"""A user's datamodule as inner Trainers see it: one client's examples, or the server's set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class _View(LightningDataModule):
+    """Presents loaders to an inner Trainer, with the batch-transfer hooks of the user's datamodule."""
+
+    def __init__(self, base: LightningDataModule) -> None:
+        super().__init__()
+        self._base = base
+        for hook in TRANSFER_HOOKS:
+            if is_overridden(hook, base, LightningDataModule):
+                vars(self)[hook] = getattr(base, hook)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module reads from ``self.trainer.datamodule`` is the user's."""
+        return from_base(self, "_base", name)
+
+    def setup(self, stage: str) -> None:
+        """The user's hooks see the Trainer that runs: the inner one."""
+        self._outer_trainer, self._base.trainer = self._base.trainer, self.trainer
+
+    def teardown(self, stage: str) -> None:
+        """Hand the outer Trainer back."""
+        self._base.trainer = self._outer_trainer
+
+
+class TrainingView(_View):
+    """One client's examples to train on."""
+
+    def __init__(self, base: LightningDataModule, loader: Any) -> None:
+        super().__init__(base)
+        self._loader = loader
+
+    def train_dataloader(self) -> Any:
+        """One client's examples."""
+        return self._loader
+
+
+class ServerView(_View):
+    """The server's validation set, not split over ranks."""
+
+    def val_dataloader(self) -> Any:
+        """The server's whole validation set."""
+        return self._base.val_dataloader()
+
+
+class EvaluationView(_View):
+    """A part of one client's examples to evaluate on."""
+
+    def __init__(self, base: LightningDataModule, loader: Any) -> None:
+        super().__init__(base)
+        self._loader = loader
+
+    def val_dataloader(self) -> Any:
+        """A part of one client's examples, in order."""
+        return self._loader
+
+
+def from_base(view: LightningDataModule, base: str, name: str) -> Any:
+    """An attribute of what a view looks at."""
+    if base not in vars(view) or name.startswith("__"):
+        raise AttributeError(f"'{type(view).__name__}' object has no attribute '{name}'")
+    return getattr(vars(view)[base], name)

@@ -1,0 +1,51 @@
+"""What is done to a client's labels: errors for attackers, repeats of rare classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def wrong_labels(labels: Tensor, share: float, num_classes: int, generator: torch.Generator) -> Tensor:
+    """Labels of which a share is wrong: replaced by another class, drawn uniformly (AdaFed, Simulation 3).
+
+    Args:
+        labels: shape (n,).
+        share: in [0, 1]; round(share * n) labels become wrong, none by chance right.
+        num_classes: C, at least 2.
+        generator: draws which and into what.
+
+    Returns:
+        Shape (n,).
+    """
+    size = labels.numel()
+    chosen = torch.randperm(size, generator=generator)[: round(share * size)]
+    shift = torch.randint(1, num_classes, (chosen.numel(),), generator=generator)
+    changed = labels.clone()
+    changed[chosen] = (labels[chosen] + shift) % num_classes
+    return changed
+
+
+def label_counts(labels: list[Tensor], num_classes: int) -> Tensor:
+    """Examples of each class among each client's labels, int64, shape (K, C)."""
+    return torch.stack([torch.bincount(own, minlength=num_classes) for own in labels])
+
+
+def repeats(labels: Tensor, wanted: Tensor, generator: torch.Generator) -> Tensor:
+    """Which examples to repeat so that no class falls short (label averaging; Fed-Cyclic thesis, Algorithm 3).
+
+    Args:
+        labels: the client's, shape (n,).
+        wanted: examples wanted of each class, int64, shape (C,).
+        generator: draws with replacement.
+
+    Returns:
+        Positions 0 .. n - 1, int64. A class that the client does not have at all cannot be repeated: it is left.
+    """
+    counts = torch.bincount(labels, minlength=wanted.numel())
+    drawn = [torch.zeros(0, dtype=torch.int64)]
+    for label in ((counts > 0) & (counts < wanted)).nonzero().flatten().tolist():
+        pool = (labels == label).nonzero().flatten()
+        missing = int(wanted[label] - counts[label])
+        drawn.append(pool[torch.randint(pool.numel(), (missing,), generator=generator)])
+    return torch.cat(drawn)

@@ -1,0 +1,60 @@
+"""How local gradients enter a client's update: FedNova's ||a_k||, and SCAFFOLD's control variates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class StepCoefficients:
+    """Follows SGD step by step and adds up the coefficients of the local gradients (Wang et al. 2020, section 4).
+
+    With g_i the gradients, SGD of rate eta, momentum rho and a proximal term mu ends at ``w_t - eta * sum_i a_i g_i``.
+    The coefficients' sum follows from running the same recursion with every gradient set to 1 (torch's SGD, whose
+    momentum buffer starts as the first gradient): ``u <- rho u + 1 - eta mu A; A <- A + u``, from u = A = 0. It is tau for
+    plain SGD and ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` for momentum alone. Where the rate changes during
+    the round, steps count in proportion to the first one's.
+
+    Attributes:
+        distance: the sum of the coefficients times the rates.
+        rates: the sum of the rates of all steps.
+    """
+
+    distance: float = 0.0
+    rates: float = 0.0
+    _buffer: float | None = None
+    _first_rate: float | None = None
+
+    def step(self, rate: float, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, mu: float = 0.0) -> None:
+        """Add one step of SGD with these settings and a proximal term of strength ``mu``."""
+        gradient = 1.0 - mu * self.distance
+        move = gradient
+        if momentum:
+            self._buffer = gradient if self._buffer is None else momentum * self._buffer + (1.0 - dampening) * gradient
+            move = gradient + momentum * self._buffer if nesterov else self._buffer
+        if self._first_rate is None:
+            self._first_rate = rate
+        self.distance += rate * move
+        self.rates += rate
+
+    @property
+    def normalizer(self) -> float:
+        """||a_k||; 0 before the first step."""
+        return self.distance / self._first_rate if self._first_rate else 0.0
+
+
+def control_change(control: Tensor, start: Tensor, end: Tensor, rates: float) -> Tensor:
+    """c_k+ - c_k of SCAFFOLD, option II: (w_t - y) / (sum of the K rates) - c (Karimireddy et al. 2020, Algorithm 1).
+
+    Args:
+        control: the server's c, shape (p,).
+        start: the parameters before local training, shape (p,).
+        end: those after it, y, shape (p,).
+        rates: the sum of the steps' learning rates, K * eta where it is constant.
+
+    Returns:
+        Shape (p,), in the parameters' dtype.
+    """
+    return ((start.double() - end.double()) / rates - control.to(start.device, start.double().dtype)).to(start.dtype)

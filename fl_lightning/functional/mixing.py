@@ -1,0 +1,40 @@
+"""Mixing clients' models with one another: rows of a matrix say how much of whose model a client takes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def star_matrix(accuracy: Tensor) -> Tensor:
+    """Fed-Star's weights (Fed-Cyclic and Fed-Star thesis, eq. 3.8 and 3.9): M(k, j) = 1 - Acc(w_j, D_k), rows normalised.
+
+    Args:
+        accuracy: of model j on client k's data, in [0, 1], shape (K, K), row k, column j.
+
+    Returns:
+        Rows that sum to 1, float64, shape (K, K). A row of perfect models weighs them equally.
+    """
+    errors = 1.0 - accuracy.double()
+    totals = errors.sum(dim=1, keepdim=True)
+    uniform = torch.full_like(errors, 1.0 / errors.shape[1])
+    return torch.where(totals > 0, errors / totals.clamp_min(torch.finfo(torch.float64).tiny), uniform)
+
+
+def ring_matrix(size: int, gamma: float) -> Tensor:
+    """RingFed's weights: (1 - gamma) of the own model, gamma of the one before it on the ring; float64, shape (K, K)."""
+    own = torch.eye(size, dtype=torch.float64)
+    return (1.0 - gamma) * own + gamma * own.roll(1, dims=0)
+
+
+def mix(states: Tensor, matrix: Tensor) -> Tensor:
+    """All mixtures at once.
+
+    Args:
+        states: the models, shape (K, d), any floating dtype.
+        matrix: row k holds the weights of client k's mixture, shape (K, K).
+
+    Returns:
+        The mixtures, taken in float64 and given back in the states' dtype, shape (K, d).
+    """
+    return (matrix.to(states.device, torch.float64) @ states.double()).to(states.dtype)

@@ -1,0 +1,43 @@
+"""LeNet-5 with ReLU (LeCun et al. 1998), the network of the FedLoss thesis."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import require
+
+
+class LeNet(nn.Module):
+    """Convolutions of 6 and 16 filters, 5 x 5, each with ReLU and 2 x 2 max-pooling; 120 and 84 units; logits.
+
+    44,426 parameters for 28 x 28 grey images, 62,006 for 32 x 32 colour images.
+
+    Args:
+        channels: of the images.
+        image_size: height and width in pixels, at least 16.
+        num_classes: outputs.
+    """
+
+    def __init__(self, channels: int = 1, image_size: int = 28, num_classes: int = 10) -> None:
+        super().__init__()
+        require(image_size >= 16, "model.network.image_size", "at least 16", image_size)
+        side = ((image_size - 4) // 2 - 4) // 2
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * side * side, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, num_classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, shape (N, num_classes), of images of shape (N, channels, image_size, image_size)."""
+        logits: Tensor = self.layers(images)
+        return logits

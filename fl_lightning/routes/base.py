@@ -1,0 +1,95 @@
+"""What a route is: who sends a model to whom in a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.types import ClientUpdate, Snapshot
+
+Chains = Sequence[Sequence[int]]
+"""Clients that train one after another, each from the result of the one before; chains run side by side."""
+
+
+class Cohort(ABC):
+    """The clients of a round, as a route can ask them to work. Every rank runs the route alike.
+
+    Attributes:
+        round_idx: the communication round, from 0.
+        clients: ids of those who take part, ascending.
+    """
+
+    round_idx: int
+    clients: tuple[int, ...]
+
+    @abstractmethod
+    def deliver(self, chains: Chains) -> None:
+        """Train chains from w_t and hand the last model of each to the strategy, with the chain's examples and steps."""
+
+    @abstractmethod
+    def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
+        """Train chains and give every rank every client's update with its state, in the order of the chains.
+
+        Args:
+            chains: who trains after whom.
+            starts: for the first client of a chain the model it starts from, where that is not w_t.
+            period: from 0; the clients' random numbers differ between periods.
+        """
+
+    @abstractmethod
+    def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
+        """Give updates of :meth:`train`, one per client, to the strategy."""
+
+    @abstractmethod
+    def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
+        """End the round with one of the updates as w_{t+1}, without a strategy."""
+
+    @abstractmethod
+    def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
+        """Each model on each client's training data, float64, shape (m, m): row k the data, column j the model."""
+
+    @abstractmethod
+    def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
+        """Each model on the server's validation set."""
+
+    @abstractmethod
+    def label_counts(self) -> Tensor:
+        """Training examples of each class that each of :attr:`clients` holds, int64, shape (m, C).
+
+        Raises:
+            DataError: if the training data have no labels.
+        """
+
+    @property
+    @abstractmethod
+    def model_bytes(self) -> int:
+        """Bytes of one model as a client sends it."""
+
+
+class Route(ABC):
+    """Decides who trains from whose model, and which models reach the strategy.
+
+    Attributes:
+        needs_all_clients: whether every client must take part in every round.
+        sequential: whether clients wait for each other, so that more ranks do not help.
+        passes_models: whether clients get models from each other: rules that read a client's own training are refused.
+        single_model: whether one model reaches the server, so that there is nothing for a strategy to weigh.
+        keeps_models: whether clients go on from their own models instead of the global one.
+        needs_labels: whether it asks for :meth:`Cohort.label_counts`.
+        server_metric: what :meth:`Cohort.server_scores` will measure, or None.
+    """
+
+    needs_all_clients: bool = False
+    sequential: bool = False
+    passes_models: bool = False
+    single_model: bool = False
+    keeps_models: bool = False
+    needs_labels: bool = False
+    server_metric: str | Metric | None = None
+
+    @abstractmethod
+    def run(self, cohort: Cohort) -> None:
+        """Run one round; ends in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""

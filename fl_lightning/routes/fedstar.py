@@ -1,0 +1,50 @@
+"""Fed-Star: clients learn most from those who know least about their data (Fed-Cyclic and Fed-Star thesis, Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.mixing import star_matrix
+from fl_lightning.routes.base import Cohort
+from fl_lightning.routes.periods import PeriodRoute
+from fl_lightning.types import ClientUpdate
+
+
+class FedStar(PeriodRoute):
+    """After each of P periods, client k mixes all models w_j by M(k, j) = 1 - Acc(w_j, D_k), D_k its training set.
+
+    The printed loop runs P - 1 times and the printed average divides by K once too often; here it is P periods and the
+    strategy's average. The K * K evaluations of a period are the expensive part: each model once per client's data, in
+    the server's batch size, spread over the ranks.
+
+    Args:
+        periods: P, >= 1.
+        metric: the accuracy, in [0, 1]: the name under which the module logs it in validation, or a torchmetrics metric.
+    """
+
+    def __init__(self, periods: int = 2, metric: str | Metric = "val_accuracy") -> None:
+        super().__init__(periods)
+        self.metric = metric
+
+    def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor:
+        """See :meth:`PeriodRoute.mixing`.
+
+        Raises:
+            ConfigurationError: if the metric leaves [0, 1].
+        """
+        assert self.metric is not None
+        scores = cohort.cross_scores(updates, self.metric)
+        if not bool(((scores >= 0) & (scores <= 1)).all()):
+            raise ConfigurationError(
+                f"Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' {self.metric!r} gave values from "
+                f"{float(scores.min()):.4g} to {float(scores.max()):.4g}. Name a metric in [0, 1], where 1 is best."
+            )
+        return star_matrix(scores)
+
+    def peers(self, size: int) -> int:
+        """Everyone else."""
+        return size - 1

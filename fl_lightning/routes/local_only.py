@@ -1,0 +1,36 @@
+"""Local only: no federation at all, the baseline that says what a client gains by taking part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchmetrics import Metric
+
+from fl_lightning.routes.base import Cohort, Route
+
+
+class LocalOnly(Route):
+    """Every client goes on from its own model with its own data, as many steps a round as in a federation.
+
+    Each client's model is scored on the server's set (``client_score/<client>``, and their mean as
+    ``federation/score``). The server's module holds the best of them: ``val_*`` then say what the best client reaches
+    alone, which nobody could know without the server's set.
+
+    Args:
+        metric: higher is better: the name of a metric that the module logs in validation, or a torchmetrics metric.
+    """
+
+    needs_all_clients = True
+    single_model = True
+    keeps_models = True
+
+    def __init__(self, metric: str | Metric = "val_accuracy") -> None:
+        self.server_metric = metric
+
+    def run(self, cohort: Cohort) -> None:
+        """See :meth:`Route.run`."""
+        assert self.server_metric is not None
+        updates = cohort.train([[client] for client in cohort.clients])
+        scores = cohort.server_scores(updates, self.server_metric)
+        scored = [replace(update, score=score, bytes_down=0, bytes_up=0) for update, score in zip(updates, scores, strict=True)]
+        cohort.conclude(scored, max(scored, key=lambda update: (update.score or 0.0, -update.client)))

@@ -1,0 +1,35 @@
+"""Sequential warm start: a cyclic phase first, then another route."""
+
+from __future__ import annotations
+
+from fl_lightning.errors import require
+from fl_lightning.routes.base import Cohort, Route
+from fl_lightning.routes.fedcyclic import FedCyclic
+from fl_lightning.routes.server import ServerRoute
+
+
+class WarmStart(Route):
+    """Fed-Cyclic for some rounds, then a route of your choice: the early rounds, in which models differ most, average none.
+
+    The strategy begins when the warm start ends.
+
+    Args:
+        rounds: of the cyclic phase, >= 1.
+        route: afterwards; server to clients by default.
+    """
+
+    def __init__(self, rounds: int = 3, route: Route | None = None) -> None:
+        require(rounds >= 1, "federation.route.rounds", "1 or above", rounds)
+        self.rounds = rounds
+        self.route = route or ServerRoute()
+        self.needs_all_clients = True
+        self.passes_models = self.route.passes_models
+        self.single_model = self.route.single_model
+        self.keeps_models = self.route.keeps_models
+        self.needs_labels = self.route.needs_labels
+        self.server_metric = self.route.server_metric
+        self._first = FedCyclic()
+
+    def run(self, cohort: Cohort) -> None:
+        """See :meth:`Route.run`."""
+        (self._first if cohort.round_idx < self.rounds else self.route).run(cohort)

@@ -1,0 +1,61 @@
+"""FedNova: normalised averaging (Wang et al. 2020, eq. 8 and section 4; FedNova thesis, section 5.5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate, RoundStart
+
+
+class FedNova(RunningStrategy):
+    """``w_{t+1} = w_t - tau_eff * sum_k p_k (w_t - w_k) / ||a_k||``, p_k = n_k / n, tau_eff = sum_k p_k ||a_k||.
+
+    A client that takes more steps than others then no longer pulls the average towards its own optimum. ||a_k|| follows
+    from the client's optimizer, step by step (:class:`~fl_lightning.functional.StepCoefficients`): SGD with or without
+    momentum, with or without a proximal term. Buffers such as BatchNorm's statistics are averaged by p_k.
+    """
+
+    needs_own_training = True
+
+    def start_round(self, start: RoundStart) -> None:
+        """Keep w_t."""
+        self._start = start
+
+    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+        """See :meth:`RunningStrategy.take_in`.
+
+        Raises:
+            ConfigurationError: for an optimizer without a rule.
+            ClientError: if the coefficients cancel out.
+        """
+        assert update.state is not None
+        if update.normalizer is None:
+            raise ConfigurationError(
+                f"FedNova has no rule for the clients' optimizer, {update.optimizer}. It has rules for torch.optim.SGD: plain, "
+                "with momentum, dampening or Nesterov's, with a proximal term, and all together, with one set of these for all "
+                "parameters. Use one of them, or another strategy."
+            )
+        if not update.normalizer > 0:
+            raise ClientError(
+                f"The coefficients of client {update.client}'s gradients add up to {update.normalizer}: its proximal term "
+                "undoes its steps. Lower 'federation.local.proximal_mu', the momentum or the learning rate."
+            )
+        examples, p = float(update.num_examples), self._start.num_parameters
+        sums.add("parameters", update.state[:p], examples / update.normalizer)
+        sums.add("inverse", examples / update.normalizer)
+        sums.add("buffers", update.state[p:], examples)
+        sums.add("coefficients", examples * update.normalizer)
+        sums.add("examples", examples)
+        return examples
+
+    def aggregate(self, sums: Sums) -> Tensor:
+        """The normalised step from w_t; buffers averaged."""
+        start = self._start.server_state[: self._start.num_parameters].to(sums.device, torch.float64)
+        total = sums.scalar("examples")
+        direction = (start * sums.scalar("inverse") - sums.value("parameters")) / total
+        moved = start - sums.scalar("coefficients") / total * direction
+        return torch.cat([moved, sums.value("buffers") / total])

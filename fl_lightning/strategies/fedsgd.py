@@ -1,0 +1,34 @@
+"""FedSGD: one gradient per client and round (McMahan et al. 2017, section 2)."""
+
+from __future__ import annotations
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.types import ClientUpdate
+
+
+class FedSGD(FedAvg):
+    """``w_{t+1} = w_t - eta * sum_k n_k / n * g_k``, g_k the gradient of client k's mean loss at w_t.
+
+    Each client takes one step of plain SGD at the rate eta on all its examples: set ``federation.local.full_batch`` to
+    true with one epoch. The average of the results is the step above.
+    """
+
+    needs_own_training = True
+
+    def __init__(self) -> None:
+        super().__init__("examples")
+
+    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+        """See :meth:`RunningStrategy.take_in`.
+
+        Raises:
+            ConfigurationError: if the client took more than one step.
+        """
+        if update.num_steps != 1:
+            raise ConfigurationError(
+                f"FedSGD averages one gradient per client, but client {update.client} took {update.num_steps} steps. Set "
+                "'federation.local.full_batch' to true and 'federation.local.max_epochs' to 1, or use FedAvg."
+            )
+        return super().take_in(update, sums)

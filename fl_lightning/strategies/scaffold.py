@@ -1,0 +1,62 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al. 2020, Algorithm 1, option II)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate, RoundStart
+
+
+class Scaffold(RunningStrategy):
+    """Clients step along ``g - c_k + c``; ``w_{t+1} = w_t + mean(y_k - w_t)`` and ``c <- c + sum(c_k+ - c_k) / N``.
+
+    c_k estimates client k's gradient and c the mean of all N clients'; both start at 0, and the clients' stay with them
+    over rounds and in checkpoints. The clients' optimizer must be plain SGD. A client receives and sends twice the
+    parameters.
+    """
+
+    needs_own_training = True
+
+    def __init__(self) -> None:
+        self._control: Tensor | None = None
+
+    def start_round(self, start: RoundStart) -> None:
+        """In the first round, c = 0."""
+        self._num_clients = start.num_clients
+        parameters = start.server_state[: start.num_parameters]
+        if self._control is None or start.round_idx == 0:
+            self._control = torch.zeros_like(parameters, dtype=torch.float64)
+        self._control = self._control.to(parameters.device)
+
+    @property
+    def control(self) -> Tensor | None:
+        """c, float64, shape (p,)."""
+        return self._control
+
+    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+        """See :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
+        assert update.state is not None
+        assert update.control is not None
+        sums.add("state", update.state)
+        sums.add("control", update.control)
+        sums.add("clients", 1.0)
+        return 1.0
+
+    def aggregate(self, sums: Sums) -> Tensor:
+        """The mean state; c moves too."""
+        assert self._control is not None
+        self._control = self._control + sums.value("control").to(self._control.device) / self._num_clients
+        return sums.value("state") / sums.scalar("clients")
+
+    def state_dict(self) -> dict[str, Any]:
+        """c."""
+        return {} if self._control is None else {"control": self._control.cpu()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take c back."""
+        self._control = state.get("control")

@@ -1,0 +1,95 @@
+"""Shapley-value weights: what each client adds to the federation (Wang et al. 2020; named as future work in AdaFed)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import require
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.shapley import Coalition, exact_shapley, monte_carlo_shapley
+from fl_lightning.strategies.base import JointStrategy, Worth, average
+from fl_lightning.types import ClientUpdate, RoundStart
+
+
+class ShapleyValues(JointStrategy):
+    """``p_k = max(phi_k, 0)``, phi_k the Shapley value of client k for a metric on the server's set.
+
+    A coalition is worth the metric of its clients' average by examples; nobody's is that of w_t. Values are exact for
+    small cohorts (2^m evaluations a round) and beyond that estimated from random orders of joining, each left as soon as
+    its coalition is worth about as much as all. Where no value is positive, every client weighs the same.
+
+    Args:
+        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        mode: ``max`` where higher is better; by default what the torchmetrics metric says, and ``max`` for a name.
+        exact_up_to: the largest cohort with exact values, 1 to 16.
+        orders: random orders per round beyond that, >= 1.
+        tolerance: an order is left when its coalition is worth v(all) to within this, >= 0, in the metric's units; -1
+            never leaves one.
+        seed: of the orders.
+    """
+
+    def __init__(
+        self,
+        metric: str | Metric = "val_accuracy",
+        mode: Literal["max", "min"] | None = None,
+        exact_up_to: int = 6,
+        orders: int = 20,
+        tolerance: float = 0.01,
+        seed: int = 0,
+    ) -> None:
+        require(0 <= exact_up_to <= 16, "federation.strategy.exact_up_to", "from 0 to 16 (2 ** m evaluations)", exact_up_to)
+        require(orders >= 1, "federation.strategy.orders", "1 or above", orders)
+        require(tolerance >= 0 or tolerance == -1, "federation.strategy.tolerance", "0 or above, or -1 for none", tolerance)
+        lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
+        self.worth_metric = metric
+        self.mode = mode or ("min" if lower_is_better else "max")
+        self.exact_up_to = exact_up_to
+        self.orders = orders
+        self.tolerance = tolerance
+        self.seed = seed
+        self.values: dict[int, float] = {}
+        self._evaluations = 0
+
+    def start_round(self, start: RoundStart) -> None:
+        """Keep w_t, what nobody is worth."""
+        self._start = start
+        self._evaluations = 0
+
+    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+        """See :meth:`JointStrategy.combine`."""
+        players = [update.client for update in updates]
+        by_client = {update.client: update for update in updates}
+        sign = 1.0 if self.mode == "max" else -1.0
+
+        def ask(coalitions: Sequence[Coalition]) -> list[float]:
+            self._evaluations += len(coalitions)
+            return [sign * value for value in worth([self._model(by_client, coalition) for coalition in coalitions])]
+
+        if len(players) <= self.exact_up_to:
+            values = exact_shapley(players, ask)
+        else:
+            draw = generator(self.seed, self._start.round_idx, "shapley")
+            drawn = [torch.randperm(len(players), generator=draw).tolist() for _ in range(self.orders)]
+            values = monte_carlo_shapley(players, [[players[i] for i in order] for order in drawn], ask, self.tolerance)
+        self.values = dict(zip(players, values, strict=True))
+        weights = [max(value, 0.0) for value in values]
+        return average(updates, weights), weights
+
+    def _model(self, updates: dict[int, ClientUpdate], coalition: Coalition) -> Callable[[], Tensor]:
+        def make() -> Tensor:
+            if not coalition:
+                return self._start.server_state
+            members = [updates[client] for client in sorted(coalition)]
+            return average(members, [float(member.num_examples) for member in members])
+
+        return make
+
+    def figures(self) -> dict[str, float]:
+        """Evaluations that the round's values took, and the values themselves."""
+        values = {f"shapley/{client}": value for client, value in self.values.items()}
+        return {"shapley_evaluations": float(self._evaluations)} | values
