@@ -105,6 +105,8 @@ class FederationCLI(LightningCLI):
             config[section].dirpath = config[section].dirpath or str(folder)
         if self.subcommand == "fit" and _is_first_rank():
             self._choose_start(Path(config.last_checkpoint.dirpath))
+        if config.trainer.logger is None:
+            config.trainer.logger = _default_loggers(Path(config.trainer.default_root_dir))
         if "WandbLogger" in str(config.trainer.logger):
             self._prepare_wandb(Path(config.trainer.default_root_dir))
 
@@ -185,6 +187,14 @@ def _expected(error: BaseException | None) -> BaseException | None:
     while error is not None and not isinstance(error, FederationError | MisconfigurationException):
         error = error.__cause__
     return error
+
+
+def _default_loggers(root: Path) -> list[Namespace]:
+    """W&B, named like the run's folder, and CSV beside it; ``--trainer.logger false`` for none."""
+    wandb = Namespace(project="fl_lightning", name=root.name, save_dir=str(root))
+    csv = Namespace(save_dir=str(root), name="csv")
+    names = ("lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.CSVLogger")
+    return [Namespace(class_path=n, init_args=args) for n, args in zip(names, (wandb, csv), strict=True)]
 
 
 def _is_first_rank() -> bool:

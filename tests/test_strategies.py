@@ -1,0 +1,482 @@
+"""Every strategy against its formula, worked by hand: three rounds, unequal clients, BatchNorm, two dtypes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import byzfl
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
+from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from sklearn.metrics import confusion_matrix, f1_score
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassF1Score
+
+from fl_lightning import (
+    AdaFed,
+    DiagnosticOddsRatio,
+    FedAvg,
+    FedAvgM,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedLoss,
+    FedMedian,
+    FedNova,
+    FedSGD,
+    Focus,
+    LastClient,
+    LocalTraining,
+    PartialWork,
+    Scaffold,
+    ShapleyValues,
+    Yogi,
+)
+
+DTYPES = [torch.float32, torch.float64]
+ROUNDS = 3
+
+
+class Updates(FederationCallback):
+    """Keeps what the clients of each round did."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def on_aggregated(self, trainer, pl_module, updates):
+        self.rounds.append(updates)
+
+
+def compare(dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings):
+    """Run a federation for three rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
+    by_hand = copy.deepcopy(module.net)
+    updates = Updates()
+    precision = "64-true" if dtype == torch.float64 else "32-true"
+    data = data or FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
+    federation = FederatedOrchestrator(local=local or LocalTraining(max_epochs=2), **settings)
+    run = trainer(ROUNDS, federation, updates, accelerator="cpu", precision=precision)
+    run.fit(module, data)
+    world = world or World(dtype)
+    for t in range(ROUNDS):
+        by_hand = step(by_hand, world, t)
+    tolerance = tolerance if dtype == torch.float64 else 5e-6
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=tolerance, atol=tolerance)
+    return run, updates.rounds
+
+
+def clients_of(net, world, **kwargs):
+    return [world.train(net, k, **kwargs)[0] for k in range(len(world.parts))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fedsgd_is_one_step_on_the_mean_gradient(dtype):
+    def step(net, world, t):
+        total = [torch.zeros_like(p) for p in net.parameters()]
+        clients = []
+        for part in world.parts:
+            client = copy.deepcopy(net).train()
+            loss = F.cross_entropy(client(world.x[part]), world.y[part])
+            for sum_, g in zip(total, torch.autograd.grad(loss, list(client.parameters())), strict=True):
+                sum_ += len(part) / sum(SIZES) * g
+            clients.append(client)  # its BatchNorm has seen the batch
+        new = averaged(net, clients, world.sizes)
+        with torch.no_grad():
+            for p, old, g in zip(new.parameters(), net.parameters(), total, strict=True):
+                p.copy_(old - LR * g)
+        return new
+
+    compare(dtype, step, strategy=FedSGD(), local=LocalTraining(full_batch=True))
+
+
+def momentum_step(beta, lr):
+    velocity = None
+
+    def step(net, world, t):
+        nonlocal velocity
+        mean = averaged(net, clients_of(net, world), world.sizes)
+        (w, _, _), (average, floats, integers) = flat(net), flat(mean)
+        difference = w - average
+        velocity = difference if velocity is None else beta * velocity + difference
+        return build(net, w - lr * velocity, floats, integers)
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fedavgm_keeps_a_velocity(dtype):
+    compare(dtype, momentum_step(0.7, 0.9), strategy=FedAvgM(0.7, lr=0.9))
+
+
+def adaptive_step(rule, lr, b1, b2, eps):
+    """Reddi et al. 2021, Algorithm 2, and torch's Adam with its bias correction."""
+    m = v = None
+
+    def step(net, world, t):
+        nonlocal m, v
+        mean = averaged(net, clients_of(net, world), world.sizes)
+        (w, _, _), (average, floats, integers) = flat(net), flat(mean)
+        g = w - average
+        if m is None:
+            m, v = np.zeros_like(g), np.full_like(g, eps**2 if rule == "yogi" else 0.0)
+        if rule == "adagrad":
+            v = v + g**2
+            return build(net, w - lr * g / (np.sqrt(v) + eps), floats, integers)
+        m = b1 * m + (1 - b1) * g
+        if rule == "yogi":
+            v = v - (1 - b2) * g**2 * np.sign(v - g**2)
+            return build(net, w - lr * m / (np.sqrt(v) + eps), floats, integers)
+        v = b2 * v + (1 - b2) * g**2
+        corrected = m / (1 - b1 ** (t + 1)) / (np.sqrt(v / (1 - b2 ** (t + 1))) + eps)
+        return build(net, w - lr * corrected, floats, integers)
+
+    return step
+
+
+SERVER_OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95), eps=1e-3),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-3),
+    "yogi": lambda p: Yogi(p, lr=0.05, betas=(0.8, 0.95), eps=1e-3),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", SERVER_OPTIMIZERS)
+def test_fedopt_steps_on_the_pseudo_gradient(rule, dtype):
+    compare(dtype, adaptive_step(rule, 0.05, 0.8, 0.95, 1e-3), server_optimizer=SERVER_OPTIMIZERS[rule])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("clients", [3, 4])
+def test_fedmedian_is_the_median_of_each_coordinate(clients, dtype):
+    """numpy takes the mean of the two middle values of four; byzfl agrees on the odd cohort."""
+    sizes = (7, 12, 13, 8)[:clients]
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    world = World(dtype, parts=parts)
+
+    def step(net, world, t):
+        states = [flat(client) for client in clients_of(net, world)]
+        stacked = np.stack([s[0] for s in states])
+        if clients == 3:
+            np.testing.assert_allclose(byzfl.Median()(stacked), np.median(stacked, axis=0), rtol=1e-6)
+        floats = np.median(np.stack([s[1] for s in states]), axis=0)
+        return build(net, np.median(stacked, axis=0), floats, np.max([s[2] for s in states], axis=0))
+
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(sizes))
+    compare(dtype, step, world=world, data=data, strategy=FedMedian())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 0.5])
+def test_fedloss_weighs_by_the_loss_at_home(exponent, dtype):
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
+    probe = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
+    probe.setup("fit")
+    assert [len(part) for part in probe.validation_indices] == [2, 6, 4]
+    world = World(dtype, [p.numpy() for p in probe.indices], [p.numpy() for p in probe.validation_indices])
+
+    def step(net, world, t):
+        clients = clients_of(net, world)
+        losses = [
+            world.evaluate(c, F.cross_entropy, world.x[held], world.y[held])
+            for c, held in zip(clients, world.held_out, strict=True)
+        ]
+        return averaged(net, clients, np.array(losses) * world.sizes**exponent)
+
+    compare(dtype, step, world=world, data=data, strategy=FedLoss(examples=exponent))
+
+
+class LossOf(FedLoss):
+    """FedLoss with losses that the test chooses, by client."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = losses
+
+    def take_in(self, update, sums):
+        from dataclasses import replace
+
+        return super().take_in(replace(update, local_score=self.losses[update.client]), sums)
+
+
+def fit_with_losses(losses, rounds=1):
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR)
+    net = copy.deepcopy(module.net)
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive(), client_validation=0.3)
+    run = trainer(rounds, FederatedOrchestrator(LossOf(losses), LocalTraining(max_epochs=2)))
+    run.fit(module, data)
+    world = World(torch.float32, [p.numpy() for p in data.indices])
+    return module.net, net, clients_of(net, world)
+
+
+def test_fedloss_rejects_a_loss_that_is_not_finite():
+    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 1 in round 0: its validation loss is nan"):
+        got, net, clients = fit_with_losses([2.0, math.nan, 1.0])
+    expected = averaged(net, [clients[0], clients[2]], [2.0, 1.0])
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(got.state_dict()[name], value, rtol=2e-6, atol=2e-6)
+
+
+def test_fedloss_of_perfect_models_is_uniform():
+    got, net, clients = fit_with_losses([0.0, 0.0, 0.0])
+    for name, value in averaged(net, clients, [1, 1, 1]).state_dict().items():
+        torch.testing.assert_close(got.state_dict()[name], value, rtol=2e-6, atol=2e-6)
+
+
+def sgd_on_a_constant_gradient(tau, momentum, mu):
+    """(w_t - w_k) / eta for a local gradient of 1 everywhere, taken by torch's own SGD: the sum of the coefficients."""
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    sgd = torch.optim.SGD([w], lr=LR, momentum=momentum)
+    for _ in range(tau):
+        w.grad = torch.ones_like(w) + mu * w.detach()
+        sgd.step()
+    return -w.item() / LR
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.5), (0.9, 0.5)])
+def test_fednova_normalises_by_the_coefficients_of_the_local_gradients(momentum, mu, dtype):
+    world = World(dtype, momentum=momentum, mu=mu)
+
+    def step(net, world, t):
+        trained = [world.train(net, k) for k in range(3)]
+        taus = [tau for _, tau in trained]
+        assert taus == [4, 8, 6]
+        a = np.array([sgd_on_a_constant_gradient(tau, momentum, mu) for tau in taus])
+        if not mu:  # the closed forms of the paper
+            rho = momentum
+            closed = [(tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho) for tau in taus]
+            np.testing.assert_allclose(a, closed, rtol=1e-9)
+        elif not momentum:
+            np.testing.assert_allclose(a, [(1 - (1 - LR * mu) ** tau) / (LR * mu) for tau in taus], rtol=1e-9)
+        p = world.sizes / world.sizes.sum()
+        mean = averaged(net, [client for client, _ in trained], p)
+        (w, _, _), (_, floats, integers) = flat(net), flat(mean)
+        d = [(w - flat(client)[0]) / a[k] for k, (client, _) in enumerate(trained)]
+        new = w - (p * a).sum() * sum(p[k] * d[k] for k in range(3))
+        return build(net, new, floats, integers)
+
+    local = LocalTraining(max_epochs=2, proximal_mu=mu)
+    compare(dtype, step, world=world, strategy=FedNova(), momentum=momentum, local=local)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scaffold_follows_its_listing(dtype):
+    c, own = None, [None] * 3
+
+    def step(net, world, t):
+        nonlocal c
+        w = flat(net)[0]
+        c = np.zeros_like(w) if c is None else c
+        clients, changes = [], []
+        for k in range(3):
+            c_k = np.zeros_like(w) if own[k] is None else own[k]
+            y, steps = world.train(net, k, correction=like_parameters(net, c - c_k))
+            new = c_k - c + (w - flat(y)[0]) / (steps * LR)
+            changes.append(new - c_k)
+            own[k] = new
+            clients.append(y)
+        c = c + np.mean(changes, axis=0)  # m / N = 1
+        return averaged(net, clients, [1, 1, 1])
+
+    compare(dtype, step, strategy=Scaffold())
+
+
+def test_scaffold_with_a_cohort_moves_c_by_its_share():
+    """Karimireddy et al. 2020, Algorithm 1, line 17: c <- c + 1/N sum over the cohort."""
+    strategy = Scaffold()
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR)
+    w = flat(module.net)[0]
+    net = copy.deepcopy(module.net)
+    updates = Updates()
+    federate(module, 1, updates, data=Blobs(shuffle=False), strategy=strategy, clients_per_round=2)
+    cohort = [update.client for update in updates.rounds[0]]
+    world = World(torch.float32)
+    new = []
+    for k in cohort:
+        y, steps = world.train(net, k)
+        new.append((w - flat(y)[0]) / (steps * LR))
+    np.testing.assert_allclose(strategy.control.numpy(), np.sum(new, axis=0) / 3, rtol=2e-5, atol=2e-6)
+
+
+def by_permutations(worth):
+    """Shapley's own definition: the mean over all m! orders."""
+    orders = list(itertools.permutations(range(3)))
+    return [
+        np.mean([worth(o[: o.index(k) + 1]) - worth(o[: o.index(k)]) for o in orders])  # fmt: skip
+        for k in range(3)
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("metric", "sign"), [("val_acc", 1), ("val_loss", -1)])
+def test_shapley_weights(metric, sign, dtype):
+    measure = accuracy if sign == 1 else F.cross_entropy
+
+    def step(net, world, t):
+        clients = clients_of(net, world)
+
+        def worth(members):
+            members = sorted(members)
+            model = averaged(net, [clients[k] for k in members], world.sizes[members]) if members else net
+            return sign * world.on_server(model, measure)
+
+        values = by_permutations(worth)
+        assert abs(sum(values) - (worth((0, 1, 2)) - worth(()))) < 1e-9
+        return averaged(net, clients, np.maximum(values, 0))
+
+    # batches of the server's set of unequal sizes: the module's own mean of losses is by examples
+    run, _ = compare(dtype, step, strategy=ShapleyValues(metric, mode="max" if sign == 1 else "min"))
+    assert run.callback_metrics["federation/shapley_evaluations"] == 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_focus_weighs_by_credibility(dtype):
+    def step(net, world, t):
+        clients = clients_of(net, world)
+        at_home = [world.on_client(net, F.cross_entropy, k) for k in range(3)]
+        abroad = [world.on_server(client, F.cross_entropy) for client in clients]
+        credibility = np.exp(-(np.array(at_home) + np.array(abroad)) / 0.5)
+        return averaged(net, clients, world.sizes * credibility / credibility.sum())
+
+    compare(dtype, step, strategy=Focus(temperature=0.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("metric", ["f1", "odds"])
+def test_adafed_by_a_metric_of_scikit_learn(metric, dtype):
+    def measure(logits, y):
+        predicted, y = logits.argmax(1).numpy(), y.numpy()
+        if metric == "f1":
+            return np.float32(f1_score(y, predicted, average="macro", labels=range(3), zero_division=0))
+        m = confusion_matrix(y, predicted, labels=range(3)).astype(float)
+        ratios = []
+        for c in range(3):
+            tp, fn, fp = m[c, c], m[c].sum() - m[c, c], m[:, c].sum() - m[c, c]
+            tn = m.sum() - tp - fn - fp
+            ratios.append((tp + 0.5) * (tn + 0.5) / ((fp + 0.5) * (fn + 0.5)))
+        return np.mean(ratios)
+
+    def step(net, world, t):
+        clients = clients_of(net, world)
+        return averaged(net, clients, [world.on_server(client, measure) for client in clients])
+
+    chosen = MulticlassF1Score(3, average="macro") if metric == "f1" else DiagnosticOddsRatio(3)
+    compare(dtype, step, strategy=AdaFed(chosen), tolerance=1e-7)  # torchmetrics' F1 is a float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_last_client_keeps_one_of_them(dtype):
+    L.seed_everything(3, verbose=False)
+    _, rounds = _last(dtype)
+    last = [[u.client for u in updates if u.weight == 1.0] for updates in rounds]
+    assert all(len(chosen) == 1 for chosen in last)
+
+    def step(net, world, t):
+        clients = clients_of(net, world)
+        (k,) = last[t]
+        new = averaged(net, [clients[k]], [1])
+        return build(new, *flat(new)[:2], np.max([flat(c)[2] for c in clients], axis=0))
+
+    compare(dtype, step, strategy=LastClient())
+
+
+def _last(dtype):
+    updates = Updates()
+    module = Plain(lr=LR, batchnorm=True)
+    run = federate(module, ROUNDS, updates, data=Blobs(shuffle=False), strategy=LastClient())
+    return run, updates.rounds
+
+
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+@pytest.mark.parametrize("mu", [0.0, 0.4])
+def test_fedprox_with_partial_work(policy, mu):
+    """Two of three clients do fewer of their five epochs: kept as they are, or dropped from the round."""
+    share = 2 / 3
+    local = LocalTraining(max_epochs=5, proximal_mu=mu, partial_work=PartialWork(share, policy))
+    L.seed_everything(3, verbose=False)
+    updates = Updates()
+    federate(Plain(lr=LR), ROUNDS, updates, data=Blobs(shuffle=False), local=local)
+    batches = [2, 4, 3]
+    work = [{u.client: u.num_steps // batches[u.client] for u in round_} for round_ in updates.rounds]
+    for epochs in work:
+        if policy == "drop":
+            assert list(epochs.values()) == [5]
+        else:
+            assert sorted(e < 5 for e in epochs.values()) == [False, True, True]
+            assert min(epochs.values()) >= 1
+    assert len({tuple(sorted(epochs.items())) for epochs in work}) > 1  # drawn anew
+
+    def step(net, world, t):
+        clients = [world.train(net, k, epochs=e)[0] for k, e in work[t].items()]
+        return averaged(net, clients, world.sizes[list(work[t])])
+
+    compare(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
+
+
+# ------------------------------------------------------------------ identities
+
+
+def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR, batchnorm=batchnorm).to(dtype)
+    flags = {"precision": "64-true" if dtype == torch.float64 else "32-true"}
+    data = Blobs(shuffle=False, dtype=dtype)
+    federate(module, ROUNDS, data=data, partitioner=Consecutive(sizes), flags=flags, **settings)
+    return weights(module.net)
+
+
+def close(one, other, tolerance=1e-11):
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    close(final(strategy=FedNova(), sizes=(10, 10, 10)), final(strategy=FedAvg(), sizes=(10, 10, 10)))
+
+
+def test_fednova_with_unequal_steps_is_not():
+    one, other = final(strategy=FedNova()), final(strategy=FedAvg())
+    assert not torch.allclose(one["0.weight"], other["0.weight"], atol=1e-4)
+
+
+def test_fedavgm_without_momentum_is_fedavg():
+    assert same_bits(final(strategy=FedAvgM(0.0)), final(strategy=FedAvg()))
+
+
+def test_fedsgd_is_fedavg_with_one_full_batch_step():
+    one = final(strategy=FedSGD(), local=LocalTraining(full_batch=True))
+    other = final(strategy=FedAvg(), local=LocalTraining(max_epochs=1, full_batch=True))
+    assert same_bits(one, other)
+
+
+def test_the_median_of_equal_models_is_the_model():
+    still = LocalTraining(max_steps=1)
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=0.0)
+    before = weights(module.net)
+    federate(module, ROUNDS, strategy=FedMedian(), local=still)
+    assert same_bits(weights(module.net), before)
+
+
+def test_fedloss_of_exponent_zero_ignores_sizes():
+    """Client 1 has 20 examples; only its loss may count."""
+    strategy = FedLoss()
+    from fl_lightning import ClientUpdate
+
+    assert strategy.weight(ClientUpdate(0, 0, 7, 1, local_score=0.5)) == strategy.weight(
+        ClientUpdate(1, 0, 20, 1, local_score=0.5)
+    )
+
+
+def test_focus_at_a_high_temperature_is_fedavg():
+    close(final(strategy=Focus(temperature=1e12)), final(strategy=FedAvg()), 1e-9)
