@@ -1,0 +1,363 @@
+"""Every route against its algorithm, worked by hand: three rounds, unequal clients, BatchNorm, two dtypes."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from by_hand import LR, World, accuracy, averaged, build, flat
+from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import entropy
+from test_strategies import DTYPES, ROUNDS, Updates, clients_of, close, compare, final
+
+from fl_lightning import (
+    AdaFed,
+    Attackers,
+    FedAvg,
+    FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedMedian,
+    FedStar,
+    LabelAveraging,
+    LocalOnly,
+    LocalTraining,
+    Mediators,
+    RingFed,
+    WarmStart,
+)
+from fl_lightning.functional import balanced_groups, mix, repeats, ring_matrix, star_matrix, wrong_labels
+
+# ------------------------------------------------------------------ sequential
+
+
+def cyclic(net, world, t):
+    for k in range(len(world.parts)):
+        net, _ = world.train(net, k)
+    return net
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fedcyclic_passes_one_model_through_all_clients(dtype):
+    _, rounds = compare(dtype, cyclic, route=FedCyclic())
+    assert [u.num_steps for u in rounds[-1]] == [4, 8, 6]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_warm_start_is_cyclic_and_then_averages(dtype):
+    def step(net, world, t):
+        return cyclic(net, world, t) if t < 2 else averaged(net, clients_of(net, world), [1, 1, 1])
+
+    compare(dtype, step, route=WarmStart(rounds=2), strategy=FedAvg("uniform"))
+
+
+def test_warm_start_leaves_the_strategy_alone_at_first():
+    """Shares are the strategy's: there are none in the cyclic rounds."""
+    updates = Updates()
+    federate(Plain(), 3, updates, route=WarmStart(rounds=2), strategy=AdaFed("val_acc"))
+    assert [all(np.isfinite(u.share) for u in round_) for round_ in updates.rounds] == [False, False, True]
+
+
+# ------------------------------------------------------------------ periods
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("periods", [1, 2])
+def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods, dtype):
+    def step(net, world, t):
+        models = [net] * 3
+        for _ in range(periods):
+            trained = [world.train(model, k)[0] for k, model in enumerate(models)]
+            matrix = np.array([[1 - world.on_client(model, accuracy, k) for model in trained] for k in range(3)])
+            models = []
+            for k in range(3):
+                mixed = averaged(net, trained, matrix[k])
+                models.append(build(mixed, *flat(mixed)[:2], flat(trained[k])[2]))  # counters stay a client's own
+        return averaged(net, models, world.sizes)
+
+    run, rounds = compare(dtype, step, route=FedStar(periods, metric="val_acc"), tolerance=1e-7)
+    assert [u.num_steps for u in rounds[-1]] == [4 * periods, 8 * periods, 6 * periods]
+    model = rounds[-1][0].bytes_up // (1 + 2 * periods)  # to two others after each period, and to the server
+    assert run.callback_metrics["federation/bytes_up"] == 3 * model * (1 + 2 * periods)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gamma", [0.3, 0.8])
+def test_ringfed_mixes_with_the_client_before(gamma, dtype):
+    def step(net, world, t):
+        models = [net] * 3
+        for period in range(3):
+            trained = [world.train(model, k)[0] for k, model in enumerate(models)]
+            if period == 2:
+                return averaged(net, trained, world.sizes)
+            models = []
+            for k in range(3):
+                mixed = averaged(net, [trained[k], trained[k - 1]], [1 - gamma, gamma])
+                models.append(build(mixed, *flat(mixed)[:2], flat(trained[k])[2]))
+
+    _, rounds = compare(dtype, step, route=RingFed(periods=3, gamma=gamma))
+    assert rounds[0][1].bytes_up == 3 * rounds[0][1].bytes_up // 3
+
+
+def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():
+    """Plain SGD and fixed batches: P x E epochs."""
+    one = final(route=RingFed(periods=3, gamma=0.0), local=LocalTraining(max_epochs=2))
+    close(one, final(local=LocalTraining(max_epochs=6)))
+
+
+def test_a_period_route_composes_with_other_strategies():
+    one = final(route=RingFed(periods=1), strategy=FedMedian())
+    assert same_bits(one, final(strategy=FedMedian()))
+    one = final(route=RingFed(periods=1), strategy=AdaFed("val_acc"))
+    assert same_bits(one, final(strategy=AdaFed("val_acc")))
+
+
+@given(st.integers(1, 6), st.floats(0, 1))
+def test_rows_of_a_ring_sum_to_one_and_columns_too(size, gamma):
+    matrix = ring_matrix(size, gamma)
+    torch.testing.assert_close(matrix.sum(0), torch.ones(size, dtype=torch.float64))
+    torch.testing.assert_close(matrix.sum(1), torch.ones(size, dtype=torch.float64))
+
+
+def test_fedstar_of_perfect_models_is_uniform():
+    accuracies = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.5, 0.75], [0.0, 0.0, 0.0]])
+    expected = torch.tensor([[1 / 3] * 3, [0, 2 / 3, 1 / 3], [1 / 3] * 3], dtype=torch.float64)
+    torch.testing.assert_close(star_matrix(accuracies), expected)
+    states = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-4.0, 8.0]])
+    torch.testing.assert_close(mix(states, expected)[1], torch.tensor([2 - 4 / 3, 1 / 3 + 8 / 3]))
+
+
+# ------------------------------------------------------------------ mediators
+
+
+def greedy(counts, size):
+    """Astraea's rescheduling, with scipy's Kullback-Leibler divergence."""
+    left, groups = list(range(len(counts))), []
+    uniform = np.full(counts.shape[1], 1 / counts.shape[1])
+    while left:
+        group, total = [], np.zeros(counts.shape[1])
+        while left and len(group) < size:
+            best = min(left, key=lambda k: (round(entropy(total + counts[k], uniform), 12), k))
+            left.remove(best)
+            group.append(best)
+            total = total + counts[best]
+        groups.append(group)
+    return groups
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=8), st.integers(1, 4))
+def test_groups_lose_nobody_and_are_the_greedy_ones(rows, size):
+    groups = balanced_groups(torch.tensor(rows), size)
+    assert sorted(k for group in groups for k in group) == list(range(len(rows)))
+    assert [len(group) for group in groups[:-1]] == [size] * (len(groups) - 1)
+    counts = np.array(rows, dtype=float)
+    uniform = np.full(3, 1 / 3)
+    left = set(range(len(rows)))
+    for group in groups:  # ties may fall either way by rounding: each choice must be a best one
+        total = np.zeros(3)
+        for k in group:
+            best = min(entropy(total + counts[j], uniform) for j in left)
+            assert entropy(total + counts[k], uniform) == pytest.approx(best, abs=1e-9)
+            left.remove(k)
+            total = total + counts[k]
+
+
+SKEWED = (10, 4, 12, 7, 7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mediators_train_balanced_groups_in_sequence(dtype):
+    parts = np.split(np.arange(40), np.cumsum(SKEWED)[:-1])
+    world = World(dtype, parts=parts)
+    counts = np.stack([np.bincount(world.y[part].numpy(), minlength=3) for part in parts]).astype(float)
+    groups = greedy(counts, 2)
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+    def step(net, world, t):
+        results, examples = [], []
+        for group in groups:
+            model = net
+            for k in group:
+                model, _ = world.train(model, k)
+            results.append(model)
+            examples.append(sum(SKEWED[k] for k in group))
+        return averaged(net, results, examples)
+
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SKEWED))
+    _, rounds = compare(dtype, step, world=world, data=data, route=Mediators(2))
+    assert sum(u.share for u in rounds[-1]) == pytest.approx(1)
+    assert [u.weight for u in rounds[-1]] == pytest.approx(SKEWED)
+
+
+def test_a_mediator_for_each_client_is_fedavg_and_one_for_all_is_cyclic():
+    assert same_bits(final(route=Mediators(1)), final())
+    parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
+    labels = blobs(40, 1)[1].numpy()
+    (order,) = greedy(np.stack([np.bincount(labels[part], minlength=3) for part in parts]).astype(float), 3)
+    L.seed_everything(3, verbose=False)
+    net = copy.deepcopy(Plain(lr=LR, batchnorm=True).double().net)
+    world = World(torch.float64)
+    for _ in range(ROUNDS):
+        for k in order:
+            net, _ = world.train(net, k)
+    close(final(route=Mediators(3)), weights(net))
+
+
+# ------------------------------------------------------------------ local only
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_local_only_goes_on_from_each_clients_own_model(dtype):
+    own = None
+
+    def step(net, world, t):
+        nonlocal own
+        own = [world.train(model, k)[0] for k, model in enumerate(own or [net] * 3)]
+        return own[int(np.argmax([world.on_server(model, accuracy) for model in own]))]
+
+    run, rounds = compare(dtype, step, route=LocalOnly("val_acc"))
+    scores = [update.score for update in rounds[-1]]
+    assert run.callback_metrics["val_acc"] == pytest.approx(max(scores))
+    assert run.callback_metrics["federation/score"] == pytest.approx(np.mean(scores))
+    assert run.callback_metrics["federation/bytes_up"] == 0
+
+
+# ------------------------------------------------------------------ attackers
+
+
+def mislabelled(shares, dtype=torch.float32):
+    probe = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
+    probe.setup("fit")
+    probe.mislabel(shares, 0)
+    return [probe.client(k, 0).train_dataloader() for k in range(3)]
+
+
+def test_wrong_labels_are_as_many_as_asked_and_never_right():
+    loaders = mislabelled({0: 0.5, 2: 1.0})
+    labels = blobs(40, 1)[1]
+    parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
+    seen = [torch.cat([y for _, y in loader]) for loader in loaders]
+    wrong = [int((seen[k] != labels[parts[k]]).sum()) for k in range(3)]
+    assert wrong == [round(0.5 * SIZES[0]), 0, SIZES[2]]
+    assert int(seen[2].max()) < CLASSES
+    assert torch.equal(torch.cat([y for _, y in mislabelled({0: 0.5, 2: 1.0})[0]]), seen[0])  # once for all rounds
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.floats(0, 1), st.integers(0, 99))
+def test_a_share_of_labels_is_wrong(labels, share, seed):
+    true = torch.tensor(labels)
+    given_ = wrong_labels(true, share, 5, torch.Generator().manual_seed(seed))
+    assert int((given_ != true).sum()) == round(share * len(labels))
+    assert 0 <= int(given_.min()) <= int(given_.max()) < 5
+
+
+@pytest.mark.parametrize("switches", [(True, False), (False, True), (True, True)])
+def test_attackers_of_simulation_3(switches):
+    """Client 2 has all labels wrong, or goes on from its own model, or both; FedAvg takes it in."""
+    wrong, discards = switches
+    shares = {2: 1.0} if wrong else {}
+    loaders = mislabelled(shares)
+    own = None
+
+    def step(net, world, t):
+        nonlocal own
+        clients = []
+        for k in range(3):
+            start = own if k == 2 and discards and own is not None else net
+            x, y = (torch.cat(column) for column in zip(*loaders[k], strict=True))
+            clients.append(world.train(start, k, examples=(x, y))[0])
+        own = clients[2]
+        return averaged(net, clients, world.sizes)
+
+    compare(torch.float32, step, attackers=Attackers(shares, [2] if discards else []))
+
+
+def test_attackers_labels_are_true_again_after_the_fit():
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive())
+    run = trainer(1, FederatedOrchestrator(attackers=Attackers({0: 1.0})))
+    run.fit(Plain(), data)
+    labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
+    assert torch.equal(labels, blobs(40, 1)[1][:7])
+
+
+# ------------------------------------------------------------------ label averaging
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30), st.lists(st.integers(0, 12), min_size=4, max_size=4), st.integers(0, 9)
+)
+def test_repeats_fill_up_and_never_invent(labels, wanted, seed):
+    own = torch.tensor(labels)
+    drawn = repeats(own, torch.tensor(wanted), torch.Generator().manual_seed(seed))
+    before, after = Counter(labels), Counter(labels + own[drawn].tolist())
+    for c in range(4):
+        assert after[c] == (max(before[c], wanted[c]) if before[c] else 0)
+
+
+def test_label_averaging_repeats_up_to_the_mean_of_the_clients():
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=LabelAveraging())
+    data.setup("fit")
+    labels = blobs(40, 1)[1]
+    parts = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
+    counts = np.stack([np.bincount(labels[part], minlength=3) for part in parts])
+    mean = counts.mean(0)
+    for k in range(3):
+        x, y = (torch.cat(column) for column in zip(*data.client(k, 5).train_dataloader(), strict=True))
+        held = np.bincount(y, minlength=3)
+        for c in range(3):
+            assert held[c] == (max(counts[k, c], int(mean[c])) if counts[k, c] else 0)
+        known = {tuple(row.tolist()) for row in blobs(40, 1)[0][parts[k]]}
+        assert {tuple(row.tolist()) for row in x} == known  # repeated, not made up
+    assert data.num_examples(0) == SIZES[0]  # weights count what a client holds
+
+
+class Shifted(torch.nn.Module):
+    def forward(self, x):
+        return x + 100
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_augmentation_changes_the_repeated_examples_only(listed):
+    class Pairs(Blobs):
+        def train_dataloader(self):
+            pairs = [(x, int(y)) for x, y in zip(*self.train, strict=True)]
+            return torch.utils.data.DataLoader(pairs, batch_size=5)
+
+    base = Pairs() if listed else Blobs(shuffle=False)
+    data = FederatedDataModule(base, Consecutive(), rebalancing=LabelAveraging(Shifted()))
+    data.setup("fit")
+    plain = FederatedDataModule(base, Consecutive(), rebalancing=LabelAveraging())
+    plain.setup("fit")
+    for k in range(3):
+        x, y = (torch.cat(column) for column in zip(*data.client(k, 5).train_dataloader(), strict=True))
+        x0, y0 = (torch.cat(column) for column in zip(*plain.client(k, 5).train_dataloader(), strict=True))
+        assert torch.equal(y, y0)
+        assert torch.equal(x[: SIZES[k]], x0[: SIZES[k]])
+        torch.testing.assert_close(x[SIZES[k] :], x0[SIZES[k] :] + 100)
+        assert k == 1 or len(x) > SIZES[k]
+
+
+def test_label_averaging_draws_anew_in_each_round_and_the_same_for_a_seed():
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=LabelAveraging())
+    data.setup("fit")
+    one, two, again = (torch.cat([x for x, _ in data.client(0, seed).train_dataloader()]) for seed in (1, 2, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, two)
+
+
+def test_fedcyclic_with_label_averaging_trains_on_more():
+    updates = Updates()
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive(), rebalancing=LabelAveraging())
+    trainer(1, FederatedOrchestrator(local=LocalTraining(), route=FedCyclic()), updates).fit(Plain(), data)
+    sizes = [data.client(k, 0).train_dataloader().num_examples for k in range(3)]
+    assert sizes[0] > SIZES[0]
+    assert [u.num_steps for u in updates.rounds[0]] == [-(-size // 5) for size in sizes]
