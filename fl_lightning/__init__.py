@@ -45,6 +45,7 @@ from fl_lightning.strategies import (
     ShapleyValues,
     Strategy,
     WeightedAverage,
+    Worth,
 )
 from fl_lightning.tasks import ClassificationTask
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
@@ -109,6 +110,7 @@ __all__ = [
     "TensorLoader",
     "WarmStart",
     "WeightedAverage",
+    "Worth",
     "Yogi",
     "__version__",
 ]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import TorchCheckpointIO
@@ -191,10 +191,10 @@ def _expected(error: BaseException | None) -> BaseException | None:
 
 def _default_loggers(root: Path) -> list[Namespace]:
     """W&B, named like the run's folder, and CSV beside it; ``--trainer.logger false`` for none."""
-    wandb = Namespace(project="fl_lightning", name=root.name, save_dir=str(root))
-    csv = Namespace(save_dir=str(root), name="csv")
+    wandb = {"project": "fl_lightning", "name": root.name, "save_dir": str(root)}
+    csv = {"save_dir": str(root), "name": "csv"}
     names = ("lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.CSVLogger")
-    return [Namespace(class_path=n, init_args=args) for n, args in zip(names, (wandb, csv), strict=True)]
+    return [dict_to_namespace({"class_path": n, "init_args": args}) for n, args in zip(names, (wandb, csv), strict=True)]
 
 
 def _is_first_rank() -> bool:

@@ -311,10 +311,7 @@ def test_scaffold_with_a_cohort_moves_c_by_its_share():
 def by_permutations(worth):
     """Shapley's own definition: the mean over all m! orders."""
     orders = list(itertools.permutations(range(3)))
-    return [
-        np.mean([worth(o[: o.index(k) + 1]) - worth(o[: o.index(k)]) for o in orders])  # fmt: skip
-        for k in range(3)
-    ]
+    return [np.mean([worth(o[: o.index(k) + 1]) - worth(o[: o.index(k)]) for o in orders]) for k in range(3)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

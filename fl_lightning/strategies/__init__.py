@@ -1,7 +1,7 @@
 """What the server does with what arrives."""
 
 from fl_lightning.strategies.adafed import AdaFed
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage, Worth
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.fedavgm import FedAvgM
 from fl_lightning.strategies.fedloss import FedLoss
@@ -29,4 +29,5 @@ __all__ = [
     "ShapleyValues",
     "Strategy",
     "WeightedAverage",
+    "Worth",
 ]

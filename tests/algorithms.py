@@ -1,0 +1,77 @@
+"""Every algorithm in one line each, small: what the tests of resume and of several ranks run through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from federations import Blobs, Consecutive, Plain
+
+from fl_lightning import (
+    AdaFed,
+    Attackers,
+    DiagnosticOddsRatio,
+    FedAvgM,
+    FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedLoss,
+    FedMedian,
+    FedNova,
+    FedSGD,
+    FedStar,
+    Focus,
+    LabelAveraging,
+    LastClient,
+    LocalOnly,
+    LocalTraining,
+    Mediators,
+    PartialWork,
+    RingFed,
+    Scaffold,
+    ShapleyValues,
+    WarmStart,
+    Yogi,
+)
+
+SIZES = (7, 22, 12, 9, 12)
+"""Five clients, none of which ends on a batch of one, as BatchNorm needs."""
+
+ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fedavg": lambda: {"clients_per_round": 0.6},
+    "fedsgd": lambda: {"strategy": FedSGD(), "local": {"full_batch": True, "max_epochs": 1}},
+    "fedavgm": lambda: {"strategy": FedAvgM(0.7)},
+    "fedadam": lambda: {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.05, eps=1e-3)},
+    "fedyogi": lambda: {"server_optimizer": lambda p: Yogi(p, lr=0.05)},
+    "fedmedian": lambda: {"strategy": FedMedian(), "clients_per_round": 4},
+    "fedloss": lambda: {"strategy": FedLoss(examples=0.5), "data": {"client_validation": 0.4}},
+    "adafed": lambda: {"strategy": AdaFed("val_acc", power=2, examples=True)},
+    "adafed odds": lambda: {"strategy": AdaFed(DiagnosticOddsRatio(3))},
+    "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
+    "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
+    "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},
+    "focus": lambda: {"strategy": Focus()},
+    "fedprox": lambda: {"local": {"proximal_mu": 0.1, "partial_work": PartialWork(0.4)}},
+    "fedprox dropping": lambda: {"local": {"partial_work": PartialWork(0.4, "drop")}},
+    "scaffold": lambda: {"strategy": Scaffold(), "clients_per_round": 3},
+    "attackers": lambda: {"attackers": Attackers({1: 0.5, 3: 1.0}, [1, 3]), "clients_per_round": 4},
+    "fedcyclic": lambda: {"route": FedCyclic()},
+    "label averaging": lambda: {"route": FedCyclic(), "data": {"rebalancing": LabelAveraging()}},
+    "fedstar": lambda: {"route": FedStar(2, "val_acc")},
+    "ringfed": lambda: {"route": RingFed(2, 0.8), "strategy": AdaFed("val_acc")},
+    "mediators": lambda: {"route": Mediators(2), "strategy": FedMedian()},
+    "warm start": lambda: {"route": WarmStart(1), "strategy": Scaffold()},
+    "local only": lambda: {"route": LocalOnly("val_acc")},
+    "last client": lambda: {"strategy": LastClient()},
+}
+
+
+def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrator]:
+    """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread."""
+    chosen = ALGORITHMS[name]()
+    torch.manual_seed(11)
+    module = Plain(batchnorm=True, momentum=chosen.pop("momentum", 0.0))
+    data = FederatedDataModule(Blobs(n=sum(SIZES)), Consecutive(SIZES), **chosen.pop("data", {}))
+    local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
+    return module, data, FederatedOrchestrator(local=local, **chosen)
