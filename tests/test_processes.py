@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import same_bits
+from algorithms import ALGORITHMS, prepare
+from federations import same_bits, trainer, weights
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
 
@@ -31,6 +33,34 @@ def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
         raise
     assert process.returncode == expect, stderr
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory):
+    """The final weights of every algorithm on two ranks, from a single launch."""
+    out = tmp_path_factory.mktemp("ranks") / "finals.pt"
+    script = str(Path(__file__).with_name("run_algorithms.py"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", script, str(out)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(launch, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        _, stderr = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, stderr
+    assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
+    return torch.load(out, weights_only=True)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_gives_the_same_weights_on_two_ranks(name, on_two_ranks):
+    module, data, federation = prepare(name)
+    trainer(2, federation).fit(module, data)
+    assert same_bits(weights(module), on_two_ranks[name])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,11 @@ from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.types import ClientUpdate, RoundStart
 
-Worth = Callable[[Sequence[Callable[[], Tensor]]], list[float]]
-"""Scores models on the server's set: each is made by calling it, shape (d,), on the rank that scores it."""
+class Worth(Protocol):
+    """Scores models on the server's set, spread over the ranks."""
+
+    def __call__(self, models: Sequence[Callable[[], Tensor]]) -> list[float]:
+        """The score of each model; a model is made by calling it, shape (d,), on the rank that scores it."""
 
 
 class Strategy:

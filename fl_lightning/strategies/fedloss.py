@@ -22,15 +22,15 @@ class FedLoss(WeightedAverage):
     which ``examples`` of 1, the product with n_k that it names as future work, is to repair.
 
     Args:
-        metric: the loss: the name under which the module logs it in validation, or a torchmetrics metric.
+        loss: the name under which the module logs it in validation, or a torchmetrics metric.
         examples: exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, between them a mixture.
     """
 
     needs_own_training = True
 
-    def __init__(self, metric: str | Metric = "val_loss", examples: float = 0.0) -> None:
+    def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
-        self.local_metric = metric
+        self.local_metric = loss
         self.examples = examples
 
     def weight(self, update: ClientUpdate) -> float:

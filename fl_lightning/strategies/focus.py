@@ -20,16 +20,16 @@ class Focus(JointStrategy):
     credible client's data are distributed like the server's is assumed: with skewed clients it punishes skew, too.
 
     Args:
-        metric: the loss: the name under which the module logs it in validation, or a torchmetrics metric.
+        loss: the name under which the module logs it in validation, or a torchmetrics metric.
         temperature: > 0; the higher, the nearer to FedAvg.
     """
 
     needs_own_training = True
 
-    def __init__(self, metric: str | Metric = "val_loss", temperature: float = 1.0) -> None:
+    def __init__(self, loss: str | Metric = "val_loss", temperature: float = 1.0) -> None:
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
-        self.metric = metric
-        self.global_metric = metric
+        self.metric = loss
+        self.global_metric = loss
         self.temperature = temperature
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:

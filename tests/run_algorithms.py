@@ -1,0 +1,25 @@
+"""Every algorithm in one launch on two ranks: writes the final weights of each."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from algorithms import ALGORITHMS, prepare
+from federations import trainer, weights
+
+
+def main(out: str) -> None:
+    finals = {}
+    for name in ALGORITHMS:
+        module, data, federation = prepare(name)
+        run = trainer(2, federation, devices=2, strategy="ddp")
+        run.fit(module, data)
+        finals[name] = weights(module)
+        first = run.is_global_zero
+    if first:
+        torch.save(finals, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

