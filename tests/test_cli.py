@@ -37,6 +37,15 @@ def test_every_config_is_fitted(config, fl):
     assert steps > 2 if "centralized" in config.name else steps == 2
     assert (run / "checkpoints" / "best.ckpt").exists()
     assert (run / "config.yaml").read_text().startswith("# fl_lightning==")
+    (log,) = run.glob("csv/version_*/metrics.csv")
+    assert not undocumented(log.read_text().splitlines()[0].split(","))
+
+
+def undocumented(names: list[str]) -> list[str]:
+    """Names of metrics that docs/metrics.md does not have."""
+    documented = re.findall(r"^\|(?: [^|`]+ \|)? `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    patterns = [re.escape(p).replace("<client>", r"\d+").replace("<class>", r"\d+") for p in documented] + ["step"]
+    return [name for name in names if not any(re.fullmatch(p, name) for p in patterns)]
 
 
 def test_the_offline_wandb_run_holds_every_documented_metric_for_every_round(fl):

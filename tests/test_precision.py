@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
 import pytest
 import torch
+from algorithms import ALGORITHMS, prepare
 from federations import Blobs, Plain, federate, trainer, weights
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
@@ -112,6 +114,56 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
 
 
+class Corrected(Plain):
+    """SCAFFOLD's correction as a linear term in the loss, whose gradient it is."""
+
+    correction: Tensor | None = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if self.correction is None:
+            return loss
+        return loss + self.correction @ torch.cat([p.flatten() for p in self.parameters()])
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_control_variates_under_gradient_scaling_and_clipping(clip):
+    """float16 with a GradScaler, as above; and FedNova's count of plain SGD's steps is not moved by either."""
+    start = Plain(lr=0.2)
+    size = sum(p.numel() for p in start.parameters())
+    correction = torch.linspace(-0.5, 0.5, size)
+    results = []
+    for in_the_loss in (True, False):
+        module = Corrected(lr=0.2)
+        module.load_state_dict(start.state_dict())
+        module.correction = correction if in_the_loss else None
+        session = ClientSession(proximal_mu=0.0, lr_decay=1.0)
+        server, given = ModelState(copy.deepcopy(start)), None if in_the_loss else correction
+        session.begin(server, ModelState(module), 0, correction=given)
+        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+        run = trainer(3, session, plugins=[plugin], gradient_clip_val=clip, limit_val_batches=0)
+        run.fit(module, Blobs(shuffle=False))
+        assert session.normalizer == pytest.approx(run.global_step)
+        assert session.rates == pytest.approx(0.2 * run.global_step)
+        results.append(weights(module.net))
+    for name in results[0]:
+        torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["fednova", "scaffold", "fedprox", "attackers", "fedstar", "mediators"])
+def test_algorithms_under_mixed_precision_and_clipping(algorithm):
+    """Finite, and about as good as in full precision."""
+    accuracy = {}
+    for precision in ("32-true", "bf16-mixed"):
+        module, data, federation = prepare(algorithm)
+        federation.local = replace(federation.local, precision=precision, gradient_clip_val=1.0)
+        run = trainer(4, federation)
+        run.fit(module, data)
+        accuracy[precision] = float(run.callback_metrics["val_acc"])
+        assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+    assert accuracy["bf16-mixed"] == pytest.approx(accuracy["32-true"], abs=0.1)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["auto", "16-mixed", "bf16-mixed"])
 def test_amp_on_a_gpu(precision):
@@ -123,6 +175,16 @@ def test_amp_on_a_gpu(precision):
         accuracy[chosen] = float(run.callback_metrics["val_acc"])
         assert torch.isfinite(run.callback_metrics["federation/loss"])
     assert accuracy[precision] == pytest.approx(accuracy["32-true"], abs=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_on_a_gpu(algorithm):
+    module, data, federation = prepare(algorithm)
+    run = trainer(3, federation, accelerator="gpu")
+    run.fit(module, data)
+    assert run.global_step == 3
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -173,7 +173,8 @@ class FederatedOrchestrator(Callback):
         self._step_server(module, result)
         share_memory(trainer, self._run.memory)
         announce(trainer, "on_aggregated", result.updates)
-        self._log(trainer, module, result.updates, time.perf_counter() - begun)
+        own = self.strategy.figures() | ({"stragglers": float(len(epochs))} if self.local.partial_work.share else {})
+        self._log(trainer, module, result.updates, own, time.perf_counter() - begun)
 
     def _draw(self, round_idx: int) -> tuple[tuple[int, ...], dict[int, int]]:
         """Who takes part, and the local epochs of those who do fewer."""
@@ -194,18 +195,16 @@ class FederatedOrchestrator(Callback):
 
     # ---------------------------------------------------------------- logging
 
-    def _log(self, trainer: Trainer, module: LightningModule, updates: list[ClientUpdate], seconds: float) -> None:
-        own = {f"federation/{name}": value for name, value in self.strategy.figures().items()}
-        figures = (
-            round_metrics(updates)
-            | own
-            | {
-                "round": float(trainer.current_epoch),
-                "federation/seconds": seconds,
-                "federation/lr_factor": self.local.lr_decay**trainer.current_epoch,
-                "federation/threads": float(torch.get_num_threads()),
-            }
-        )
+    def _log(
+        self, trainer: Trainer, module: LightningModule, updates: list[ClientUpdate], own: dict[str, float], seconds: float
+    ) -> None:
+        figures = round_metrics(updates) | {f"federation/{name}": value for name, value in own.items()}
+        figures |= {
+            "round": float(trainer.current_epoch),
+            "federation/seconds": seconds,
+            "federation/lr_factor": self.local.lr_decay**trainer.current_epoch,
+            "federation/threads": float(torch.get_num_threads()),
+        }
         module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         columns = client_metrics(updates) | {"round": float(trainer.current_epoch)}
         for logger in trainer.loggers:

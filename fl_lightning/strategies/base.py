@@ -15,6 +15,7 @@ from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.types import ClientUpdate, RoundStart
 
+
 class Worth(Protocol):
     """Scores models on the server's set, spread over the ranks."""
 

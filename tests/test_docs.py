@@ -1,0 +1,71 @@
+"""What the documents say exists, and what exists is documented."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import ROOT, small
+from federations import Blobs, Plain, federate
+from scipy.stats import trim_mean
+from test_strategies import ROUNDS, World, build, clients_of, compare, flat
+
+from fl_lightning import ConfigurationError
+
+PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
+EXAMPLES = str(ROOT / "docs" / "examples")
+
+
+def test_every_config_has_its_page():
+    text = "\n".join(page.read_text() for page in PAGES)
+    assert not [path.name for path in (ROOT / "configs").glob("*.yaml") if f"configs/{path.name}" not in text]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "README"], ids=lambda page: page.stem)
+def test_every_page_says_when_it_helps_and_when_it_hurts(page):
+    text = page.read_text()
+    for part in ("**Rule.**", "**When it helps.**", "**When it hurts.**", "**Settings.**", "Source: "):
+        assert text.count(part) == 1
+    for command in re.findall(r"^fl-lightning .*$", text, re.MULTILINE):
+        assert all((ROOT / path).exists() for path in re.findall(r"--config (\S+)", command))
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text())
+    assert not [link for link in links if not (document.parent / link).exists()]
+
+
+@pytest.fixture
+def trimmed_mean(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield __import__("trimmed_mean")
+    del sys.modules["trimmed_mean"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_example_of_contributing_is_scipys_trimmed_mean(dtype, trimmed_mean):
+    def step(net, world, t):
+        states = [flat(client) for client in clients_of(net, world)]
+        parameters, floats = (trim_mean([state[i] for state in states], 1 / 3, axis=0) for i in (0, 1))
+        return build(net, parameters, floats, [max(state[2] for state in states)])
+
+    compare(dtype, step, strategy=trimmed_mean.TrimmedMean(1))
+    assert ROUNDS == 3
+    assert len(World(dtype).parts) == 3
+
+
+def test_the_example_is_short_and_works_from_yaml(fl, trimmed_mean):
+    assert len(Path(EXAMPLES, "trimmed_mean.py").read_text().splitlines()) < 60
+    status, text = small(fl, "--federation.strategy=trimmed_mean.TrimmedMean", "--federation.strategy.trim=2")
+    assert status == 0, text
+    status, text = small(
+        fl, "--federation.strategy=trimmed_mean.TrimmedMean", "--federation.strategy.trim=3", "--trainer.default_root_dir=r"
+    )
+    assert status == 1
+    assert "error: A trimmed mean without 3 on either side leaves none of 6 clients. Lower" in text
+    with pytest.raises(ConfigurationError, match=r"'federation\.strategy\.trim' must be 0 or above, but is -1"):
+        federate(Plain(), 1, data=Blobs(), strategy=trimmed_mean.TrimmedMean(-1))
