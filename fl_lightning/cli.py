@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import sys
@@ -24,6 +25,11 @@ from fl_lightning.cli_messages import explain
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import prefer_offline
+
+# typing takes Union[int, float] and Union[float, int] for the same and keeps whichever was written first in the process:
+# where that was the latter, the parser would read '2' batches as the share 2.0.
+for _limit in ("train", "val", "test", "predict"):
+    inspect.unwrap(Trainer.__init__).__annotations__[f"limit_{_limit}_batches"] = int | float | None
 
 CONFIG_VERSION = 1
 """Version of the configuration files that this release reads."""

@@ -61,7 +61,11 @@ def _remedy(message: str, options: Sequence[str]) -> str:
         close = get_close_matches(f"--{name}", options, n=1, cutoff=0.7)
         if close:
             return f" Did you mean {close[0]}?"
-    return " All settings: fl-lightning fit --help; those of a class: fl-lightning fit --federation.strategy.help AdaFed."
+    if key and "No module named" in message:
+        return " A module of your own must be on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+    given = re.search(r"class_path '([\w.]+)'", message)
+    example = f"{key[1]}.help {given[1]}" if key and given else "federation.strategy.help AdaFed"
+    return f" All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
 
 
 def _is_concrete(candidate: object, base: type) -> bool:

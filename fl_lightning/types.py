@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 
@@ -96,6 +97,13 @@ class ClientUpdate:
     def without_state(self) -> ClientUpdate:
         """The same update without its tensors: small, and safe to keep or to send between ranks."""
         return replace(self, state=None, counters=None, control=None)
+
+    def to(self, device: torch.device | str) -> ClientUpdate:
+        """The same update with its tensors on a device."""
+        moved = {
+            name: tensor.to(device) for name in ("state", "counters", "control") if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **moved)
 
     @property
     def snapshot(self) -> Snapshot:

@@ -81,6 +81,13 @@ def test_a_resumed_run_goes_on_in_the_same_folder_with_the_same_wandb_id(fl):
     assert yaml.safe_load(Path("runs/adafed_mnist/config.yaml").read_text())["trainer"]["max_epochs"] == 3
 
 
+def test_a_whole_number_of_batches_stays_one(fl):
+    status, text = fl("fit", "--config", ADAFED, *SMALL, "--trainer.limit_test_batches=2", "--print_config")
+    assert status == 0
+    assert re.search(r"limit_val_batches: 1\n", text)
+    assert re.search(r"limit_test_batches: 2\n", text)
+
+
 def test_short_names_on_the_command_line(fl):
     status, text = small(
         fl,

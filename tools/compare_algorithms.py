@@ -120,7 +120,7 @@ def table(out: Path) -> str:
     lines = [
         "# Every algorithm on the same data",
         "",
-        "AdaFed's Simulation 2 split of MNIST (6 clients, 10,120 images; the server's set is MNIST's test set), LeNet,",
+        "AdaFed's Simulation 2 split of MNIST (6 clients, 10,110 images; the server's set is MNIST's test set), LeNet,",
         f"SGD of rate 0.05, B = 20, one local epoch a round, {EPOCHS} epochs per client, seeds {', '.join(map(str, SEEDS))}.",
         f"With two periods a round there are {EPOCHS // 2} rounds. Mean ± standard deviation over the seeds; accuracy and",
         "macro-F1 in percent; rounds until the accuracy is first reached; megabytes sent and received by all clients; seconds",

@@ -36,8 +36,13 @@ def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Excep
     Raises:
         ClientError: on every rank, if another rank failed: nobody is left waiting. The rank itself raises its own error.
     """
-    everyone = gather_or_raise(trainer, updates, failure)
-    return sorted((update for theirs in everyone for update in theirs), key=lambda update: update.client)
+    if trainer.world_size > 1:  # a GPU's tensors would arrive on the sender's device
+        device = trainer.strategy.root_device
+        everyone = gather_or_raise(trainer, [update.to("cpu") for update in updates], failure)
+        updates = [update.to(device) for theirs in everyone for update in theirs]
+    elif failure is not None:
+        raise failure
+    return sorted(updates, key=lambda update: update.client)
 
 
 def gather_or_raise(trainer: Trainer, mine: Any, failure: Exception | None) -> list[Any]:
@@ -97,5 +102,7 @@ def no_counters(like: Tensor) -> Tensor:
 
 def share_memory(trainer: Trainer, memory: ClientMemory) -> None:
     """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it."""
-    for changes in gather(trainer, memory.changes()):
-        memory.update(changes)
+    changes = memory.changes()
+    if trainer.world_size > 1:
+        for theirs in gather(trainer, changes):
+            memory.update(theirs)

@@ -34,14 +34,14 @@ class RunState:
         self._random_state: dict[str, Any] | None = None
 
     def begin(self, num_clients: int, all_keep_models: bool) -> None:
-        """Set up for a fit.
+        """Set up for a fit, which may go on from an earlier one.
 
         Args:
             num_clients: K.
             all_keep_models: whether every client goes on from its own model, or the attackers alone.
         """
         self.num_clients = num_clients
-        self.memory = ClientMemory(range(num_clients) if all_keep_models else self._owner.attackers.discard_global)
+        self.memory.keepers = frozenset(range(num_clients) if all_keep_models else self._owner.attackers.discard_global)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""

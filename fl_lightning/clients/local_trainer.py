@@ -138,7 +138,8 @@ class LocalTrainer:
 
     def _fit(self, client: int, data: FederatedDataModule, round_idx: int, period: int, epochs: int | None) -> None:
         trainer = self._trained = self._next_trainer()
-        trainer.fit_loop.max_epochs = self._flags["max_epochs"] if epochs is None else epochs
+        all_epochs: int = self._flags["max_epochs"]
+        trainer.fit_loop.max_epochs = all_epochs if epochs is None else min(epochs, all_epochs)
         key = (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
         with quiet(), isolated_rng(derive_seed(*key, "training"), self.device):
             trainer.fit(self.module, datamodule=data.client(client, derive_seed(*key, "shuffle"), self.local.full_batch))

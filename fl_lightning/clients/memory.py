@@ -52,8 +52,8 @@ class ClientMemory:
         self._changed.add(client)
 
     def changes(self) -> dict[int, Kept]:
-        """What changed since the last call, by client."""
-        changed = {client: self._kept[client] for client in self._changed}
+        """What changed since the last call, by client, on the CPU."""
+        changed = {client: {name: t.cpu() for name, t in self._kept[client].items()} for client in self._changed}
         self._changed = set()
         return changed
 

