@@ -15,8 +15,8 @@ from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
 
 
-def check_strategy(strategy: Strategy, data: FederatedDataModule, trainer: Trainer) -> None:
-    """Refuse a strategy whose measurements cannot be made.
+def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedDataModule, trainer: Trainer) -> None:
+    """Refuse a strategy whose measurements cannot be made, or whose clients would train otherwise.
 
     Raises:
         ConfigurationError: saying what is missing.
@@ -25,6 +25,11 @@ def check_strategy(strategy: Strategy, data: FederatedDataModule, trainer: Train
         raise ConfigurationError(
             f"{type(strategy).__name__} says neither what it adds to a round's sums nor how it combines all updates. Let it "
             "subclass WeightedAverage, RunningStrategy or JointStrategy."
+        )
+    if strategy.needs_full_batch and not local.full_batch:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} takes one gradient of all its examples from each client, but its batches are those of "
+            "the datamodule. Set 'federation.local.full_batch' to true and 'federation.local.max_epochs' to 1, or use FedAvg."
         )
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
@@ -86,13 +91,19 @@ def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_p
         )
 
 
-def check_server_optimizer(strategy: Strategy, chosen: object) -> None:
-    """Refuse two optimizers for one server.
+def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> None:
+    """Refuse two optimizers for one server, and one where nothing is aggregated.
 
     Raises:
         ConfigurationError: naming both.
     """
-    if chosen is not None and type(strategy).server_optimizer is not Strategy.server_optimizer:
+    brought = type(strategy).server_optimizer is not Strategy.server_optimizer
+    if route.keeps_models and (chosen is not None or brought):
+        raise ConfigurationError(
+            f"{type(route).__name__} aggregates nothing, so that a server's optimizer has nothing to step on. Leave "
+            "'federation.server_optimizer' out and set 'federation.strategy' to FedAvg, or use another route."
+        )
+    if chosen is not None and brought:
         raise ConfigurationError(
             f"{type(strategy).__name__} brings the server's optimizer with it, but 'federation.server_optimizer' is set, too. "
             "Leave it out, or use FedAvg with it."

@@ -116,9 +116,9 @@ class FederatedOrchestrator(Callback):
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         self.attackers.check(data.num_clients)
-        check_strategy(self.strategy, data, trainer)
+        check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
-        check_server_optimizer(self.strategy, self.server_optimizer)
+        check_server_optimizer(self.strategy, self.route, self.server_optimizer)
 
     def _server_optimizer(self, module: LightningModule) -> torch.optim.Optimizer:
         build = self.server_optimizer or self.strategy.server_optimizer
@@ -136,7 +136,8 @@ class FederatedOrchestrator(Callback):
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
         data = _federated_data(trainer)
         local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, self._run.memory)
-        measures = Measures(data, precision, device, trainer.limit_val_batches, logger)
+        inference = trainer.validate_loop.inference_mode
+        measures = Measures(data, precision, device, trainer.limit_val_batches, logger, inference)
         self._federation = Federation(trainer, self.strategy, data, ModelState(pl_module), local, measures)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -165,6 +166,7 @@ class FederatedOrchestrator(Callback):
         round_idx = trainer.current_epoch
         if round_idx == 0:
             self._run.memory.forget()
+            self.strategy.reset()
         cohort, epochs = self._draw(round_idx)
         announce(trainer, "on_round_start", round_idx, cohort)
         federation_round = FederationRound(self._federation, round_idx, cohort, epochs)

@@ -13,9 +13,9 @@ from torchmetrics import Metric
 from fl_lightning.callbacks.exchange import add_sums, elementwise_maximum, gather_updates, no_counters, spread
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.evaluation import Measures
-from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.local_trainer import LocalTrainer, refuse_non_finite
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains, Cohort
@@ -70,6 +70,7 @@ class FederationRound(Cohort):
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
         self._kept: list[ClientUpdate] = []  # of this rank, with states, for a strategy that needs all
+        self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
 
@@ -78,6 +79,7 @@ class FederationRound(Cohort):
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
         self._start_strategy()
+        self._chains = chains
         control = self.federation.strategy.control
         try:
             for chain in self._mine(chains):
@@ -167,6 +169,7 @@ class FederationRound(Cohort):
             if updates:
                 announce(self._trainer, "on_client_end", updates[-1])
                 start = updates[-1].snapshot
+                updates[-1] = updates[-1].without_state()
             announce(self._trainer, "on_client_start", self.round_idx, client)
             updates.append(self._train_client(client, start, period, control))
         return updates
@@ -187,6 +190,8 @@ class FederationRound(Cohort):
             epochs=self.epochs.get(client),
             control=control,
         )
+        if not strategy.tolerates_broken:
+            refuse_non_finite(update)
         return replace(update, global_score=before)
 
     def _take_in(self, update: ClientUpdate) -> ClientUpdate:
@@ -223,7 +228,7 @@ class FederationRound(Cohort):
         """
         updates = gather_updates(self._trainer, self._updates, self._failure)
         if self._chosen is not None:
-            return RoundResult(self._chosen.vector.double(), self._chosen.counters, updates)
+            return RoundResult(wide(self._chosen.vector), self._chosen.counters, updates)
         strategy = self.federation.strategy
         if isinstance(strategy, JointStrategy):
             aggregate, updates = self._combine(strategy, updates)
@@ -241,8 +246,9 @@ class FederationRound(Cohort):
             return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
 
         aggregate, weights = strategy.combine(everyone, worth)
-        weighed = {update.client: weight for update, weight in zip(everyone, weights, strict=True)}
-        return aggregate, [replace(update, weight=weighed.get(update.client, update.weight)) for update in updates]
+        handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
+        per_example = {client: handed[chain[-1]] for chain in self._chains for client in chain}
+        return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]
 
 
 def _as_one(chain: list[ClientUpdate]) -> ClientUpdate:

@@ -28,6 +28,7 @@ class ModelEvaluation:
         device: where to evaluate.
         limit_batches: as ``limit_val_batches`` of a Trainer.
         logger: whether the module finds a (silent) logger.
+        inference_mode: as the outer Trainer's: whether no gradient can be had in validation.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ModelEvaluation:
         device: torch.device,
         limit_batches: int | float = 1.0,
         logger: bool = False,
+        inference_mode: bool = True,
     ) -> None:
         self.metric = metric
         self._setting = setting
@@ -46,7 +48,12 @@ class ModelEvaluation:
             metric.distributed_available_fn = lambda: False  # each rank scores models of its own
         self._reload = _Reload()
         self._trainer = inner_trainer(
-            device, [self._reload], logger=logger, precision=precision, limit_val_batches=limit_batches
+            device,
+            [self._reload],
+            logger=logger,
+            precision=precision,
+            limit_val_batches=limit_batches,
+            inference_mode=inference_mode,
         )
 
     def score(self, module: LightningModule, data: LightningDataModule) -> float:
@@ -94,14 +101,27 @@ class Measures:
         device: where to evaluate.
         limit_batches: of the server's set, as the outer Trainer's ``limit_val_batches``.
         logger: whether the module finds a (silent) logger.
+        inference_mode: as the outer Trainer's: whether no gradient can be had in validation.
     """
 
     def __init__(
-        self, data: FederatedDataModule, precision: str, device: torch.device, limit_batches: int | float, logger: bool
+        self,
+        data: FederatedDataModule,
+        precision: str,
+        device: torch.device,
+        limit_batches: int | float,
+        logger: bool,
+        inference_mode: bool = True,
     ) -> None:
         self._data = data
         self._server_view = data.server_view()
-        self._precision, self._device, self._limit, self._logger = precision, device, limit_batches, logger
+        self._limit = limit_batches
+        self._flags: dict[str, Any] = {
+            "precision": precision,
+            "device": device,
+            "logger": logger,
+            "inference_mode": inference_mode,
+        }
         self._evaluations: dict[tuple[object, bool], ModelEvaluation] = {}
 
     def on_server(self, module: LightningModule, metric: str | Metric, setting: str = _STRATEGY) -> float:
@@ -126,7 +146,7 @@ class Measures:
             if server:
                 require_server_set(metric, self._data, self._limit, setting)
             limit = self._limit if server else 1.0
-            self._evaluations[key] = ModelEvaluation(metric, setting, self._precision, self._device, limit, self._logger)
+            self._evaluations[key] = ModelEvaluation(metric, setting, limit_batches=limit, **self._flags)
         return self._evaluations[key]
 
 
@@ -162,7 +182,7 @@ class _Scorer(LightningModule):
         """Forget the last model."""
         self.metric.reset()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add a batch of (input, target)."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
             raise ConfigurationError(

@@ -103,9 +103,6 @@ class LocalTrainer:
 
         Returns:
             The update, with its state.
-
-        Raises:
-            ClientError: if the loss or the new weights are not finite.
         """
         begun = time.perf_counter()
         if self._bytes == (0, 0):  # the same for every client and round
@@ -121,7 +118,7 @@ class LocalTrainer:
             client=client,
             round_idx=round_idx,
             num_examples=data.num_examples(client),
-            num_steps=self._trained.global_step,
+            num_steps=self._trained.global_step - self._session.skipped,
             train_loss=self._session.mean_loss,
             metrics=scalar_metrics(self._trained),
             seconds=time.perf_counter() - begun,
@@ -132,7 +129,6 @@ class LocalTrainer:
             state=state.vector(),
             counters=state.counters(),
         )
-        _refuse_non_finite(update)
         self.memory.remember(client, update.snapshot)
         return update if control is None else self._with_control(update, control, server, start)
 
@@ -207,7 +203,12 @@ def _is_parsed_factory(value: object) -> bool:
     return isinstance(value, functools.partial) and str(getattr(value.func, "__module__", "")).startswith("jsonargparse")
 
 
-def _refuse_non_finite(update: ClientUpdate) -> None:
+def refuse_non_finite(update: ClientUpdate) -> None:
+    """Stop where a client has diverged.
+
+    Raises:
+        ClientError: if the loss or the new weights are not finite.
+    """
     who = f"Client {update.client} (of {update.num_examples} examples) in round {update.round_idx}"
     remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
     if update.train_loss is not None and not math.isfinite(update.train_loss):

@@ -33,7 +33,7 @@ class LocalTraining:
         deterministic: use deterministic algorithms only.
         lr_decay: factor on every learning rate per round: round r trains at ``lr * lr_decay ** r``; in (0, 1].
         proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
-            and before clipping.
+            and before clipping; w_t is the model that the client starts from, on routes another client's.
         threads: intra-op CPU threads per client; None keeps torch's. Another number changes the last bits of the
             result, so fix it where runs on several ranks must agree with one.
         callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.

@@ -13,7 +13,7 @@ Kept = dict[str, Tensor]
 
 
 class ClientMemory:
-    """Every rank holds every client's, brought up to date after each round, so that any rank can train any client.
+    """Every rank holds every client's, in the CPU's memory, brought up to date after each round: any may train any next.
 
     Args:
         keepers: clients that go on from their own last model.
@@ -30,7 +30,7 @@ class ClientMemory:
 
     def recall(self, client: int) -> Snapshot | None:
         """The model that a client goes on from; None where it takes the one it is given."""
-        kept = self._kept.get(client, {})
+        kept = self._kept.get(client, {}) if client in self.keepers else {}
         return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
 
     def remember(self, client: int, model: Snapshot) -> None:
@@ -48,12 +48,12 @@ class ClientMemory:
         self._put(client, control=change if own is None else own.to(change) + change)
 
     def _put(self, client: int, **kept: Tensor) -> None:
-        self._kept.setdefault(client, {}).update(kept)
+        self._kept.setdefault(client, {}).update({name: tensor.cpu() for name, tensor in kept.items()})
         self._changed.add(client)
 
     def changes(self) -> dict[int, Kept]:
-        """What changed since the last call, by client, on the CPU."""
-        changed = {client: {name: t.cpu() for name, t in self._kept[client].items()} for client in self._changed}
+        """What changed since the last call, by client."""
+        changed = {client: self._kept[client] for client in self._changed}
         self._changed = set()
         return changed
 
@@ -62,8 +62,8 @@ class ClientMemory:
         self._kept |= kept
 
     def state_dict(self) -> dict[int, Kept]:
-        """Everything, on the CPU, for a checkpoint."""
-        return {client: {name: t.cpu() for name, t in kept.items()} for client, kept in sorted(self._kept.items())}
+        """Everything, for a checkpoint."""
+        return {client: dict(kept) for client, kept in sorted(self._kept.items())}
 
     def load_state_dict(self, state: Mapping[int, Kept]) -> None:
         """Take everything back."""

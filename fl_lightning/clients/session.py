@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.clients.sgd_rules import describe, follow, require_plain_sgd, sgd_settings
+from fl_lightning.clients.sgd_rules import describe, follow, overflowed, require_plain_sgd, sgd_settings
 from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.proximal import add_proximal_gradient, add_to_gradients
@@ -25,6 +25,10 @@ class ClientSession(Callback):
     Args:
         proximal_mu: FedProx's mu, >= 0.
         lr_decay: factor on the learning rates per round.
+
+    Attributes:
+        optimizer: the client's optimizer in words.
+        skipped: steps that gradient scaling has left out, since gradients were not finite.
     """
 
     def __init__(self, proximal_mu: float, lr_decay: float) -> None:
@@ -33,6 +37,7 @@ class ClientSession(Callback):
         self.server: ModelState | None = None
         self.round_idx = 0
         self.optimizer = ""
+        self.skipped = 0
         self._client: ModelState | None = None
         self._losses: list[Tensor] = []
         self._warned = False
@@ -57,6 +62,7 @@ class ClientSession(Callback):
         self.server, self._client, self.round_idx = server, client, round_idx
         self._start, self._correction = start, correction
         self._losses = []
+        self.skipped = 0
         self._steps: StepCoefficients | None = StepCoefficients()
         self._anchors: list[Tensor] = []
 
@@ -86,6 +92,7 @@ class ClientSession(Callback):
         assert self.server is not None
         if self._client is None:
             self._client = ModelState(pl_module)
+            match_trainable(self._client, self.server)
         self._client.copy_from(self.server)
         if self._start is not None:
             self._client.load(self._start)
@@ -135,13 +142,16 @@ class ClientSession(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Add what belongs to the gradients: they are unscaled here and not yet clipped."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None and overflowed(scaler, optimizer):
+            self.skipped += 1
+            return
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
         if not self.proximal_mu and self._correction is None:
             return
         # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
         scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
         scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -55,6 +55,12 @@ def follow(steps: StepCoefficients, settings: SGDSettings | None, mu: float) -> 
     return steps
 
 
+def overflowed(scaler: Any, optimizer: Optimizer) -> bool:
+    """Whether gradient scaling will leave out this step: the gradients, unscaled by now, are not all finite."""
+    found = scaler._per_optimizer_states[id(_plain(optimizer))]["found_inf_per_device"]
+    return any(bool(value) for value in found.values())
+
+
 def require_plain_sgd(optimizers: Sequence[Optimizer], words: str) -> None:
     """Refuse what SCAFFOLD's control variates are not defined for.
 

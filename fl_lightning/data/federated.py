@@ -142,7 +142,10 @@ class FederatedDataModule(LightningDataModule):
         return self.labels
 
     def _num_classes(self) -> int:
-        return int(self._all_labels().max()) + 1
+        classes = int(self._all_labels().max()) + 1
+        if classes < 2:
+            raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
+        return classes
 
     def label_counts(self) -> Tensor:
         """Training examples of each class that each client believes to hold, int64, shape (K, C), after ``setup('fit')``.
@@ -190,7 +193,8 @@ class FederatedDataModule(LightningDataModule):
             labels = self._all_labels()[indices] if believed is None else believed
             repeated = self.rebalancing.repeated(labels, self.label_counts(), seed)
         if believed is not None or repeated is not None:
-            dataset = altered_dataset(self._source.dataset, indices, believed, repeated, self.rebalancing)
+            true = self._all_labels()[indices]
+            dataset = altered_dataset(self._source.dataset, indices, true, believed, repeated, self.rebalancing)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         loader = client_loader(self._source, indices, torch.Generator().manual_seed(seed), dataset=dataset, batch_size=size)
@@ -202,7 +206,7 @@ class FederatedDataModule(LightningDataModule):
         indices = (self.indices if part == "training" else self.validation_indices)[client]
         dataset, believed = self._source.dataset, self._believed(client, indices)
         if believed is not None:
-            dataset = altered_dataset(dataset, indices, believed, None, None)
+            dataset = altered_dataset(dataset, indices, self._all_labels()[indices], believed, None, None)
             indices = torch.arange(len(indices))
         loader = evaluation_loader(self._source, dataset, indices, self._evaluation_batch_size())
         return EvaluationView(self.datamodule, loader)

@@ -125,6 +125,8 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
         return [sharded(loader, rank, ranks) for loader in loaders]
     if isinstance(loaders, dict):
         return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
+    if isinstance(getattr(loaders, "dataset", None), IterableDataset):
+        return loaders  # divides itself, or not
     size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(getattr(loaders, "dataset", range(ranks)))
     if size < ranks:
         raise DataError(

@@ -18,6 +18,11 @@ _LIMIT = 2.0**42
 """Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """A tensor in float64; on the CPU where its device has none (Apple's GPUs)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
 class ExactSum:
     """A running sum of weighted tensors, independent of order and of the number of ranks.
 

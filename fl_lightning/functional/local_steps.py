@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from fl_lightning.functional.exact_sum import wide
 
 
 @dataclass
@@ -15,7 +18,7 @@ class StepCoefficients:
     The coefficients' sum follows from running the same recursion with every gradient set to 1 (torch's SGD, whose
     momentum buffer starts as the first gradient): ``u <- rho u + 1 - eta mu A; A <- A + u``, from u = A = 0. It is tau for
     plain SGD and ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` for momentum alone. Where the rate changes during
-    the round, steps count in proportion to the first one's.
+    the round, steps count in proportion to the largest.
 
     Attributes:
         distance: the sum of the coefficients times the rates.
@@ -25,7 +28,7 @@ class StepCoefficients:
     distance: float = 0.0
     rates: float = 0.0
     _buffer: float | None = None
-    _first_rate: float | None = None
+    _largest_rate: float = 0.0
 
     def step(self, rate: float, momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, mu: float = 0.0) -> None:
         """Add one step of SGD with these settings and a proximal term of strength ``mu``."""
@@ -34,15 +37,14 @@ class StepCoefficients:
         if momentum:
             self._buffer = gradient if self._buffer is None else momentum * self._buffer + (1.0 - dampening) * gradient
             move = gradient + momentum * self._buffer if nesterov else self._buffer
-        if self._first_rate is None:
-            self._first_rate = rate
+        self._largest_rate = max(self._largest_rate, rate)
         self.distance += rate * move
         self.rates += rate
 
     @property
     def normalizer(self) -> float:
-        """||a_k||; 0 before the first step."""
-        return self.distance / self._first_rate if self._first_rate else 0.0
+        """||a_k||; 0 before the first step of a rate above 0."""
+        return self.distance / self._largest_rate if self._largest_rate else 0.0
 
 
 def control_change(control: Tensor, start: Tensor, end: Tensor, rates: float) -> Tensor:
@@ -55,6 +57,9 @@ def control_change(control: Tensor, start: Tensor, end: Tensor, rates: float) ->
         rates: the sum of the steps' learning rates, K * eta where it is constant.
 
     Returns:
-        Shape (p,), in the parameters' dtype.
+        Shape (p,), in the dtype and on the device of ``end``; 0 where no step moved the client.
     """
-    return ((start.double() - end.double()) / rates - control.to(start.device, start.double().dtype)).to(start.dtype)
+    if not rates:
+        return torch.zeros_like(end)
+    here, there = wide(start.to(end.device)), wide(end)
+    return ((here - there) / rates - control.to(there)).to(end)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.exact_sum import wide
+
 
 def star_matrix(accuracy: Tensor) -> Tensor:
     """Fed-Star's weights (Fed-Cyclic and Fed-Star thesis, eq. 3.8 and 3.9): M(k, j) = 1 - Acc(w_j, D_k), rows normalised.
@@ -37,4 +39,5 @@ def mix(states: Tensor, matrix: Tensor) -> Tensor:
     Returns:
         The mixtures, taken in float64 and given back in the states' dtype, shape (K, d).
     """
-    return (matrix.to(states.device, torch.float64) @ states.double()).to(states.dtype)
+    exact = wide(states)
+    return (matrix.to(exact) @ exact).to(states)

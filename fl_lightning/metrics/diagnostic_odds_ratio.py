@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
+from fl_lightning.functional.exact_sum import wide
 
 
 class DiagnosticOddsRatio(Metric):
@@ -39,7 +40,7 @@ class DiagnosticOddsRatio(Metric):
 
     def compute(self) -> Tensor:
         """The mean ratio, a scalar, > 0."""
-        counts = self.confusion.double()
+        counts = wide(self.confusion)
         right = counts.diagonal()
         missed, false = counts.sum(dim=1) - right, counts.sum(dim=0) - right
         rest = counts.sum() - right - missed - false

@@ -31,7 +31,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
-        """Train chains and give every rank every client's update with its state, in the order of the chains.
+        """Train chains and give every rank every client's update, in the order of the chains; the last of each has its state.
 
         Args:
             chains: who trains after whom.

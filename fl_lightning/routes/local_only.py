@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from torchmetrics import Metric
 
@@ -17,15 +18,19 @@ class LocalOnly(Route):
     alone, which nobody could know without the server's set.
 
     Args:
-        metric: higher is better: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        mode: whether the ``max`` or the ``min`` is best; by default what the torchmetrics metric says of itself, and
+            ``max`` for a name.
     """
 
     needs_all_clients = True
     single_model = True
     keeps_models = True
 
-    def __init__(self, metric: str | Metric = "val_accuracy") -> None:
+    def __init__(self, metric: str | Metric = "val_accuracy", mode: Literal["max", "min"] | None = None) -> None:
         self.server_metric = metric
+        lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
+        self.mode = mode or ("min" if lower_is_better else "max")
 
     def run(self, cohort: Cohort) -> None:
         """See :meth:`Route.run`."""
@@ -33,4 +38,5 @@ class LocalOnly(Route):
         updates = cohort.train([[client] for client in cohort.clients])
         scores = cohort.server_scores(updates, self.server_metric)
         scored = [replace(update, score=score, bytes_down=0, bytes_up=0) for update, score in zip(updates, scores, strict=True)]
-        cohort.conclude(scored, max(scored, key=lambda update: (update.score or 0.0, -update.client)))
+        best = max(scores) if self.mode == "max" else min(scores)
+        cohort.conclude(scored, scored[scores.index(best)])

@@ -20,12 +20,13 @@ class WarmStart(Route):
 
     def __init__(self, rounds: int = 3, route: Route | None = None) -> None:
         require(rounds >= 1, "federation.route.rounds", "1 or above", rounds)
+        keeps = route is not None and route.keeps_models
+        require(not keeps, "federation.route.route", "a route that aggregates", type(route).__name__)
         self.rounds = rounds
         self.route = route or ServerRoute()
         self.needs_all_clients = True
         self.passes_models = self.route.passes_models
         self.single_model = self.route.single_model
-        self.keeps_models = self.route.keeps_models
         self.needs_labels = self.route.needs_labels
         self.server_metric = self.route.server_metric
         self._first = FedCyclic()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.types import ClientUpdate, RoundStart
 
 
@@ -36,6 +36,8 @@ class Strategy:
         global_metric: likewise of the global model on the client's training part, for ``update.global_score``.
         needs_own_training: whether the rule reads what a client did by itself on the way from w_t (its steps, its own
             losses): then it cannot follow routes on which clients pass models to each other.
+        needs_full_batch: whether a client must train on all its examples in one batch.
+        tolerates_broken: whether it copes with models and losses that are not finite; else they end the run.
         compares_clients: whether it makes a difference between clients: then it has nothing to do on a route that hands
             a single model to the server.
     """
@@ -45,6 +47,11 @@ class Strategy:
     global_metric: str | Metric | None = None
     needs_own_training: bool = False
     compares_clients: bool = True
+    needs_full_batch: bool = False
+    tolerates_broken: bool = False
+
+    def reset(self) -> None:
+        """Called before round 0: forget an earlier run."""
 
     def start_round(self, start: RoundStart) -> None:
         """Called before the clients train, on every rank."""
@@ -119,6 +126,9 @@ class JointStrategy(Strategy, ABC):
         """
 
 
+_LARGEST = 2.0**36
+
+
 class WeightedAverage(RunningStrategy):
     """``w_{t+1} = sum_k p_k w_k / sum_k p_k``. A subclass says what p_k is; where all p_k are 0 it is 1 for each."""
 
@@ -138,6 +148,11 @@ class WeightedAverage(RunningStrategy):
             raise ClientError(
                 f"{type(self).__name__} gave client {update.client} the weight {weight} in round {update.round_idx}; weights "
                 "must be finite and 0 or above. Choose a metric that is, or state its mode ('min' or 'max')."
+            )
+        if weight > _LARGEST:
+            raise ClientError(
+                f"{type(self).__name__} gave client {update.client} the weight {weight:.3g} in round {update.round_idx}; those "
+                f"above {_LARGEST:.3g} cannot be summed exactly. Lower the power, leave examples out, or take another metric."
             )
         if weight > 0:
             sums.add("state", update.state, weight)
@@ -160,6 +175,6 @@ def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor
     result: Tensor | None = None
     for update, share in zip(updates, shares, strict=True):
         assert update.state is not None
-        result = update.state.double() * share if result is None else result.add_(update.state.double(), alpha=share)
+        result = wide(update.state) * share if result is None else result.add_(wide(update.state), alpha=share)
     assert result is not None
     return result

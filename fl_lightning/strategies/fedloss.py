@@ -27,6 +27,7 @@ class FedLoss(WeightedAverage):
     """
 
     needs_own_training = True
+    tolerates_broken = True
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)

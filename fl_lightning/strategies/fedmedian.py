@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.exact_sum import wide
 from fl_lightning.strategies.base import JointStrategy, Worth
 from fl_lightning.types import ClientUpdate
+
+_PIECE = 2**20
 
 
 class FedMedian(JointStrategy):
@@ -17,9 +21,25 @@ class FedMedian(JointStrategy):
     Numbers of examples do not count. Up to half of the clients may send anything.
     """
 
+    tolerates_broken = True
+
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`. Every client weighs 1."""
-        states = torch.stack([update.state for update in updates if update.state is not None])
-        ordered = states.sort(dim=0).values
-        lower, upper = ordered[(len(updates) - 1) // 2], ordered[len(updates) // 2]
-        return (lower.double() + upper.double()) / 2, [1.0] * len(updates)
+        """See :meth:`JointStrategy.combine`. Every client weighs 1.
+
+        Raises:
+            ClientError: if so many models are not finite that the median is not.
+        """
+        # In pieces: sorting makes an index of 8 bytes for each number.
+        pieces = zip(*(torch.split(update.state, _PIECE) for update in updates if update.state is not None), strict=True)
+        median = torch.cat([_median(torch.stack(piece)) for piece in pieces])
+        if not bool(torch.isfinite(median).all()):
+            raise ClientError(
+                f"The median of {len(updates)} models is not finite: half of them or more have diverged. Lower the clients' "
+                "learning rate, or clip with 'federation.local.gradient_clip_val'."
+            )
+        return median, [1.0] * len(updates)
+
+
+def _median(values: Tensor) -> Tensor:
+    ordered = values.sort(dim=0).values  # NaN comes last
+    return (wide(ordered[(len(values) - 1) // 2]) + wide(ordered[len(values) // 2])) / 2

@@ -42,7 +42,7 @@ class FedNova(RunningStrategy):
         if not update.normalizer > 0:
             raise ClientError(
                 f"The coefficients of client {update.client}'s gradients add up to {update.normalizer}: its proximal term "
-                "undoes its steps. Lower 'federation.local.proximal_mu', the momentum or the learning rate."
+                "undoes its steps, or its rate was 0. Lower 'federation.local.proximal_mu' or the momentum; look at its rate."
             )
         examples, p = float(update.num_examples), self._start.num_parameters
         sums.add("parameters", update.state[:p], examples / update.normalizer)

@@ -16,6 +16,7 @@ class FedSGD(FedAvg):
     """
 
     needs_own_training = True
+    needs_full_batch = True
 
     def __init__(self) -> None:
         super().__init__("examples")
@@ -24,8 +25,13 @@ class FedSGD(FedAvg):
         """See :meth:`RunningStrategy.take_in`.
 
         Raises:
-            ConfigurationError: if the client took more than one step.
+            ConfigurationError: if the client took another number of steps than one, or one of another rule than SGD's.
         """
+        if update.normalizer is None:
+            raise ConfigurationError(
+                f"FedSGD is one step of SGD, but the clients train with {update.optimizer}. Let the module's "
+                "'configure_optimizers' give torch.optim.SGD, or use FedAvg."
+            )
         if update.num_steps != 1:
             raise ConfigurationError(
                 f"FedSGD averages one gradient per client, but client {update.client} took {update.num_steps} steps. Set "

@@ -20,6 +20,8 @@ class LastClient(RunningStrategy):
         seed: of the draw.
     """
 
+    needs_own_training = True
+
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
@@ -28,10 +28,12 @@ class Scaffold(RunningStrategy):
     def start_round(self, start: RoundStart) -> None:
         """In the first round, c = 0."""
         self._num_clients = start.num_clients
-        parameters = start.server_state[: start.num_parameters]
-        if self._control is None or start.round_idx == 0:
-            self._control = torch.zeros_like(parameters, dtype=torch.float64)
-        self._control = self._control.to(parameters.device)
+        parameters = wide(start.server_state[: start.num_parameters])
+        self._control = torch.zeros_like(parameters) if self._control is None else self._control.to(parameters)
+
+    def reset(self) -> None:
+        """c = 0."""
+        self._control = None
 
     @property
     def control(self) -> Tensor | None:

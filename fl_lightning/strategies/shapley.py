@@ -21,7 +21,7 @@ class ShapleyValues(JointStrategy):
 
     A coalition is worth the metric of its clients' average by examples; nobody's is that of w_t. Values are exact for
     small cohorts (2^m evaluations a round) and beyond that estimated from random orders of joining, each left as soon as
-    its coalition is worth about as much as all. Where no value is positive, every client weighs the same.
+    its coalition is worth about as much as all. Where no value is positive, clients weigh by examples, as in FedAvg.
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
@@ -78,6 +78,8 @@ class ShapleyValues(JointStrategy):
             values = monte_carlo_shapley(players, [[players[i] for i in order] for order in drawn], ask, self.tolerance)
         self.values = dict(zip(players, values, strict=True))
         weights = [max(value, 0.0) for value in values]
+        if not any(weights):
+            weights = [float(update.num_examples) for update in updates]
         return average(updates, weights), weights
 
     def _model(self, updates: dict[int, ClientUpdate], coalition: Coalition) -> Callable[[], Tensor]:

@@ -1,0 +1,392 @@
+"""Where algorithms meet the rest: fits that go on, clients that diverge, schedules, labels, several loaders."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from algorithms import prepare
+from by_hand import World, averaged
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from test_strategies import Updates, clients_of
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Accuracy, MeanSquaredError
+
+from fl_lightning import (
+    AdaFed,
+    Attackers,
+    ClientError,
+    ConfigurationError,
+    DataError,
+    FedAvg,
+    FedAvgM,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedLoss,
+    FedMedian,
+    FedNova,
+    FedSGD,
+    FedStar,
+    Focus,
+    LastClient,
+    LocalOnly,
+    LocalTraining,
+    Mediators,
+    PartialWork,
+    Scaffold,
+    ShapleyValues,
+    WarmStart,
+)
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.types import Snapshot
+
+# ------------------------------------------------------------------ fits that go on
+
+
+@pytest.mark.parametrize("name", ["scaffold", "attackers", "local only"])
+def test_a_second_fit_goes_on_with_what_clients_kept(name):
+    module, data, federation = prepare(name)
+    trainer(4, federation).fit(module, data)
+    expected = weights(module)
+    module, data, federation = prepare(name)
+    run = trainer(2, federation)
+    run.fit(module, data)
+    run.fit_loop.max_epochs = 4
+    run.fit(module, data)
+    assert same_bits(weights(module), expected)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "warm start", "attackers", "local only"])
+def test_the_same_orchestrator_starts_anew(name):
+    _, data, federation = prepare(name)
+    finals = []
+    for _ in range(2):
+        module = prepare(name)[0]
+        trainer(3, federation).fit(module, data)
+        finals.append(weights(module))
+    assert same_bits(*finals)
+
+
+def test_a_client_that_no_longer_discards_takes_the_global_model():
+    """Its model may still be in a checkpoint."""
+    memory = ClientMemory([1])
+    for client in (0, 1):
+        memory.remember(client, Snapshot(torch.ones(2), torch.ones(1)))
+    assert memory.recall(0) is None
+    assert memory.recall(1) is not None
+    memory.keepers = frozenset()
+    assert memory.recall(1) is None
+
+
+# ------------------------------------------------------------------ clients that diverge
+
+
+class Spoilt(Blobs):
+    """The first examples, those of client 0, are not numbers."""
+
+    def __init__(self, spoilt: int = SIZES[0]) -> None:
+        super().__init__(shuffle=False)
+        self.train[0][:spoilt] = math.nan
+
+
+def fit_spoilt(strategy: Any, spoilt: int = SIZES[0], **data: Any) -> tuple[Plain, Any]:
+    L.seed_everything(3, verbose=False)
+    module = Plain()
+    net = copy.deepcopy(module.net)
+    federated = FederatedDataModule(Spoilt(spoilt), Consecutive(), **data)
+    trainer(1, FederatedOrchestrator(strategy, LocalTraining(max_epochs=2))).fit(module, federated)
+    return module, net
+
+
+def test_fedloss_rejects_a_client_that_diverged():
+    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its validation loss is nan"):
+        module, _ = fit_spoilt(FedLoss(), client_validation=0.2)
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+
+
+def test_fedloss_without_anyone_left():
+    with pytest.warns(UserWarning, match="rejects"), pytest.raises(ClientError, match="has rejected every client of the round"):
+        fit_spoilt(FedLoss(), spoilt=sum(SIZES), client_validation=0.2)
+
+
+def test_fedmedian_outvotes_a_client_that_diverged():
+    """numpy puts NaN last, too: the median of three is then the larger of the two others."""
+    module, net = fit_spoilt(FedMedian())
+    world = World(torch.float32)
+    others = [world.train(net, k)[0] for k in (1, 2)]
+    for name, value in module.net.named_parameters():
+        larger = torch.maximum(*(dict(other.named_parameters())[name] for other in others))
+        torch.testing.assert_close(value, larger, rtol=1e-5, atol=1e-6)
+
+
+def test_fedmedian_of_a_majority_that_diverged():
+    with pytest.raises(ClientError, match="The median of 3 models is not finite: half of them or more have diverged"):
+        fit_spoilt(FedMedian(), spoilt=SIZES[0] + SIZES[1])
+
+
+def test_other_strategies_stop():
+    with pytest.raises(ClientError, match=r"Client 0 \(of 7 examples\) in round 0: the training loss is nan"):
+        fit_spoilt(FedAvg())
+
+
+# ------------------------------------------------------------------ rates
+
+
+class WarmUp(Plain):
+    """The learning rate rises from 0 with each step."""
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: step / 4)
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Still(Plain):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_fednova_counts_steps_in_proportion_to_their_rates():
+    updates = Updates()
+    federate(WarmUp(), 1, updates, strategy=FedNova())
+    # rates 0, 1, .. tau - 1 quarters of 0.1; the largest counts as one step
+    expected = [sum(range(tau)) / (tau - 1) for tau in (4, 8, 6)]
+    assert [u.normalizer for u in updates.rounds[0]] == pytest.approx(expected)
+
+
+def test_fednova_without_any_rate():
+    with pytest.raises(ClientError, match=r"add up to 0\.0: its proximal term undoes its steps, or its rate was 0"):
+        federate(Still(), 1, strategy=FedNova())
+
+
+def test_scaffold_without_any_rate_leaves_the_control_variates():
+    strategy = Scaffold()
+    federate(Still(), 2, strategy=strategy)
+    assert strategy.control.abs().max() == 0
+
+
+def test_fast_dev_run_is_one_batch_per_client_whatever_the_epochs():
+    updates = Updates()
+    local = LocalTraining(max_epochs=5, partial_work=PartialWork(1.0))
+    federate(Plain(), 1, updates, local=local, flags={"fast_dev_run": True})
+    assert [u.num_steps for u in updates.rounds[0]] == [1, 1, 1]
+
+
+# ------------------------------------------------------------------ labels
+
+
+class Reversed(Dataset[Any]):
+    """As torchvision's datasets: stored labels, and what is given out instead."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = blobs(sum(SIZES), 1)
+
+    def target_transform(self, label: int) -> int:
+        return 2 - label
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.inputs[index], self.target_transform(int(self.targets[index]))
+
+
+class ReversedBlobs(Blobs):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Reversed(), batch_size=5)
+
+
+def test_wrong_labels_pass_through_the_datasets_own_transform():
+    data = FederatedDataModule(ReversedBlobs(), Consecutive())
+    data.setup("fit")
+    data.mislabel({1: 0.1}, 0)
+    seen = torch.cat([y for _, y in data.client(1, 0).train_dataloader()])
+    true = 2 - blobs(sum(SIZES), 1)[1][SIZES[0] : SIZES[0] + SIZES[1]]
+    assert int((seen != true).sum()) == round(0.1 * SIZES[1])
+
+
+def test_a_single_class_cannot_be_wrong():
+    class One(Blobs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.train[1].zero_()
+
+    run = trainer(1, FederatedOrchestrator(attackers=Attackers({0: 1.0})))
+    with pytest.raises(DataError, match="a single class: no label can be wrong"):
+        run.fit(Plain(), FederatedDataModule(One(), Consecutive()))
+
+
+def test_examples_that_are_not_pairs():
+    class Named(Blobs):
+        def train_dataloader(self) -> Any:
+            class Examples(Dataset[Any]):
+                targets = blobs(40, 1)[1]
+
+                def __len__(self) -> int:
+                    return 40
+
+                def __getitem__(self, index: int) -> dict[str, int]:
+                    return {"x": index}
+
+            return DataLoader(Examples(), batch_size=5)
+
+    data = FederatedDataModule(Named(), Consecutive())
+    with pytest.raises(DataError, match=r"need examples of \(input, label, ...\), but Examples gives a dict"):
+        trainer(1, FederatedOrchestrator(attackers=Attackers({1: 1.0}))).fit(Plain(), data)
+
+
+# ------------------------------------------------------------------ what does not go together
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": LastClient(), "route": Mediators(2)}, "LastClient reads what each client did by itself"),
+        ({"strategy": FedAvgM(), "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
+        ({"server_optimizer": torch.optim.Adam, "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
+        ({"strategy": FedSGD()}, "FedSGD takes one gradient of all its examples from each client.*full_batch"),
+    ],
+)
+def test_refused_before_anything_trains(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Plain(), 1, **settings)
+
+
+def test_warm_start_into_local_only_is_refused():
+    with pytest.raises(ConfigurationError, match=r"must be a route that aggregates, but is 'LocalOnly'"):
+        WarmStart(route=LocalOnly())
+
+
+def test_fedsgd_with_another_optimizer():
+    class WithAdam(Plain):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    with pytest.raises(ConfigurationError, match="FedSGD is one step of SGD, but the clients train with Adam"):
+        federate(WithAdam(), 1, strategy=FedSGD(), local=LocalTraining(full_batch=True))
+
+
+def test_a_strategy_that_says_nothing():
+    from fl_lightning import Strategy
+
+    class Empty(Strategy):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"Empty says neither what it adds .* WeightedAverage"):
+        federate(Plain(), 1, strategy=Empty())
+
+
+def test_weights_too_large_to_be_summed_exactly():
+    strategy = AdaFed(MeanSquaredError(), mode="min")
+    from fl_lightning import ClientUpdate, Sums
+
+    update = ClientUpdate(4, 2, 10, 1, score=1e-20, state=torch.ones(3))
+    strategy.epsilon = 1e-12
+    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2; those above 6\.87e\+10"):
+        strategy.take_in(update, Sums())
+
+
+# ------------------------------------------------------------------ measuring
+
+
+def test_local_only_by_a_metric_whose_least_is_best():
+    updates = Updates()
+    module = Plain()
+    federate(module, 1, updates, route=LocalOnly("val_loss", mode="min"), data=Blobs(shuffle=False))
+    scores = [u.score for u in updates.rounds[0]]
+    x, y = blobs(61, 2)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module.net.eval()(x), y)
+    assert float(loss) == pytest.approx(min(scores), rel=1e-5)
+    assert max(scores) > min(scores)
+
+
+class TwoSets(Blobs):
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), super().val_dataloader()]
+
+
+class OnTwoSets(Plain):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        super().validation_step(batch, batch_idx)
+
+
+def test_a_torchmetrics_metric_over_several_validation_loaders():
+    metric = Accuracy(task="multiclass", num_classes=3)
+    updates = Updates()
+    federate(OnTwoSets(), 1, updates, data=TwoSets(), strategy=AdaFed(metric))
+    assert all(0 < u.score <= 1 for u in updates.rounds[0])
+
+
+def test_gradients_in_validation_where_the_trainer_allows_them():
+    class Sensitive(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.enable_grad():
+                x = batch[0].clone().requires_grad_()
+                torch.autograd.grad(self(x).sum(), x)
+            super().validation_step(batch, batch_idx)
+
+    run = federate(Sensitive(), 1, strategy=AdaFed("val_acc"), flags={"inference_mode": False})
+    assert run.global_step == 1
+
+
+@pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
+def test_the_weights_of_a_mediators_clients_add_up_to_its_own(strategy):
+    updates = Updates()
+    data = FederatedDataModule(Blobs(), Consecutive((10, 4, 12, 7, 7)))
+    trainer(1, FederatedOrchestrator(strategy(), route=Mediators(2)), updates).fit(Plain(), data)
+    assert sum(u.share for u in updates.rounds[0]) == pytest.approx(1)
+    assert all(math.isfinite(u.weight) for u in updates.rounds[0])
+    if strategy is FedMedian:  # each of the three groups weighs 1
+        assert sum(u.weight for u in updates.rounds[0]) == pytest.approx(3)
+
+
+def test_shapley_values_that_are_all_negative_leave_fedavg():
+    """Clients at a huge rate make the model worse: what they add is below 0, and examples decide."""
+
+    class Backwards(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return -super().training_step(batch, batch_idx)
+
+    L.seed_everything(3, verbose=False)
+    module = Backwards(lr=0.05)
+    updates = Updates()
+    strategy = ShapleyValues("val_loss", "min")
+    federate(module, 1, updates, data=Blobs(shuffle=False), strategy=strategy)
+    assert max(strategy.values.values()) < 0
+    assert [u.weight for u in updates.rounds[0]] == list(SIZES)
+
+
+def test_focus_and_fedstar_take_torchmetrics():
+    loss = Brier()
+    updates = Updates()
+    federate(Plain(), 1, updates, strategy=Focus(loss))
+    assert all(u.score > 0 and u.global_score > 0 for u in updates.rounds[0])
+    run = federate(Plain(), 1, route=FedStar(1, Accuracy(task="multiclass", num_classes=3)))
+    assert run.global_step == 1
+
+
+class Brier(MeanSquaredError):
+    """A loss of classification as a metric."""
+
+    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
+        super().update(preds.softmax(1), torch.nn.functional.one_hot(target, 3).float())
+
+
+def test_full_batch_is_one_step_an_epoch():
+    updates = Updates()
+    L.seed_everything(3, verbose=False)
+    module = Plain()
+    net = copy.deepcopy(module.net)
+    federate(module, 1, updates, data=Blobs(shuffle=False), local=LocalTraining(max_epochs=3, full_batch=True))
+    assert [u.num_steps for u in updates.rounds[0]] == [3, 3, 3]
+    world = World(torch.float32)
+    clients = [world.train(net, k, epochs=3, batch=100)[0] for k in range(3)]
+    for name, value in averaged(net, clients, world.sizes).state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=2e-6, atol=2e-6)
+    assert not np.allclose(clients_of(net, world)[0][0].weight.detach(), clients[0][0].weight.detach())
