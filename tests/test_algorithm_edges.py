@@ -12,7 +12,7 @@ import pytest
 import torch
 from algorithms import prepare
 from by_hand import World, averaged
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
 from test_strategies import Updates, clients_of
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Accuracy, MeanSquaredError
@@ -110,7 +110,7 @@ def test_fedloss_rejects_a_client_that_diverged():
 
 
 def test_fedloss_without_anyone_left():
-    with pytest.warns(UserWarning, match="rejects"), pytest.raises(ClientError, match="has rejected every client of the round"):
+    with pytest.raises(ClientError, match="has rejected every client of the round"), pytest.warns(UserWarning, match="rejects"):
         fit_spoilt(FedLoss(), spoilt=sum(SIZES), client_validation=0.2)
 
 
@@ -371,7 +371,7 @@ def test_focus_and_fedstar_take_torchmetrics():
     assert run.global_step == 1
 
 
-class Brier(MeanSquaredError):
+class Brier(MeanSquaredError):  # noqa: N818 (a score)
     """A loss of classification as a metric."""
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
@@ -390,3 +390,32 @@ def test_full_batch_is_one_step_an_epoch():
     for name, value in averaged(net, clients, world.sizes).state_dict().items():
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=2e-6, atol=2e-6)
     assert not np.allclose(clients_of(net, world)[0][0].weight.detach(), clients[0][0].weight.detach())
+
+
+def drawn_network() -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return network(batchnorm=True)
+
+
+class Late(Plain):
+    """Builds its network when a fit or a validation begins, as modules do whose size depends on the data."""
+
+    def __init__(self, momentum: float = 0.0) -> None:
+        super().__init__(momentum=momentum)
+        del self.net
+
+    def configure_model(self) -> None:
+        self.net = drawn_network()
+
+
+@pytest.mark.parametrize("name", ["focus", "fedloss", "scaffold", "attackers", "fedstar", "local only", "shapley", "fednova"])
+def test_a_module_that_builds_its_network_late_is_federated_alike(name):
+    finals = []
+    for late in (False, True):
+        module, data, federation = prepare(name)
+        module.net = drawn_network()
+        module = Late(module.hparams.momentum) if late else module
+        trainer(2, federation).fit(module, data)
+        finals.append(weights(module.net))
+    assert same_bits(*finals)

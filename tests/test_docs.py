@@ -6,12 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from command_line import ROOT, small
+from by_hand import averaged
+from command_line import ADAFED, ROOT, SMALL, small
 from federations import Blobs, Plain, federate
 from scipy.stats import trim_mean
-from test_strategies import ROUNDS, World, build, clients_of, compare, flat
+from test_strategies import ROUNDS, World, assert_follows, build, clients_of, flat
 
 from fl_lightning import ConfigurationError
 
@@ -46,6 +48,38 @@ def trimmed_mean(monkeypatch):
     del sys.modules["trimmed_mean"]
 
 
+@pytest.fixture
+def norm_bounded(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield __import__("norm_bounded")
+    del sys.modules["norm_bounded"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_example_with_sums_bounds_every_update(dtype, norm_bounded):
+    def step(net, world, t):
+        clients = clients_of(net, world)
+        w, mean = flat(net)[0], averaged(net, clients, world.sizes)
+        changes = [flat(client)[0] - w for client in clients]
+        scales = [min(1.0, 0.4 / np.linalg.norm(change)) for change in changes]
+        assert min(scales) < 1
+        moved = sum(n * s * c for n, s, c in zip(world.sizes, scales, changes, strict=True)) / world.sizes.sum()
+        return build(net, w + moved, *flat(mean)[1:])
+
+    assert_follows(dtype, step, strategy=norm_bounded.NormBounded(0.4))
+
+
+def test_the_example_with_sums_works_from_its_yaml(fl, norm_bounded):
+    assert len(Path(EXAMPLES, "norm_bounded.py").read_text().splitlines()) < 60
+    yaml = str(ROOT / "docs" / "examples" / "norm_bounded.yaml")
+    arguments = ["fit", "--config", ADAFED, "--config", yaml, *SMALL, "--trainer.logger=false", "--trainer.max_epochs=1"]
+    status, text = fl(*arguments)
+    assert status == 0, text
+    status, text = fl(*arguments, "--federation.strategy.bound=-1", "--trainer.default_root_dir=r")
+    assert status == 1
+    assert "error: 'federation.strategy.bound' must be above 0, but is -1.0" in text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_example_of_contributing_is_scipys_trimmed_mean(dtype, trimmed_mean):
     def step(net, world, t):
@@ -53,7 +87,7 @@ def test_the_example_of_contributing_is_scipys_trimmed_mean(dtype, trimmed_mean)
         parameters, floats = (trim_mean([state[i] for state in states], 1 / 3, axis=0) for i in (0, 1))
         return build(net, parameters, floats, [max(state[2] for state in states)])
 
-    compare(dtype, step, strategy=trimmed_mean.TrimmedMean(1))
+    assert_follows(dtype, step, strategy=trimmed_mean.TrimmedMean(1))
     assert ROUNDS == 3
     assert len(World(dtype).parts) == 3
 

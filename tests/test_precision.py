@@ -150,6 +150,20 @@ def test_control_variates_under_gradient_scaling_and_clipping(clip):
         torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-3, atol=1e-3)
 
 
+def test_steps_that_gradient_scaling_leaves_out_do_not_count():
+    """A scale of 2**80 overflows float16's gradients until it has been halved often enough."""
+    module = Plain(lr=0.2)
+    before = [p.detach().clone() for p in module.parameters()]
+    session = ClientSession(proximal_mu=0.1, lr_decay=1.0)
+    session.begin(ModelState(copy.deepcopy(module)), ModelState(module), 0)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**80, backoff_factor=2.0**-40))
+    run = trainer(1, session, plugins=[plugin], limit_val_batches=0, max_steps=-1)
+    run.fit(module, Blobs(shuffle=False))
+    assert session.skipped >= 1
+    assert session.rates == pytest.approx(0.2 * (run.global_step - session.skipped))
+    assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("algorithm", ["fednova", "scaffold", "fedprox", "attackers", "fedstar", "mediators"])
 def test_algorithms_under_mixed_precision_and_clipping(algorithm):
     """Finite, and about as good as in full precision."""

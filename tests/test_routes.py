@@ -14,7 +14,7 @@ from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
-from test_strategies import DTYPES, ROUNDS, Updates, clients_of, close, compare, final
+from test_strategies import DTYPES, ROUNDS, Updates, assert_close, assert_follows, clients_of, final
 
 from fl_lightning import (
     AdaFed,
@@ -45,7 +45,7 @@ def cyclic(net, world, t):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fedcyclic_passes_one_model_through_all_clients(dtype):
-    _, rounds = compare(dtype, cyclic, route=FedCyclic())
+    _, rounds = assert_follows(dtype, cyclic, route=FedCyclic())
     assert [u.num_steps for u in rounds[-1]] == [4, 8, 6]
 
 
@@ -54,7 +54,7 @@ def test_warm_start_is_cyclic_and_then_averages(dtype):
     def step(net, world, t):
         return cyclic(net, world, t) if t < 2 else averaged(net, clients_of(net, world), [1, 1, 1])
 
-    compare(dtype, step, route=WarmStart(rounds=2), strategy=FedAvg("uniform"))
+    assert_follows(dtype, step, route=WarmStart(rounds=2), strategy=FedAvg("uniform"))
 
 
 def test_warm_start_leaves_the_strategy_alone_at_first():
@@ -81,7 +81,7 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods, dtype):
                 models.append(build(mixed, *flat(mixed)[:2], flat(trained[k])[2]))  # counters stay a client's own
         return averaged(net, models, world.sizes)
 
-    run, rounds = compare(dtype, step, route=FedStar(periods, metric="val_acc"), tolerance=1e-7)
+    run, rounds = assert_follows(dtype, step, route=FedStar(periods, metric="val_acc"), tolerance=1e-7)
     assert [u.num_steps for u in rounds[-1]] == [4 * periods, 8 * periods, 6 * periods]
     model = ModelState(Plain(batchnorm=True).to(dtype)).nbytes(upward=True)
     # to two others after each period, and to the server
@@ -101,7 +101,7 @@ def test_ringfed_mixes_with_the_client_before(gamma, dtype):
             trained = [world.train(model, k)[0] for k, model in enumerate(models)]
         return averaged(net, trained, world.sizes)
 
-    _, rounds = compare(dtype, step, route=RingFed(periods=3, gamma=gamma))
+    _, rounds = assert_follows(dtype, step, route=RingFed(periods=3, gamma=gamma))
     model = ModelState(Plain(batchnorm=True).to(dtype)).nbytes(upward=True)
     assert rounds[0][1].bytes_up == 3 * model  # to the neighbour twice, to the server once
 
@@ -109,7 +109,7 @@ def test_ringfed_mixes_with_the_client_before(gamma, dtype):
 def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():
     """Plain SGD and fixed batches: P x E epochs."""
     one = final(route=RingFed(periods=3, gamma=0.0), local=LocalTraining(max_epochs=2))
-    close(one, final(local=LocalTraining(max_epochs=6)))
+    assert_close(one, final(local=LocalTraining(max_epochs=6)))
 
 
 def test_a_period_route_composes_with_other_strategies():
@@ -192,7 +192,7 @@ def test_mediators_train_balanced_groups_in_sequence(dtype):
         return averaged(net, results, examples)
 
     data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SKEWED))
-    _, rounds = compare(dtype, step, world=world, data=data, route=Mediators(2))
+    _, rounds = assert_follows(dtype, step, world=world, data=data, route=Mediators(2))
     assert sum(u.share for u in rounds[-1]) == pytest.approx(1)
     assert [u.weight for u in rounds[-1]] == pytest.approx(SKEWED)
 
@@ -208,7 +208,7 @@ def test_a_mediator_for_each_client_is_fedavg_and_one_for_all_is_cyclic():
     for _ in range(ROUNDS):
         for k in order:
             net, _ = world.train(net, k)
-    close(final(route=Mediators(3)), weights(net))
+    assert_close(final(route=Mediators(3)), weights(net))
 
 
 # ------------------------------------------------------------------ local only
@@ -223,7 +223,7 @@ def test_local_only_goes_on_from_each_clients_own_model(dtype):
         own = [world.train(model, k)[0] for k, model in enumerate(own or [net] * 3)]
         return own[int(np.argmax([world.on_server(model, accuracy) for model in own]))]
 
-    run, rounds = compare(dtype, step, route=LocalOnly("val_acc"))
+    run, rounds = assert_follows(dtype, step, route=LocalOnly("val_acc"))
     scores = [update.score for update in rounds[-1]]
     assert run.callback_metrics["val_acc"] == pytest.approx(max(scores))
     assert run.callback_metrics["federation/score"] == pytest.approx(np.mean(scores))
@@ -278,7 +278,7 @@ def test_attackers_of_simulation_3(switches):
         own = clients[2]
         return averaged(net, clients, world.sizes)
 
-    compare(torch.float32, step, attackers=Attackers(shares, [2] if discards else []))
+    assert_follows(torch.float32, step, attackers=Attackers(shares, [2] if discards else []))
 
 
 def test_attackers_labels_are_true_again_after_the_fit():

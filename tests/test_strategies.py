@@ -52,7 +52,9 @@ class Updates(FederationCallback):
         self.rounds.append(updates)
 
 
-def compare(dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings):
+def assert_follows(
+    dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings
+):
     """Run a federation for three rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
     L.seed_everything(3, verbose=False)
     module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
@@ -93,7 +95,7 @@ def test_fedsgd_is_one_step_on_the_mean_gradient(dtype):
                 p.copy_(old - LR * g)
         return new
 
-    compare(dtype, step, strategy=FedSGD(), local=LocalTraining(full_batch=True))
+    assert_follows(dtype, step, strategy=FedSGD(), local=LocalTraining(full_batch=True))
 
 
 def momentum_step(beta, lr):
@@ -112,7 +114,7 @@ def momentum_step(beta, lr):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fedavgm_keeps_a_velocity(dtype):
-    compare(dtype, momentum_step(0.7, 0.9), strategy=FedAvgM(0.7, lr=0.9))
+    assert_follows(dtype, momentum_step(0.7, 0.9), strategy=FedAvgM(0.7, lr=0.9))
 
 
 def adaptive_step(rule, lr, b1, b2, eps):
@@ -150,7 +152,7 @@ SERVER_OPTIMIZERS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rule", SERVER_OPTIMIZERS)
 def test_fedopt_steps_on_the_pseudo_gradient(rule, dtype):
-    compare(dtype, adaptive_step(rule, 0.05, 0.8, 0.95, 1e-3), server_optimizer=SERVER_OPTIMIZERS[rule])
+    assert_follows(dtype, adaptive_step(rule, 0.05, 0.8, 0.95, 1e-3), server_optimizer=SERVER_OPTIMIZERS[rule])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -170,7 +172,7 @@ def test_fedmedian_is_the_median_of_each_coordinate(clients, dtype):
         return build(net, np.median(stacked, axis=0), floats, np.max([s[2] for s in states], axis=0))
 
     data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(sizes))
-    compare(dtype, step, world=world, data=data, strategy=FedMedian())
+    assert_follows(dtype, step, world=world, data=data, strategy=FedMedian())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -190,7 +192,7 @@ def test_fedloss_weighs_by_the_loss_at_home(exponent, dtype):
         ]
         return averaged(net, clients, np.array(losses) * world.sizes**exponent)
 
-    compare(dtype, step, world=world, data=data, strategy=FedLoss(examples=exponent))
+    assert_follows(dtype, step, world=world, data=data, strategy=FedLoss(examples=exponent))
 
 
 class LossOf(FedLoss):
@@ -265,7 +267,7 @@ def test_fednova_normalises_by_the_coefficients_of_the_local_gradients(momentum,
         return build(net, new, floats, integers)
 
     local = LocalTraining(max_epochs=2, proximal_mu=mu)
-    compare(dtype, step, world=world, strategy=FedNova(), momentum=momentum, local=local)
+    assert_follows(dtype, step, world=world, strategy=FedNova(), momentum=momentum, local=local)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -287,7 +289,7 @@ def test_scaffold_follows_its_listing(dtype):
         c = c + np.mean(changes, axis=0)  # m / N = 1
         return averaged(net, clients, [1, 1, 1])
 
-    compare(dtype, step, strategy=Scaffold())
+    assert_follows(dtype, step, strategy=Scaffold())
 
 
 def test_scaffold_with_a_cohort_moves_c_by_its_share():
@@ -332,7 +334,7 @@ def test_shapley_weights(metric, sign, dtype):
         return averaged(net, clients, np.maximum(values, 0))
 
     # batches of the server's set of unequal sizes: the module's own mean of losses is by examples
-    run, _ = compare(dtype, step, strategy=ShapleyValues(metric, mode="max" if sign == 1 else "min"))
+    run, _ = assert_follows(dtype, step, strategy=ShapleyValues(metric, mode="max" if sign == 1 else "min"))
     assert run.callback_metrics["federation/shapley_evaluations"] == 8
 
 
@@ -345,7 +347,7 @@ def test_focus_weighs_by_credibility(dtype):
         credibility = np.exp(-(np.array(at_home) + np.array(abroad)) / 0.5)
         return averaged(net, clients, world.sizes * credibility / credibility.sum())
 
-    compare(dtype, step, strategy=Focus(temperature=0.5))
+    assert_follows(dtype, step, strategy=Focus(temperature=0.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -368,7 +370,7 @@ def test_adafed_by_a_metric_of_scikit_learn(metric, dtype):
         return averaged(net, clients, [world.on_server(client, measure) for client in clients])
 
     chosen = MulticlassF1Score(3, average="macro") if metric == "f1" else DiagnosticOddsRatio(3)
-    compare(dtype, step, strategy=AdaFed(chosen), tolerance=1e-7)  # torchmetrics' F1 is a float32
+    assert_follows(dtype, step, strategy=AdaFed(chosen), tolerance=1e-7)  # torchmetrics' F1 is a float32
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -384,7 +386,7 @@ def test_last_client_keeps_one_of_them(dtype):
         new = averaged(net, [clients[k]], [1])
         return build(new, *flat(new)[:2], np.max([flat(c)[2] for c in clients], axis=0))
 
-    compare(dtype, step, strategy=LastClient())
+    assert_follows(dtype, step, strategy=LastClient())
 
 
 def _last(dtype):
@@ -417,7 +419,7 @@ def test_fedprox_with_partial_work(policy, mu):
         clients = [world.train(net, k, epochs=e)[0] for k, e in work[t].items()]
         return averaged(net, clients, world.sizes[list(work[t])])
 
-    compare(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
+    assert_follows(torch.float32, step, world=World(torch.float32, mu=mu), batchnorm=False, local=local)
 
 
 # ------------------------------------------------------------------ identities
@@ -432,13 +434,13 @@ def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
     return weights(module.net)
 
 
-def close(one, other, tolerance=1e-11):
+def assert_close(one, other, tolerance=1e-11):
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
 
 
 def test_fednova_with_equal_steps_is_fedavg():
-    close(final(strategy=FedNova(), sizes=(10, 10, 10)), final(strategy=FedAvg(), sizes=(10, 10, 10)))
+    assert_close(final(strategy=FedNova(), sizes=(10, 10, 10)), final(strategy=FedAvg(), sizes=(10, 10, 10)))
 
 
 def test_fednova_with_unequal_steps_is_not():
@@ -476,4 +478,4 @@ def test_fedloss_of_exponent_zero_ignores_sizes():
 
 
 def test_focus_at_a_high_temperature_is_fedavg():
-    close(final(strategy=Focus(temperature=1e12)), final(strategy=FedAvg()), 1e-9)
+    assert_close(final(strategy=Focus(temperature=1e12)), final(strategy=FedAvg()), 1e-9)
