@@ -121,7 +121,7 @@ def test_proximal_loss_around_the_adaptive_one(fl):
         "--model.loss.loss=F1WeightedCrossEntropy",
     )
     assert status == 0, text
-    assert "network.0.weight" in torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert "network.layers.0.weight" in torch.load("runs/adafed_mnist/checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
 
 def test_disabled_is_the_central_baseline(fl):

@@ -93,7 +93,7 @@ WRONG_ALGORITHMS = [
     (to("Scaffold"), "SCAFFOLD is defined for plain SGD with one learning rate, but the clients train with Adadelta"),
     ([*to("Scaffold"), *SGD, "--model.optimizer.momentum=0.9"], "but the clients train with SGD with momentum 0.9"),
     (
-        [*to("FedSGD"), *SGD, "--federation.local.limit_train_batches=2"],
+        [*to("FedSGD"), *SGD, "--federation.local.full_batch=true", "--federation.local.max_epochs=2"],
         "one gradient per client, but client 5 took 2",
     ),
     ([*to("FedAvgM"), "--federation.server_optimizer=torch.optim.Adam"], "FedAvgM brings the server's optimizer with it"),
@@ -159,7 +159,7 @@ def test_a_wrong_setting_ends_in_one_message(args, message, fl, monkeypatch):
 
 
 def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
-    (tmp_path / "users.py").write_text(
+    (tmp_path / "unlabelled.py").write_text(
         "import lightning as L, torch\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "class Unlabelled(L.LightningDataModule):\n"
@@ -167,7 +167,7 @@ def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
         "        return DataLoader(TensorDataset(torch.zeros(40, 1, 28, 28), torch.rand(40, 2)), batch_size=5)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = ["--data.datamodule=users.Unlabelled", "--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4"]
+    data = ["--data.datamodule=unlabelled.Unlabelled", "--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4"]
     arguments = [arg for arg in SMALL if "datamodule" not in arg]
     chosen = ["--federation.strategy=FedAvg", "--federation.route=Mediators", "--model.loss=CrossEntropy"]
     status, text = fl("fit", "--config", ADAFED, *arguments, "--trainer.logger=false", *data, *chosen)

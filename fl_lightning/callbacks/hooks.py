@@ -22,7 +22,10 @@ class FederationCallback(Callback):
         """Before a client trains."""
 
     def on_client_end(self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate) -> None:
-        """After a client trained: the update as the strategy takes it in, with its state."""
+        """After a client trained: its update, with its state; the weight is NaN until the strategy has given one.
+
+        On routes with several periods a client trains, and is announced, several times a round.
+        """
 
     def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
         """After the server's step: ``pl_module`` holds w_{t+1}; all updates of the round, without their states."""

@@ -261,6 +261,8 @@ def _as_one(chain: list[ClientUpdate]) -> ClientUpdate:
 
 def _shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
     """The chain's updates for the log, with its weight shared out by examples."""
+    if len(chain) == 1:
+        return [handed.without_state()]
     weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
     return [
         replace(update, weight=weight, score=handed.score, local_score=handed.local_score).without_state()
