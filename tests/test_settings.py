@@ -108,7 +108,7 @@ WRONG_ALGORITHMS = [
     (by("WarmStart", rounds=0), "'federation.route.rounds' must be 1 or above"),
     # what goes together
     *(
-        (by(route, "--federation.clients_per_round=3"), f"{route} passes models through all clients, but this federation has a")
+        (by(route, "--federation.clients_per_round=3"), f"{route} needs every client in every round, but this federation has a")
         for route in ("FedCyclic", "FedStar", "RingFed", "LocalOnly", "WarmStart")
     ),
     (

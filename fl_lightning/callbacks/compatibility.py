@@ -86,7 +86,7 @@ def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_p
     if route.needs_all_clients and (size < num_clients or local.partial_work.drops):
         which = f"a cohort of {size} out of {num_clients}" if size < num_clients else "stragglers that are dropped"
         raise ConfigurationError(
-            f"{type(route).__name__} passes models through all clients, but this federation has {which}. Set "
+            f"{type(route).__name__} needs every client in every round, but this federation has {which}. Set "
             "'federation.clients_per_round' to 1.0 and keep stragglers, or use another route, such as ServerRoute."
         )
 
