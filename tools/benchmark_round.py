@@ -35,6 +35,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     KerasCNN,
+    LeNet,
     LocalTraining,
     Partitioner,
     TensorLoader,
@@ -92,13 +93,6 @@ class Plain(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=LR)
 
 
-def lenet() -> nn.Module:
-    """The LeNet of the FedLoss thesis on 28 x 28: 6 and 16 filters of 5 x 5, 120, 84, 10."""
-    convolutions = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    dense = [nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
-    return nn.Sequential(*convolutions, nn.Flatten(), *dense)
-
-
 class Workload:
     def __init__(self, name: str) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
@@ -107,7 +101,7 @@ class Workload:
         self.sizes = [sum(row) for row in counts] if simulation else [100] * 100
         self.cohort: int | float = 1.0 if simulation else 10
         self.rounds = 2 if simulation else 15
-        self.net = KerasCNN() if simulation else lenet()
+        self.net = KerasCNN() if simulation else LeNet()
         self.data = Images(sum(self.sizes), 100 if simulation else 10, 10_000 if simulation else 0)
 
     def by_hand(self) -> float:
