@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import FederatedDataModule, IIDPartitioner, KerasCNN, MNISTDataModule, TablePartitioner, TensorLoader
 from fl_lightning.data.loaders import client_loader, sharded
+from fl_lightning.errors import DataError
 
 MNIST = os.environ.get("FL_LIGHTNING_MNIST", "")
 
