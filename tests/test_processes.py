@@ -20,18 +20,24 @@ from federations import same_bits, trainer, weights
 SCRIPT = Path(__file__).with_name("run_federation.py")
 
 
-def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
-    """Run the script; a process group that hangs is killed, not waited for."""
-    out = folder / f"{name}.pt"
-    command = [sys.executable, str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args]
+def launch(arguments: list[str], limit: int, expect: int = 0) -> str:
+    """Run Python and give what it wrote to stderr; a process group that hangs is killed, not waited for."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode == expect, stderr
+    return stderr
+
+
+def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
+    """Run the script; what it wrote, or where it was to fail, what it said."""
+    out = folder / f"{name}.pt"
+    stderr = launch([str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args], 120, expect)
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
@@ -43,15 +49,7 @@ def on_two_ranks(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", script, str(out)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(launch, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        _, stderr = process.communicate(timeout=240)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, stderr
+    stderr = launch(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", script, str(out)], 240)
     assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
     return torch.load(out, weights_only=True)
 

@@ -110,7 +110,7 @@ class LocalTrainer:
         if self._state is not None:
             match_trainable(self._state, server)
         start = self.memory.recall(client) or start
-        correction = None if control is None else self._correction(client, control, server)
+        correction = None if control is None else self._correction(client, control)
         self._session.begin(server, self._state, round_idx, start, correction)
         self._fit(client, data, round_idx, period, epochs)
         state = self._session.client
@@ -140,10 +140,9 @@ class LocalTrainer:
         with quiet(), isolated_rng(derive_seed(*key, "training"), self.device):
             trainer.fit(self.module, datamodule=data.client(client, derive_seed(*key, "shuffle"), self.local.full_batch))
 
-    def _correction(self, client: int, control: Tensor, server: ModelState) -> Tensor:
+    def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)
-        like = server.vector()[: server.num_parameters]
-        return (control - own.to(control) if own is not None else control).to(like)
+        return (control if own is None else control - own.to(control)).to(self.device)
 
     def _with_control(self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None) -> ClientUpdate:
         """The update with the change of c_k, which the client keeps too; both travel like the parameters."""

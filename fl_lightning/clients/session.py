@@ -65,6 +65,7 @@ class ClientSession(Callback):
         self.skipped = 0
         self._steps: StepCoefficients | None = StepCoefficients()
         self._anchors: list[Tensor] = []
+        self._corrections: list[Tensor] = []
 
     @property
     def normalizer(self) -> float | None:
@@ -96,6 +97,10 @@ class ClientSession(Callback):
         self._client.copy_from(self.server)
         if self._start is not None:
             self._client.load(self._start)
+        if self._correction is not None:  # once a fit: in the shapes and the dtype of the parameters
+            parameters = self._client.parameters()
+            pieces = torch.split(self._correction, [parameter.numel() for parameter in parameters])
+            self._corrections = [c.view_as(p).to(p) for c, p in zip(pieces, parameters, strict=True)]
         if self.proximal_mu:
             self._anchors = [parameter.detach().clone() for parameter in self._client.parameters()]
         keep_metrics_to_this_process(pl_module)
@@ -161,8 +166,8 @@ class ClientSession(Callback):
             anchors = [self._anchors[k] for k in chosen]
             add_proximal_gradient([parameters[k] for k in chosen], anchors, self.proximal_mu * scale)
         if self._correction is not None:
-            pieces = torch.split(self._correction, [parameter.numel() for parameter in parameters])
-            add_to_gradients([parameters[k] for k in chosen], [pieces[k] for k in chosen], scale)
+            corrections = [self._corrections[k] for k in chosen]
+            add_to_gradients([parameters[k] for k in chosen], corrections, scale)
 
 
 def _scale_schedule(scheduler: Any, factor: float) -> None:

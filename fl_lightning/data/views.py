@@ -33,12 +33,14 @@ class _View(LightningDataModule):
         self._base.trainer = self._outer_trainer
 
 
-class TrainingView(_View):
-    """One client's examples to train on."""
-
+class _ClientView(_View):
     def __init__(self, base: LightningDataModule, loader: Any) -> None:
         super().__init__(base)
         self._loader = loader
+
+
+class TrainingView(_ClientView):
+    """One client's examples to train on."""
 
     def train_dataloader(self) -> Any:
         """One client's examples."""
@@ -53,12 +55,8 @@ class ServerView(_View):
         return self._base.val_dataloader()
 
 
-class EvaluationView(_View):
+class EvaluationView(_ClientView):
     """A part of one client's examples to evaluate on."""
-
-    def __init__(self, base: LightningDataModule, loader: Any) -> None:
-        super().__init__(base)
-        self._loader = loader
 
     def val_dataloader(self) -> Any:
         """A part of one client's examples, in order."""

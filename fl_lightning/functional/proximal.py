@@ -26,9 +26,8 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor
 
 @torch.no_grad()
 def add_to_gradients(parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0) -> None:
-    """Add ``scale * term`` to ``.grad`` of each parameter, in place; terms hold as many elements as their parameters."""
+    """Add ``scale * term`` to ``.grad`` of each parameter, in place; terms have the parameters' shapes."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    shaped = [term.view_as(parameter) for term, parameter in zip(terms, parameters, strict=True)]
-    torch._foreach_add_([p.grad for p in parameters if p.grad is not None], shaped, alpha=scale)
+    torch._foreach_add_([p.grad for p in parameters if p.grad is not None], list(terms), alpha=scale)
