@@ -3,20 +3,47 @@
 from fl_lightning.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
+    FeatureCache,
     FederatedOrchestrator,
     FederationCallback,
     FederationProgressBar,
     LastCheckpoint,
+    PartitionReport,
 )
-from fl_lightning.clients import Attackers, LocalTraining, PartialWork
-from fl_lightning.data import FederatedDataModule, LabelAveraging, MNISTDataModule, TensorLoader
+from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork
+from fl_lightning.data import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    FashionMNISTDataModule,
+    FederatedDataModule,
+    ImageDataModule,
+    ImageFolderDataModule,
+    LabelAveraging,
+    MNISTDataModule,
+    RandomCropFlip,
+    SVHNDataModule,
+    TensorLoader,
+    USPSDataModule,
+)
 from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError
-from fl_lightning.functional import Sums
+from fl_lightning.functional import Partition, Sums
 from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
 from fl_lightning.metrics import DiagnosticOddsRatio
-from fl_lightning.models import KerasCNN, LeNet
+from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
 from fl_lightning.optimizers import Yogi
-from fl_lightning.partitioners import IIDPartitioner, Partitioner, TablePartitioner
+from fl_lightning.partitioners import (
+    AdaFedSimulation1,
+    ClassesPartitioner,
+    ColumnPartitioner,
+    DirichletPartitioner,
+    DomainPartitioner,
+    FlowerPartitioner,
+    IIDPartitioner,
+    Partitioner,
+    QuantityPartitioner,
+    ShardPartitioner,
+    TablePartitioner,
+)
 from fl_lightning.routes import (
     Cohort,
     FedCyclic,
@@ -53,20 +80,32 @@ from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 __version__ = "0.1.0"
 
 __all__ = [
+    "MLP",
+    "VGG19",
     "AdaFed",
+    "AdaFedSimulation1",
     "AtomicCheckpointIO",
     "Attackers",
     "BestCheckpoint",
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
     "CheckpointError",
+    "ClassesPartitioner",
     "ClassificationTask",
     "ClientError",
+    "ClientEvaluation",
     "ClientUpdate",
     "Cohort",
+    "ColumnPartitioner",
     "ConfigurationError",
     "CrossEntropy",
     "DataError",
     "DiagnosticOddsRatio",
+    "DirichletPartitioner",
+    "DomainPartitioner",
     "F1WeightedCrossEntropy",
+    "FashionMNISTDataModule",
+    "FeatureCache",
     "FedAvg",
     "FedAvgM",
     "FedCyclic",
@@ -80,8 +119,12 @@ __all__ = [
     "FederationCallback",
     "FederationError",
     "FederationProgressBar",
+    "FlowerPartitioner",
     "Focus",
+    "FrozenBackbone",
     "IIDPartitioner",
+    "ImageDataModule",
+    "ImageFolderDataModule",
     "JointStrategy",
     "KerasCNN",
     "LabelAveraging",
@@ -93,21 +136,29 @@ __all__ = [
     "MNISTDataModule",
     "Mediators",
     "PartialWork",
+    "Partition",
+    "PartitionReport",
     "Partitioner",
     "PeriodRoute",
     "ProximalLoss",
+    "QuantityPartitioner",
+    "RandomCropFlip",
+    "ResNet18",
     "RingFed",
     "RoundStart",
     "Route",
     "RunningStrategy",
+    "SVHNDataModule",
     "Scaffold",
     "ServerRoute",
     "ShapleyValues",
+    "ShardPartitioner",
     "Snapshot",
     "Strategy",
     "Sums",
     "TablePartitioner",
     "TensorLoader",
+    "USPSDataModule",
     "WarmStart",
     "WeightedAverage",
     "Worth",

@@ -19,7 +19,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import fl_lightning
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
+from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.cli_messages import explain
 from fl_lightning.data.federated import FederatedDataModule
@@ -73,13 +75,30 @@ class FederationParser(LightningArgumentParser):
         sys.exit(2)
 
 
+class FederationTrainer(Trainer):
+    """Lightning's Trainer, with what the command ``partition`` calls."""
+
+    def partition(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
+        """Show what each client would hold, without training.
+
+        Args:
+            model: not used.
+            datamodule: is set up for a fit.
+        """
+        (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        report.show(datamodule, Path(self.default_root_dir))
+
+
 class FederationCLI(LightningCLI):
-    """LightningCLI with the sections ``federation``, ``best_checkpoint`` and ``last_checkpoint``."""
+    """LightningCLI with the sections of a federation and the command ``partition``."""
 
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(
             LightningModule,
             FederatedDataModule,
+            trainer_class=FederationTrainer,
             subclass_mode_model=True,
             save_config_callback=SaveRunConfig,
             seed_everything_default=0,
@@ -90,9 +109,16 @@ class FederationCLI(LightningCLI):
             args=args,
         )
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's, and ``partition``."""
+        return {**LightningCLI.subcommands(), "partition": {"model", "datamodule"}}
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections."""
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
+        parser.add_lightning_class_args(PartitionReport, "partition_report")
+        parser.add_lightning_class_args(FeatureCache, "feature_cache")
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")

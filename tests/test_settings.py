@@ -14,7 +14,7 @@ WRONG = [
         ["--federation.strategy=NoSuch"],
         "Known: AdaFed, FedAvg, FedAvgM, FedLoss",
     ),
-    (["--data.partitioner=NoSuch"], "Known: IIDPartitioner, TablePartitioner"),
+    (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
     (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
     (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
     (["--federation.strategy.colour=x"], "fl-lightning fit --federation.strategy.help fl_lightning.AdaFed"),

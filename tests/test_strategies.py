@@ -181,8 +181,8 @@ def test_fedloss_weighs_by_the_loss_at_home(exponent, dtype):
     data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
     probe = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
     probe.setup("fit")
-    assert [len(part) for part in probe.validation_indices] == [2, 6, 4]
-    world = World(dtype, [p.numpy() for p in probe.indices], [p.numpy() for p in probe.validation_indices])
+    assert [len(part) for part in probe.division.validation] == [2, 6, 4]
+    world = World(dtype, [p.numpy() for p in probe.indices], [p.numpy() for p in probe.division.validation])
 
     def step(net, world, t):
         clients = clients_of(net, world)

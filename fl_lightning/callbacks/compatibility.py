@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 
 from lightning.pytorch import Trainer
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.clients.evaluation import require_server_set
 from fl_lightning.clients.local_training import LocalTraining
@@ -108,3 +110,23 @@ def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> 
             f"{type(strategy).__name__} brings the server's optimizer with it, but 'federation.server_optimizer' is set, too. "
             "Leave it out, or use FedAvg with it."
         )
+
+
+def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
+    """Refuse a client with a single example where BatchNorm would train on it.
+
+    Returns:
+        Whether the module trains BatchNorm: then a client's last batch is left out where it holds a single example.
+
+    Raises:
+        DataError: naming the client.
+    """
+    trains = any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
+    sizes = data.indices.sizes + data.division.public.numel()
+    if trains and int(sizes.min()) == 1:
+        client = int(sizes.argmin())
+        raise DataError(
+            f"Client {data.client_name(client)} has a single training example, and BatchNorm cannot train on a batch of one. "
+            "Use a partition with larger clients (most partitioners have 'min_examples'), or a network with GroupNorm."
+        )
+    return trains

@@ -8,20 +8,25 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
-from fl_lightning.callbacks.compatibility import check_cohort, check_route, check_server_optimizer, check_strategy
+from fl_lightning.callbacks.client_evaluation import ClientEvaluator
+from fl_lightning.callbacks.compatibility import (
+    check_batch_norm,
+    check_cohort,
+    check_route,
+    check_server_optimizer,
+    check_strategy,
+)
 from fl_lightning.callbacks.exchange import share_memory
 from fl_lightning.callbacks.hooks import announce
-from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer
 from fl_lightning.callbacks.round import Federation, FederationRound, RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
 from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
@@ -50,6 +55,7 @@ class FederatedOrchestrator(Callback):
         local: how a client trains; one local epoch by default.
         route: who sends a model to whom; from the server to the clients and back by default.
         attackers: clients that misbehave; none by default.
+        client_evaluation: what is measured on the clients' own test parts; nothing by default.
         clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: given the parameters, steps on the pseudo-gradient ``w_t - average`` once per round.
             By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
@@ -66,6 +72,7 @@ class FederatedOrchestrator(Callback):
         local: LocalTraining = LocalTraining(),  # noqa: B008 (frozen)
         route: Route | None = None,
         attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
+        client_evaluation: ClientEvaluation = ClientEvaluation(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
         seed: int = 0,
@@ -75,6 +82,7 @@ class FederatedOrchestrator(Callback):
         self.route = route or ServerRoute()
         self.local = local
         self.attackers = attackers
+        self.client_evaluation = client_evaluation
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
         self.seed = seed
@@ -103,19 +111,20 @@ class FederatedOrchestrator(Callback):
         data.mislabel(self.attackers.wrong_labels, self.seed)
         self._cleanup.callback(data.mislabel, {}, self.seed)
         self._cleanup.enter_context(without_advice())
-        _prepare_trainer(trainer, self._cleanup)
+        prepare_trainer(trainer, self._cleanup)
         if self.local.threads is not None:
             self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(self.local.threads)
         self._takeover = Takeover(
-            pl_module, lambda: self._run_round_exactly(trainer, pl_module), lambda: self._server_optimizer(pl_module)
+            pl_module, lambda: self._run_round(trainer, pl_module), lambda: self._server_optimizer(pl_module)
         )
-        self._cleanup.callback(_keep_global_step, trainer)  # the last to be registered runs first
+        self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         self.attackers.check(data.num_clients)
+        self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
         check_server_optimizer(self.strategy, self.route, self.server_optimizer)
@@ -135,10 +144,13 @@ class FederatedOrchestrator(Callback):
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
         data = _federated_data(trainer)
-        local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, self._run.memory)
+        single, memory = check_batch_norm(pl_module, data), self._run.memory
+        local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single)
         inference = trainer.validate_loop.inference_mode
         measures = Measures(data, precision, device, trainer.limit_val_batches, logger, inference)
         self._federation = Federation(trainer, self.strategy, data, ModelState(pl_module), local, measures)
+        scores = self._run.client_scores
+        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self._turns)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the global random state of a resumed run, and make rounds the x-axis."""
@@ -151,19 +163,17 @@ class FederatedOrchestrator(Callback):
 
     # ---------------------------------------------------------------- the round
 
-    def _run_round_exactly(self, trainer: Trainer, module: LightningModule) -> None:
-        """A round outside of the outer Trainer's precision: clients enter their own, sums and figures are exact."""
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            with torch.autocast(trainer.strategy.root_device.type, enabled=False):
-                self._run_round(trainer, module)
-        finally:
-            torch.set_default_dtype(default)
-
     def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
+        with outside_precision(trainer):
+            self._train_round(trainer, module)
+            scores = self._evaluator.end_round(trainer.current_epoch)
+        if scores:
+            module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
+
+    def _train_round(self, trainer: Trainer, module: LightningModule) -> None:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
+        self._evaluator.begin_round(round_idx)
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
@@ -186,6 +196,14 @@ class FederatedOrchestrator(Callback):
             return cohort, {}
         epochs = work.epochs(cohort, self.local.max_epochs, self.seed, round_idx)
         return tuple(client for client in cohort if not (work.drops and client in epochs)), epochs
+
+    def _turns(self, rounds: int) -> list[list[tuple[int, int]]]:
+        """When each client trained in so many rounds: (round, period)."""
+        turns: list[list[tuple[int, int]]] = [[] for _ in range(self._federation.data.num_clients)]
+        for round_idx in range(rounds):
+            for client in self._draw(round_idx)[0]:
+                turns[client] += [(round_idx, period) for period in range(getattr(self.route, "periods", 1))]
+        return turns
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:
         server = self._federation.server
@@ -221,6 +239,12 @@ class FederatedOrchestrator(Callback):
         """Tell the callbacks that the round is over."""
         if self._takeover is not None:
             announce(trainer, "on_round_end", trainer.current_epoch)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the final model with models of the clients' own, where that was asked for."""
+        if self._takeover is not None and self.client_evaluation.active:
+            with outside_precision(trainer):
+                self._evaluator.conclude(trainer.current_epoch)
 
     # ---------------------------------------------------------------- state and end
 
@@ -259,29 +283,3 @@ def _federated_data(trainer: Trainer) -> FederatedDataModule:
             "trainer.fit(module, datamodule=FederatedDataModule(your_datamodule, partitioner=IIDPartitioner(10)))."
         )
     return data
-
-
-def _prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
-    """Fit the Trainer's own parts to rounds: log each, never leave half a checkpoint, no scaler on the server's step."""
-    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
-    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-    plugin = trainer.precision_plugin
-    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
-        cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
-        plugin.scaler = None
-    for position, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
-        if type(callback) in (TQDMProgressBar, RichProgressBar):
-            bar = FederationProgressBar()
-            trainer.callbacks[position] = bar  # type: ignore[attr-defined]
-            bar.setup(trainer, trainer.lightning_module, "fit")
-            cleanup.callback(trainer.callbacks.__setitem__, position, callback)  # type: ignore[attr-defined]
-            cleanup.callback(bar.close)
-
-
-def _keep_global_step(trainer: Trainer) -> None:
-    """Let ``trainer.global_step`` go on counting rounds when the module optimizes automatically again."""
-    loop = trainer.fit_loop.epoch_loop
-    steps = loop.manual_optimization.optim_step_progress.total.completed
-    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fl_lightning.callbacks.client_evaluation import ClientScores
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 
-FORMAT = 2
+FORMAT = 3
 
 
 class RunState:
@@ -31,6 +32,7 @@ class RunState:
         self._owner = owner
         self.num_clients = 0
         self.memory = ClientMemory()
+        self.client_scores = ClientScores()
         self._random_state: dict[str, Any] | None = None
 
     def begin(self, num_clients: int, all_keep_models: bool) -> None:
@@ -51,6 +53,7 @@ class RunState:
             "strategy_state": self._owner.strategy.state_dict(),
             "route": type(self._owner.route).__name__,
             "memory": self.memory.state_dict(),
+            "client_scores": self.client_scores.state_dict(),
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
@@ -96,6 +99,7 @@ class RunState:
             )
         owner.strategy.load_state_dict(state["strategy_state"])
         self.memory.load_state_dict(state["memory"])
+        self.client_scores.load_state_dict(state["client_scores"])
         self._random_state = state["random_state"]
 
     def restore_random_state(self) -> None:

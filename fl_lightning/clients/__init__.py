@@ -1,8 +1,9 @@
 """Local training at the clients."""
 
 from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.partial_work import PartialWork
 
-__all__ = ["Attackers", "LocalTrainer", "LocalTraining", "PartialWork"]
+__all__ = ["Attackers", "ClientEvaluation", "LocalTrainer", "LocalTraining", "PartialWork"]

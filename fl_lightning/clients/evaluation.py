@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
 from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.holdings import Part
 from fl_lightning.errors import ConfigurationError
 
 _STRATEGY = "federation.strategy.metric"
@@ -133,7 +134,7 @@ class Measures:
         module: LightningModule,
         metric: str | Metric,
         client: int,
-        part: Literal["training", "validation"],
+        part: Part,
         setting: str = _STRATEGY,
     ) -> float:
         """A metric of a model on a part of a client's examples."""

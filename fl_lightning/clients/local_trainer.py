@@ -17,6 +17,7 @@ from torch import Tensor
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ClientError, ConfigurationError
@@ -39,6 +40,7 @@ class LocalTrainer:
         logger: whether the module finds a (silent) logger.
         detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
         memory: what clients keep over rounds.
+        drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
     """
 
     def __init__(
@@ -52,12 +54,15 @@ class LocalTrainer:
         logger: bool = False,
         detect_anomaly: bool = False,
         memory: ClientMemory | None = None,
+        drop_single: bool = False,
     ) -> None:
         self.module = module
+        self._drop_single = drop_single
         self.local = local
         self.device = device
         self.seed = seed
         self.memory = memory or ClientMemory()
+        self._fast_dev_run = fast_dev_run
         self._flags: dict[str, Any] = {
             "logger": logger,
             "precision": precision,
@@ -138,7 +143,8 @@ class LocalTrainer:
         trainer.fit_loop.max_epochs = all_epochs if epochs is None else min(epochs, all_epochs)
         key = (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
         with quiet(), isolated_rng(derive_seed(*key, "training"), self.device):
-            trainer.fit(self.module, datamodule=data.client(client, derive_seed(*key, "shuffle"), self.local.full_batch))
+            shuffle = derive_seed(*key, "shuffle")
+            trainer.fit(self.module, datamodule=data.client(client, shuffle, self.local.full_batch, self._drop_single))
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)
@@ -161,6 +167,20 @@ class LocalTrainer:
         if snapshot is not None:
             state.load(snapshot)
         return self.module
+
+    def with_settings(self, **changes: Any) -> LocalTrainer:
+        """Another that trains the same module on its own: without proximal term, stragglers and memory.
+
+        Args:
+            changes: of :class:`LocalTraining`, such as ``max_epochs``.
+        """
+        other = copy.copy(self)
+        other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), **changes)
+        other.memory = ClientMemory()
+        other._session = ClientSession(0.0, self.local.lr_decay)
+        other._flags = self._flags if self._fast_dev_run else self._flags | changes
+        other._trainer = None
+        return other
 
     def _next_trainer(self) -> Trainer:
         # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.

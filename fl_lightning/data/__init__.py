@@ -1,8 +1,31 @@
 """LightningDataModules, and the one that spreads any of them over clients."""
 
+from fl_lightning.data.augmentation import RandomCropFlip
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.image_folders import ImageFolderDataModule
+from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.torchvision_sets import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    FashionMNISTDataModule,
+    SVHNDataModule,
+    USPSDataModule,
+)
 
-__all__ = ["FederatedDataModule", "LabelAveraging", "MNISTDataModule", "TensorLoader"]
+__all__ = [
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "FashionMNISTDataModule",
+    "FederatedDataModule",
+    "ImageDataModule",
+    "ImageFolderDataModule",
+    "LabelAveraging",
+    "MNISTDataModule",
+    "RandomCropFlip",
+    "SVHNDataModule",
+    "TensorLoader",
+    "USPSDataModule",
+]

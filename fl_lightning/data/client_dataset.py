@@ -1,86 +1,110 @@
-"""What a client holds, where that is not simply a part of the training set: other labels, repeated examples."""
+"""What a client holds, where that is not simply a part of the training set: other labels, repeats, noise, a public share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from fl_lightning.data.feature_noise import FeatureNoise, scaled_to_one
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.errors import DataError
 
+NOTHING = torch.zeros(0, dtype=torch.int64)
 
-def altered_dataset(
-    dataset: Any,
-    indices: Tensor,
-    true: Tensor,
-    labels: Tensor | None,
-    repeated: Tensor | None,
-    rebalancing: LabelAveraging | None,
-) -> Dataset[Any]:
-    """A client's examples with other labels, followed by repeated ones.
+
+@dataclass(frozen=True)
+class Changes:
+    """How a client's examples differ from those of the data set.
+
+    Args:
+        client: its id.
+        part: which part of its examples.
+        true: their classes, as the dataset stores them, shape (n,); None where nobody asked.
+        labels: what the client believes them to be, shape (n,); None for the true ones.
+        repeated: positions 0 .. n - 1 of examples to append.
+        rebalancing: changes the repeated inputs.
+        noise: on the client's own inputs.
+        public: examples of the data set that are appended as they are, int64.
+    """
+
+    client: int
+    part: str
+    true: Tensor | None = None
+    labels: Tensor | None = None
+    repeated: Tensor = NOTHING
+    rebalancing: LabelAveraging | None = None
+    noise: FeatureNoise | None = None
+    public: Tensor = NOTHING
+
+    @property
+    def none(self) -> bool:
+        """Whether the client holds examples of the data set as they are."""
+        return self.labels is None and self.noise is None and not self.repeated.numel()
+
+
+def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[Any]:
+    """A client's examples as it has them: its own, then repeated ones, then public ones.
 
     Args:
         dataset: the whole training set, of examples (input, label, ...).
         indices: the client's, shape (n,).
-        true: their classes, as the dataset stores them, shape (n,).
-        labels: what the client believes them to be, shape (n,); None for the true ones.
-        repeated: positions 0 .. n - 1 of examples to append; None for none.
-        rebalancing: changes the repeated inputs.
+        changes: what is different.
 
     Returns:
         A TensorDataset where ``dataset`` is one, so that batches are still indexed at once.
     """
-    extra = torch.zeros(0, dtype=torch.int64) if repeated is None else repeated
     if type(dataset) is not TensorDataset:
-        return _Altered(dataset, indices, true, labels, extra, rebalancing)
+        return _Changed(dataset, indices, changes)
     own = [tensor[indices] for tensor in dataset.tensors]
-    if labels is not None:
-        own[1] = labels.to(own[1])
-    copies = [tensor[extra] for tensor in own]
-    if rebalancing is not None:
-        copies[0] = rebalancing.change(copies[0])
-    return TensorDataset(*(torch.cat(pair) for pair in zip(own, copies, strict=True)))
+    public = [tensor[changes.public] for tensor in dataset.tensors]
+    if changes.labels is not None:
+        own[1] = changes.labels.to(own[1])
+    if changes.noise is not None:
+        own[0] = changes.noise.add(own[0], changes.client, changes.part)
+        public[0] = scaled_to_one(public[0])
+    copies = [tensor[changes.repeated] for tensor in own]
+    if changes.rebalancing is not None:
+        copies[0] = changes.rebalancing.change(copies[0])
+    return TensorDataset(*(torch.cat(pieces) for pieces in zip(own, copies, public, strict=True)))
 
 
-class _Altered(Dataset[Any]):
-    def __init__(
-        self,
-        dataset: Any,
-        indices: Tensor,
-        true: Tensor,
-        labels: Tensor | None,
-        extra: Tensor,
-        rebalancing: LabelAveraging | None,
-    ) -> None:
-        self._dataset, self._labels, self._rebalancing = dataset, labels, rebalancing
-        self._true = true
+class _Changed(Dataset[Any]):
+    def __init__(self, dataset: Any, indices: Tensor, changes: Changes) -> None:
+        self._dataset, self._changes, self._own = dataset, changes, indices
         self._transform = _target_transform(dataset)
-        self._own = indices
-        self._positions = torch.cat([torch.arange(len(indices)), extra])
+        self._positions = torch.cat([torch.arange(len(indices)), changes.repeated])
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self._positions) + len(self._changes.public)
 
     def __getitem__(self, index: int) -> Any:
-        """The example; repeated ones come after the client's own."""
+        """The example; repeated ones come after the client's own, public ones last."""
+        changes = self._changes
+        if index >= len(self._positions):
+            inputs, *rest = self._dataset[int(changes.public[index - len(self._positions)])]
+            return (scaled_to_one(inputs) if changes.noise is not None else inputs, *rest)
         position = int(self._positions[index])
-        example = self._dataset[int(self._own[position])]
+        source = int(self._own[position])
+        example = self._dataset[source]
         if not (isinstance(example, list | tuple) and len(example) >= 2):
             raise DataError(
-                f"Label errors and repeated examples need examples of (input, label, ...), but {type(self._dataset).__name__} "
-                f"gives a {type(example).__name__}. Return tuples, or leave 'federation.attackers.wrong_labels' and "
-                "'data.rebalancing' out."
+                f"Label errors, noise and repeated examples need examples of (input, label, ...), but "
+                f"{type(self._dataset).__name__} gives a {type(example).__name__}. Return tuples, or leave "
+                "'federation.attackers.wrong_labels', 'data.feature_noise' and 'data.rebalancing' out."
             )
         inputs, label, *rest = example
-        if self._labels is not None and self._labels[position] != self._true[position]:
-            wrong = self._transform(int(self._labels[position]))
+        if changes.labels is not None and changes.true is not None and changes.labels[position] != changes.true[position]:
+            wrong = self._transform(int(changes.labels[position]))
             label = torch.as_tensor(wrong).to(label) if isinstance(label, Tensor) else wrong
-        if index >= len(self._own) and self._rebalancing is not None and self._rebalancing.augmentation is not None:
-            inputs = self._rebalancing.augmentation(inputs)
+        if changes.noise is not None:
+            inputs = changes.noise.add(inputs, changes.client, source)
+        if index >= len(self._own) and changes.rebalancing is not None and changes.rebalancing.augmentation is not None:
+            inputs = changes.rebalancing.augmentation(inputs)
         return (inputs, label, *rest)
 
 

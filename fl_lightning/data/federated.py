@@ -11,16 +11,18 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fl_lightning.data.client_dataset import altered_dataset
-from fl_lightning.data.labels import read_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader, hold_out, sharded, training_loader
+from fl_lightning.data.division import Division, divide, whole
+from fl_lightning.data.feature_noise import FeatureNoise
+from fl_lightning.data.holdings import Holdings, Part
+from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
+from fl_lightning.data.loaders import client_loader, sharded, training_loader
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
-from fl_lightning.errors import DataError, require
-from fl_lightning.functional.labels import label_counts, wrong_labels
-from fl_lightning.functional.seeding import generator
+from fl_lightning.errors import require
+from fl_lightning.functional.partition import Partition
 from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.partitioners.column import ColumnPartitioner
 
 
 class FederatedDataModule(LightningDataModule):
@@ -28,18 +30,26 @@ class FederatedDataModule(LightningDataModule):
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds; without one it serves the
     union of the clients' examples, which is the centralized baseline. On several ranks the server's sets are split
-    without padding, so that no example counts twice.
+    without padding, so that no example counts twice. Parts and shares are the same for the same seed of the partitioner.
 
     Args:
         datamodule: any datamodule whose ``train_dataloader`` gives one DataLoader over a map-style dataset. Batch size,
             shuffling, collation and workers of the clients are those of that loader.
         partitioner: decides which example belongs to which client.
         client_validation: share of its examples, in [0, 1), that every client holds back from training for a validation
-            of its own, at least one; FedLoss takes 0.1. The same for the same seed of the partitioner.
+            of its own, at least one, in the proportions of its classes where the dataset tells labels; FedLoss takes 0.1.
+        client_test: the same for a test of its own; the papers take 0.2. Both shares together are below 1.
+        server_set: what the server validates and tests on: the ``datamodule``'s own sets, or the union of the test parts
+            of the ``clients``.
+        public_share: share of the training set, in [0, 1), with as many examples of each class, that is set aside and
+            added to every client's training examples (data sharing; survey, section III-C). It has no part in the
+            number of examples that a client is weighed by.
+        feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
+            parts (feature skew; FedLoss thesis, 3.2). Images are scaled to [0, 1] before.
         rebalancing: clients repeat examples of rare classes; none do by default.
 
     Raises:
-        ConfigurationError: for a share outside [0, 1).
+        ConfigurationError: for a value outside its range.
     """
 
     def __init__(
@@ -47,26 +57,36 @@ class FederatedDataModule(LightningDataModule):
         datamodule: LightningDataModule,
         partitioner: Partitioner,
         client_validation: float = 0.0,
+        client_test: float = 0.0,
+        server_set: Literal["datamodule", "clients"] = "datamodule",
+        public_share: float = 0.0,
+        feature_noise: float = 0.0,
         rebalancing: LabelAveraging | None = None,
     ) -> None:
         super().__init__()
-        require(0 <= client_validation < 1, "data.client_validation", "at least 0 and below 1", client_validation)
+        for name, share in (("validation", client_validation), ("test", client_test)):
+            require(0 <= share < 1, f"data.client_{name}", "at least 0 and below 1", share)
+        together = client_validation + client_test
+        require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
+        known = "'datamodule', or 'clients' with 'data.client_test' above 0"
+        require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
+        require(0 <= public_share < 1, "data.public_share", "at least 0 and below 1", public_share)
+        require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         self.datamodule = datamodule
         self.partitioner = partitioner
         self.client_validation = client_validation
+        self.client_test = client_test
+        self.server_set = server_set
+        self.public_share = public_share
+        self.feature_noise = feature_noise
         self.rebalancing = rebalancing
-        self.indices: list[Tensor] = []
-        self.validation_indices: list[Tensor] = []
-        self.labels: Tensor | None = None
-        self._wrong: dict[int, float] = {}
-        self._wrong_seed = 0
+        self._holdings: Holdings | None = None
         self._serves_rounds = False
-        self._source: DataLoader[Any] | None = None
-        self._label_counts: Tensor | None = None
         self._large_batch: int | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
-            if not is_overridden(loader, datamodule, LightningDataModule):
+            served = server_set == "clients" and loader != "predict_dataloader"
+            if not served and not is_overridden(loader, datamodule, LightningDataModule):
                 vars(self)[loader] = getattr(super(), loader)  # Lightning, too, sees that there is none
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
@@ -75,6 +95,29 @@ class FederatedDataModule(LightningDataModule):
     def __getattr__(self, name: str) -> Any:
         """Attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
         return from_base(self, "datamodule", name)
+
+    # ---------------------------------------------------------------- what there is
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the clients hold, after ``setup('fit')``."""
+        assert self._holdings is not None
+        return self._holdings
+
+    @property
+    def division(self) -> Division:
+        """Whose example is whose, after ``setup('fit')``."""
+        return self.holdings.division
+
+    @property
+    def indices(self) -> Partition:
+        """The clients' training examples."""
+        return self.division.training
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The class of each example of the training set, int64, shape (n,), where they have been read."""
+        return None if self._holdings is None else self._holdings.labels
 
     @property
     def origin(self) -> str:
@@ -87,65 +130,70 @@ class FederatedDataModule(LightningDataModule):
         return len(self.indices)
 
     def num_examples(self, client: int) -> int:
-        """Training examples of one client, n_k."""
+        """Training examples of one client, n_k; those of a public share do not count."""
         return self.indices[client].numel()
+
+    def client_name(self, client: int) -> str:
+        """Its domain or the value of its column, where the clients have such; else its number."""
+        return str(client) if self.indices.names is None else self.indices.names[client]
 
     @property
     def has_validation_set(self) -> bool:
-        """Whether the user's datamodule gives validation data."""
-        return is_overridden("val_dataloader", self.datamodule, LightningDataModule)
+        """Whether the server has validation data."""
+        return self.server_set == "clients" or is_overridden("val_dataloader", self.datamodule, LightningDataModule)
 
     def serve_rounds(self, active: bool) -> None:
         """Whether ``train_dataloader`` gives rounds (the orchestrator says so) or the clients' examples."""
         self._serves_rounds = active
+
+    # ---------------------------------------------------------------- set-up
 
     def prepare_data(self) -> None:
         """Let the user's datamodule download."""
         self.datamodule.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Set up the user's datamodule and, for ``fit``, divide its training set.
+        """Set up the user's datamodule and, for ``fit`` or a server's set that the clients hold, divide its training set.
 
         Raises:
             DataError: if the training set cannot be divided, or a client would have no data.
         """
         self.datamodule.trainer = self.trainer
         self.datamodule.setup(stage)
-        if stage == "fit":
-            self._source = training_loader(self.datamodule)
-            if not self.indices:
-                self._partition(self._source.dataset)
+        if stage != "fit" and self.server_set == "clients":
+            self.datamodule.setup("fit")
+        if stage == "fit" or self.server_set == "clients":
+            source = training_loader(self.datamodule)
+            if self._holdings is None:
+                self._holdings = self._hold(source)
+            self._holdings.source = source
 
-    def _partition(self, dataset: Any) -> None:
-        partitioner = self.partitioner
-        if partitioner.needs_labels:
-            labels = self._all_labels()
-            if getattr(self.datamodule, "is_stand_in", False):
-                partitioner = partitioner.for_stand_in(labels)
-        self.indices = partitioner.partition(len(dataset), self.labels)
-        empty = [k for k, indices in enumerate(self.indices) if not indices.numel()]
-        if empty or not self.indices:
-            raise DataError(
-                f"{type(partitioner).__name__} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
-                "Every client needs at least one training example: use fewer clients or another partition."
-            )
-        if self.client_validation:
-            seed = int(getattr(partitioner, "seed", 0))
-            parts = [hold_out(own, self.client_validation, k, seed) for k, own in enumerate(self.indices)]
-            self.indices = [training for training, _ in parts]
-            self.validation_indices = [validation for _, validation in parts]
+    def _hold(self, source: DataLoader[Any]) -> Holdings:
+        dataset: Any = source.dataset
+        partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
+        read = partitioner.needs_labels or self.public_share > 0
+        labels = read_labels(dataset) if read else None
+        if labels is not None and getattr(self.datamodule, "is_stand_in", False):
+            partitioner = partitioner.for_stand_in(labels)
 
-    def _all_labels(self) -> Tensor:
-        if self.labels is None:
-            assert self._source is not None
-            self.labels = read_labels(self._source.dataset)
-        return self.labels
+        def split(chosen: Tensor) -> Partition:
+            if isinstance(partitioner, ColumnPartitioner):
+                codes, names = read_column(dataset, partitioner.column)
+                found: Any = partitioner.partition_by(codes[chosen], names)
+            else:
+                own = labels[chosen] if partitioner.needs_labels and labels is not None else None
+                found = partitioner.partition(len(chosen), own)
+            return whole(partitioner, found if isinstance(found, Partition) else Partition.of_parts(found))
 
-    def _num_classes(self) -> int:
-        classes = int(self._all_labels().max()) + 1
-        if classes < 2:
-            raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
-        return classes
+        shares = {"validation": self.client_validation, "test": self.client_test}
+        known = labels if labels is not None else labels_at_hand(dataset)
+        division = divide(len(dataset), split, known, shares, self.public_share, seed)
+        noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
+        return Holdings(division, source, labels, noise, self.rebalancing)
+
+    def reload(self) -> None:
+        """Take the datamodule's training set anew: the same examples in another form."""
+        self.holdings.source = training_loader(self.datamodule)
 
     def label_counts(self) -> Tensor:
         """Training examples of each class that each client believes to hold, int64, shape (K, C), after ``setup('fit')``.
@@ -153,96 +201,72 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             DataError: if the training set has no labels.
         """
-        if self._label_counts is None:
-            held = [self._believed(k, own) for k, own in enumerate(self.indices)]
-            true = self._all_labels()
-            labels = [true[own] if other is None else other for own, other in zip(self.indices, held, strict=True)]
-            self._label_counts = label_counts(labels, self._num_classes())
-        return self._label_counts
+        return self.holdings.label_counts()
 
     def mislabel(self, shares: Mapping[int, float], seed: int) -> None:
-        """Give clients wrong labels from now on, in training and validation parts alike.
+        """Give clients wrong labels from now on, in training and validation parts; their test parts stay true.
 
         Args:
             shares: of the labels of a client that are wrong, by client, in [0, 1].
             seed: decides which, once for all rounds.
         """
-        self._wrong, self._wrong_seed, self._label_counts = dict(shares), seed, None
+        self.holdings.mislabel(shares, seed)
 
-    def _believed(self, client: int, indices: Tensor) -> Tensor | None:
-        """The labels as the client has them; None where they are the true ones."""
-        if not self._wrong.get(client):
-            return None
-        labels = self._all_labels()[indices]
-        part = "validation" if indices is not self.indices[client] else "training"
-        draw = generator(self._wrong_seed, client, "wrong labels", part)
-        return wrong_labels(labels, self._wrong[client], self._num_classes(), draw)
+    # ---------------------------------------------------------------- loaders
 
-    def client(self, client: int, seed: int, full_batch: bool = False) -> LightningDataModule:
+    def client(self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False) -> LightningDataModule:
         """The data of one client for an inner Trainer.
 
         Args:
             client: its id.
             seed: fixes the order of its examples, and which of them are repeated.
             full_batch: all examples in one batch.
+            drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
         """
-        assert self._source is not None
-        indices, dataset = self.indices[client], None
-        believed, repeated = self._believed(client, indices), None
-        if self.rebalancing is not None:
-            labels = self._all_labels()[indices] if believed is None else believed
-            repeated = self.rebalancing.repeated(labels, self.label_counts(), seed)
-        if believed is not None or repeated is not None:
-            true = self._all_labels()[indices]
-            dataset = altered_dataset(self._source.dataset, indices, true, believed, repeated, self.rebalancing)
-            indices = torch.arange(len(dataset))  # type: ignore[arg-type]
-        size = indices.numel() if full_batch else None
-        loader = client_loader(self._source, indices, torch.Generator().manual_seed(seed), dataset=dataset, batch_size=size)
-        return TrainingView(self.datamodule, loader)
+        return TrainingView(self.datamodule, self.holdings.training_loader(client, seed, full_batch, drop_single))
 
-    def client_evaluation_view(self, client: int, part: Literal["training", "validation"]) -> LightningDataModule:
+    def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """A part of one client's examples as a validation set, in order and in large batches, for an inner Trainer."""
-        assert self._source is not None
-        indices = (self.indices if part == "training" else self.validation_indices)[client]
-        dataset, believed = self._source.dataset, self._believed(client, indices)
-        if believed is not None:
-            dataset = altered_dataset(dataset, indices, self._all_labels()[indices], believed, None, None)
-            indices = torch.arange(len(indices))
-        loader = evaluation_loader(self._source, dataset, indices, self._evaluation_batch_size())
+        loader = self.holdings.evaluation_loader(client, part, self._evaluation_batch_size())
         return EvaluationView(self.datamodule, loader)
 
     def _evaluation_batch_size(self) -> int:
         """The server's, where its validation loader says so."""
         if self._large_batch is None:
-            loaders = self.datamodule.val_dataloader() if self.has_validation_set else None
-            assert self._source is not None
-            own = self._source.batch_size or 1
-            self._large_batch = max(own, int(getattr(loaders, "batch_size", None) or own))
+            has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
+            loaders = self.datamodule.val_dataloader() if has_own else None
+            own = self.holdings.source.batch_size or 1
+            asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
+            self._large_batch = max(own, int(asked or own))
         return self._large_batch
+
+    def _server_loader(self, name: str) -> Any:
+        if self.server_set == "clients" and name != "predict_dataloader":
+            return self.holdings.union_loader("test", self._evaluation_batch_size())
+        return getattr(self.datamodule, name)()
 
     def server_view(self) -> LightningDataModule:
         """The whole validation set for an inner Trainer, not split over ranks."""
-        return ServerView(self.datamodule)
+        return ServerView(self.datamodule, lambda: self._server_loader("val_dataloader"))
 
     def train_dataloader(self) -> Any:
         """One round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
-        assert self._source is not None
-        union = torch.cat(self.indices).sort().values
-        return client_loader(self._source, union, None, in_memory=self._world_size == 1)
+        union = torch.cat([self.indices.order, self.division.public]).sort().values
+        return client_loader(self.holdings.source, union, None, in_memory=self._world_size == 1)
 
     def val_dataloader(self) -> Any:
         """The server's validation set, split over the ranks without padding."""
-        return sharded(self.datamodule.val_dataloader(), *self._rank)
+        return sharded(self._server_loader("val_dataloader"), *self._rank)
 
     def test_dataloader(self) -> Any:
         """The server's test set, split over the ranks without padding."""
-        return sharded(self.datamodule.test_dataloader(), *self._rank)
+        return sharded(self._server_loader("test_dataloader"), *self._rank)
 
     def predict_dataloader(self) -> Any:
         """The user's prediction set, split over the ranks without padding."""
-        return sharded(self.datamodule.predict_dataloader(), *self._rank)
+        return sharded(self._server_loader("predict_dataloader"), *self._rank)
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up."""

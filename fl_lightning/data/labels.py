@@ -1,21 +1,27 @@
-"""Reading the labels of a dataset once, the cheapest way it offers."""
+"""Reading the labels and columns of a dataset once, the cheapest way it offers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from tqdm.auto import tqdm
 
 from fl_lightning.errors import DataError
+
+_LONG = 10_000
+"""Examples from which on reading them all shows its progress."""
 
 
 def read_labels(dataset: Any) -> Tensor:
     """The class of each example, int64, shape (n,).
 
     Takes ``targets`` or ``labels`` where the dataset has them, the second tensor of a TensorDataset, looks through
-    Subset and ConcatDataset, and otherwise reads every example as (input, label, ...).
+    Subset and ConcatDataset, and otherwise reads every example as (input, label, ...), with a bar where there are many.
 
     Raises:
         DataError: if the examples have no integer label.
@@ -23,7 +29,9 @@ def read_labels(dataset: Any) -> Tensor:
     found = _without_reading(dataset)
     if found is None:
         try:
-            found = torch.tensor([int(dataset[index][1]) for index in range(len(dataset))])
+            size = len(dataset)
+            positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
+            found = torch.tensor([int(dataset[index][1]) for index in positions])
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{type(dataset).__name__} gives no integer label as the second part of an example ({error!r}). Give the "
@@ -37,13 +45,17 @@ def read_labels(dataset: Any) -> Tensor:
     return found.long()
 
 
+def labels_at_hand(dataset: Any) -> Tensor | None:
+    """The class of each example where the dataset tells it without reading examples, and it is one whole number."""
+    found = _without_reading(dataset)
+    return found.long() if found is not None and found.ndim == 1 and not found.is_floating_point() else None
+
+
 def _without_reading(dataset: Any) -> Tensor | None:
-    if isinstance(dataset, Subset):
-        inner = _without_reading(dataset.dataset)
-        return None if inner is None else inner[torch.as_tensor(dataset.indices)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [_without_reading(part) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else torch.cat([p for p in parts if p is not None])
+    return _gather(dataset, _own_labels)
+
+
+def _own_labels(dataset: Any) -> Tensor | None:
     for name in ("targets", "labels"):
         values = getattr(dataset, name, None)
         if values is not None and len(values) == len(dataset):
@@ -51,3 +63,50 @@ def _without_reading(dataset: Any) -> Tensor | None:
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
         return dataset.tensors[1]
     return None
+
+
+def _gather(dataset: Any, own: Callable[[Any], Tensor | None]) -> Tensor | None:
+    """What ``own`` finds at a dataset, or at those that it is made of."""
+    if isinstance(dataset, Subset):
+        inner = _gather(dataset.dataset, own)
+        return None if inner is None else inner[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_gather(part, own) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else torch.cat([p for p in parts if p is not None])
+    return own(dataset)
+
+
+def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
+    """A column of a dataset, coded: the number of each example's value among the sorted ones, and the values.
+
+    Looks for an attribute ``name`` with one value per example, then for a column of a Hugging Face dataset; of a
+    ConcatDataset, ``domains`` is the number of the part. Names for whole numbers are taken from ``<name>_names``.
+
+    Raises:
+        DataError: if there is no such column.
+    """
+    values = _column(dataset, name)
+    if values is None and name == "domains" and isinstance(dataset, ConcatDataset):
+        values = np.repeat(np.arange(len(dataset.datasets)), [len(part) for part in dataset.datasets])  # type: ignore[arg-type]
+    if values is None:
+        raise DataError(
+            f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "
+            f"{len(dataset)} examples. Give it one, or set 'data.partitioner' to another."
+        )
+    found, codes = np.unique(np.asarray(values), return_inverse=True)
+    known = getattr(dataset, f"{name}_names", None)
+    names = tuple(str(known[int(value)]) if known is not None else str(value) for value in found.tolist())
+    return torch.from_numpy(codes.reshape(-1)), names
+
+
+def _column(dataset: Any, name: str) -> Any:
+    if isinstance(dataset, Subset):
+        inner = _column(dataset.dataset, name)
+        return None if inner is None else np.asarray(inner)[np.asarray(dataset.indices)]
+    values = getattr(dataset, name, None)
+    if values is None and name in (getattr(dataset, "column_names", None) or ()):
+        values = dataset[name]
+    if values is None and isinstance(dataset, ConcatDataset):
+        parts = [_column(part, name) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else np.concatenate([np.asarray(part) for part in parts])
+    return values if values is not None and len(values) == len(dataset) else None

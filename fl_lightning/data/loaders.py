@@ -21,7 +21,6 @@ from torch.utils.data import (
 
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
-from fl_lightning.functional.seeding import generator as seeded
 
 
 def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
@@ -59,6 +58,7 @@ def client_loader(
     in_memory: bool = True,
     dataset: Any = None,
     batch_size: int | None = None,
+    drop_single: bool = False,
 ) -> TensorLoader | DataLoader[Any]:
     """A loader like ``source`` over some of its examples.
 
@@ -69,6 +69,7 @@ def client_loader(
         in_memory: index whole batches where the dataset is a TensorDataset with the stock collation.
         dataset: what ``indices`` refer to, where that is not the dataset of ``source``.
         batch_size: another than that of ``source``: then every example counts.
+        drop_single: leave out a last batch of a single example.
     """
     dataset = source.dataset if dataset is None else dataset
     shuffle = isinstance(source.sampler, RandomSampler)
@@ -76,16 +77,17 @@ def client_loader(
     assert size is not None
     # A client smaller than one batch must not lose everything it has.
     drop_last = source.drop_last and batch_size is None and indices.numel() > size
+    single = drop_single and indices.numel() > size > 1 and indices.numel() % size == 1
     if in_memory and type(dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last:
         if shuffle and generator is None:
             generator = torch.default_generator
-        return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None)
+        return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
     return DataLoader(
         Subset(dataset, indices.tolist()),
         batch_size=size,
         shuffle=shuffle,
         generator=generator,
-        drop_last=drop_last,
+        drop_last=drop_last or single,
         **_worker_settings(source),
     )
 
@@ -95,22 +97,6 @@ def evaluation_loader(source: DataLoader[Any], dataset: Any, indices: Tensor, ba
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
         return TensorLoader(dataset.tensors, batch_size, indices)
     return DataLoader(Subset(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(source))
-
-
-def hold_out(indices: Tensor, share: float, client: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Split a client's examples into a training and a validation part, the latter of at least one.
-
-    Raises:
-        DataError: if nothing is left to train on.
-    """
-    size = max(1, round(share * indices.numel()))
-    if size >= indices.numel():
-        raise DataError(
-            f"Client {client} has {indices.numel()} examples: 'data.client_validation' {share} leaves it none to train on. "
-            "Lower it, or use a partition with larger clients."
-        )
-    order = torch.randperm(indices.numel(), generator=seeded(seed, client, "validation"))
-    return indices[order[size:].sort().values], indices[order[:size].sort().values]
 
 
 def sharded(loaders: Any, rank: int, ranks: int) -> Any:

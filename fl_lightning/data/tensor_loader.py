@@ -16,6 +16,7 @@ class TensorLoader:
         batch_size: examples per batch; the last batch may be smaller.
         indices: the examples to use, int64, shape (m,); all by default.
         generator: shuffles anew in each iteration; without one the order is that of ``indices``.
+        drop_single: leave out the last batch if it has a single example, which BatchNorm cannot train on.
     """
 
     def __init__(
@@ -24,11 +25,13 @@ class TensorLoader:
         batch_size: int,
         indices: Tensor | None = None,
         generator: torch.Generator | None = None,
+        drop_single: bool = False,
     ) -> None:
         self.tensors = tuple(tensors)
         self.batch_size = batch_size
         self.indices = indices
         self.generator = generator
+        self._dropped = int(drop_single and self.num_examples > batch_size > 1 and self.num_examples % batch_size == 1)
 
     @property
     def num_examples(self) -> int:
@@ -36,7 +39,7 @@ class TensorLoader:
         return len(self.tensors[0]) if self.indices is None else self.indices.numel()
 
     def __len__(self) -> int:
-        return -(-self.num_examples // self.batch_size)
+        return -(-self.num_examples // self.batch_size) - self._dropped
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         size = self.num_examples
@@ -44,7 +47,7 @@ class TensorLoader:
         if self.generator is not None:
             shuffle = torch.randperm(size, generator=self.generator)
             order = shuffle if order is None else order[shuffle]
-        for start in range(0, size, self.batch_size):
+        for start in range(0, size - self._dropped, self.batch_size):
             stop = min(start + self.batch_size, size)
             if order is None:
                 yield [tensor[start:stop] for tensor in self.tensors]

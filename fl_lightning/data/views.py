@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -50,9 +51,13 @@ class TrainingView(_ClientView):
 class ServerView(_View):
     """The server's validation set, not split over ranks."""
 
+    def __init__(self, base: LightningDataModule, loaders: Callable[[], Any]) -> None:
+        super().__init__(base)
+        self._loaders = loaders
+
     def val_dataloader(self) -> Any:
         """The server's whole validation set."""
-        return self._base.val_dataloader()
+        return self._loaders()
 
 
 class EvaluationView(_ClientView):

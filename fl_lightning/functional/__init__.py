@@ -3,11 +3,11 @@
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
 from fl_lightning.functional.exact_sum import ExactSum, Sums
 from fl_lightning.functional.grouping import balanced_groups, divergence_from_uniform
-from fl_lightning.functional.labels import label_counts, repeats, wrong_labels
+from fl_lightning.functional.labels import client_label_counts, earth_movers_distance, repeats, wrong_labels
 from fl_lightning.functional.local_steps import StepCoefficients, control_change
 from fl_lightning.functional.mixing import mix, ring_matrix, star_matrix
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.partition import iid_indices, scale_table, table_indices
+from fl_lightning.functional.partition import Partition, iid_partition, scale_table, table_partition
 from fl_lightning.functional.proximal import add_proximal_gradient, proximal_term
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
@@ -16,22 +16,24 @@ from fl_lightning.functional.shapley import exact_shapley, monte_carlo_shapley
 __all__ = [
     "ExactSum",
     "ModelState",
+    "Partition",
     "StepCoefficients",
     "Sums",
     "add_proximal_gradient",
     "balanced_groups",
     "balanced_shares",
+    "client_label_counts",
     "cohort_size",
     "control_change",
     "derive_seed",
     "divergence_from_uniform",
     "draw_cohort",
+    "earth_movers_distance",
     "exact_shapley",
     "f1_class_weights",
     "generator",
-    "iid_indices",
+    "iid_partition",
     "isolated_rng",
-    "label_counts",
     "mix",
     "monte_carlo_shapley",
     "proximal_term",
@@ -39,7 +41,7 @@ __all__ = [
     "ring_matrix",
     "scale_table",
     "star_matrix",
-    "table_indices",
+    "table_partition",
     "weighted_cross_entropy",
     "wrong_labels",
 ]

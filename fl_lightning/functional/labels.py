@@ -26,9 +26,30 @@ def wrong_labels(labels: Tensor, share: float, num_classes: int, generator: torc
     return changed
 
 
-def label_counts(labels: list[Tensor], num_classes: int) -> Tensor:
-    """Examples of each class among each client's labels, int64, shape (K, C)."""
-    return torch.stack([torch.bincount(own, minlength=num_classes) for own in labels])
+def client_label_counts(owners: Tensor, labels: Tensor, num_clients: int, num_classes: int) -> Tensor:
+    """Examples of each class of each client, int64, shape (K, C).
+
+    Args:
+        owners: the client of each example, shape (m,).
+        labels: the class of each example, shape (m,).
+        num_clients: K.
+        num_classes: C.
+    """
+    return torch.bincount(owners * num_classes + labels, minlength=num_clients * num_classes).view(num_clients, num_classes)
+
+
+def earth_movers_distance(counts: Tensor) -> Tensor:
+    """How far each client's classes are from the whole's: sum_c |p_k(c) - p(c)| (Zhao et al. 2018; survey, section III-C).
+
+    Args:
+        counts: examples of each class of each client, shape (K, C).
+
+    Returns:
+        Float64, shape (K,), from 0 (the same distribution) to 2 (no class in common).
+    """
+    totals = counts.sum(dim=0).double()
+    own = counts.double() / counts.sum(dim=1, keepdim=True).clamp(min=1)
+    return (own - totals / totals.sum()).abs().sum(dim=1)
 
 
 def repeats(labels: Tensor, wanted: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,8 +1,9 @@
-"""Which example goes to which client: pure functions from labels to indices."""
+"""Which example goes to which client: one tensor of indices, whatever the number of clients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,24 +11,86 @@ from torch import Tensor
 from fl_lightning.errors import DataError
 
 
-def iid_indices(num_examples: int, num_clients: int, generator: torch.Generator) -> list[Tensor]:
-    """Shuffle, then deal out evenly: sizes differ by at most one, every example goes to exactly one client.
+@dataclass(frozen=True)
+class Partition:
+    """The examples of each client: ``partition[k]`` is an int64 tensor of indices, a view, no copy.
 
-    Returns:
-        One int64 tensor of indices per client.
+    Args:
+        order: the indices of client 0, then of client 1 and so on, int64, shape (m,).
+        offsets: where each client begins in ``order``, and m, int64, shape (K + 1,).
+        names: of the clients, where they have any, such as those of domains.
+    """
+
+    order: Tensor
+    offsets: Tensor
+    names: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of_parts(parts: Sequence[Tensor], names: tuple[str, ...] | None = None) -> Partition:
+        """From one tensor of indices for each client."""
+        sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
+        order = torch.cat([part.long() for part in parts]) if parts else torch.zeros(0, dtype=torch.int64)
+        return Partition(order, offsets(sizes), names)
+
+    @staticmethod
+    def of_owners(owners: Tensor, num_clients: int, names: tuple[str, ...] | None = None) -> Partition:
+        """From the client of each example, int64, shape (n,); -1 for nobody. A client's indices ascend."""
+        order = owners.argsort(stable=True)
+        sizes = torch.bincount(owners + 1, minlength=num_clients + 1)
+        return Partition(order[int(sizes[0]) :], offsets(sizes[1:]), names)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Examples of each client, int64, shape (K,)."""
+        return self.offsets.diff()
+
+    def owners(self) -> Tensor:
+        """The client of each entry of ``order``, int64, shape (m,)."""
+        return torch.arange(len(self)).repeat_interleave(self.sizes)
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        if not 0 <= client < len(self):
+            raise IndexError(f"client {client} of {len(self)}")
+        return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.split(self.order, self.sizes.tolist()))
+
+
+def offsets(sizes: Tensor) -> Tensor:
+    """Where parts of the given sizes begin and end, int64, shape (K + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def iid_partition(num_examples: int, num_clients: int, generator: torch.Generator) -> Partition:
+    """Shuffle, then deal out evenly: sizes differ by at most one, every example goes to exactly one client.
 
     Raises:
         DataError: if there are fewer examples than clients.
+    """
+    require_enough(num_examples, num_clients)
+    sizes = torch.full((num_clients,), num_examples // num_clients)
+    sizes[: num_examples % num_clients] += 1
+    return Partition(torch.randperm(num_examples, generator=generator), offsets(sizes))
+
+
+def require_enough(num_examples: int, num_clients: int) -> None:
+    """Refuse more clients than examples.
+
+    Raises:
+        DataError: saying what to set.
     """
     if num_examples < num_clients:
         raise DataError(
             f"{num_clients} clients cannot share {num_examples} examples: every client needs at least one. "
             "Set 'data.partitioner.num_clients' to at most the number of examples."
         )
-    return list(torch.randperm(num_examples, generator=generator).tensor_split(num_clients))
 
 
-def table_indices(labels: Tensor, counts: Sequence[Sequence[int]], generator: torch.Generator) -> list[Tensor]:
+def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: torch.Generator) -> Partition:
     """Draw exactly ``counts[k][c]`` examples of class c for client k, without replacement.
 
     Args:
@@ -35,7 +98,7 @@ def table_indices(labels: Tensor, counts: Sequence[Sequence[int]], generator: to
         counts: K rows of C counts.
 
     Returns:
-        One shuffled int64 tensor of indices per client. Examples that the table does not ask for go to nobody.
+        Shuffled within each client. Examples that the table does not ask for go to nobody.
 
     Raises:
         DataError: if the table asks for more examples of a class than there are.
@@ -56,7 +119,7 @@ def table_indices(labels: Tensor, counts: Sequence[Sequence[int]], generator: to
             pieces[client].append(pool[taken : taken + row[label]])
             taken += row[label]
     drawn = [torch.cat(piece) for piece in pieces]
-    return [indices[torch.randperm(indices.numel(), generator=generator)] for indices in drawn]
+    return Partition.of_parts([indices[torch.randperm(indices.numel(), generator=generator)] for indices in drawn])
 
 
 def scale_table(counts: Sequence[Sequence[int]], available: Sequence[int]) -> list[list[int]]:

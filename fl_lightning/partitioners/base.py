@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
+
+from fl_lightning.errors import DataError
+from fl_lightning.functional.partition import Partition
+
+_ATTEMPTS = 11
+"""A draw, and at most ten more."""
 
 
 class Partitioner(ABC):
@@ -17,7 +24,7 @@ class Partitioner(ABC):
     needs_labels: bool = True
 
     @abstractmethod
-    def partition(self, num_examples: int, labels: Tensor | None) -> list[Tensor]:
+    def partition(self, num_examples: int, labels: Tensor | None) -> Partition | Sequence[Tensor]:
         """Split the indices 0 .. num_examples - 1.
 
         Args:
@@ -25,7 +32,8 @@ class Partitioner(ABC):
             labels: class of each example, int64, shape (n,); None where ``needs_labels`` is false.
 
         Returns:
-            One int64 tensor of indices per client. No index twice; the same for the same seed, on every rank.
+            A :class:`~fl_lightning.Partition`, or one int64 tensor of indices per client. No index twice; the same for the
+            same seed, on every rank.
 
         Raises:
             DataError: if the data cannot be split as asked.
@@ -34,3 +42,34 @@ class Partitioner(ABC):
     def for_stand_in(self, labels: Tensor) -> Partitioner:
         """The partitioner to use when a smaller stand-in replaces the data set that was asked for; itself by default."""
         return self
+
+
+def require_labels(labels: Tensor | None, partitioner: Partitioner) -> Tensor:
+    """The labels, which a partition by classes cannot do without.
+
+    Raises:
+        DataError: if there are none, or negative ones.
+    """
+    if labels is None:
+        raise DataError(f"{type(partitioner).__name__} splits by class: it needs the labels of the training data.")
+    if labels.numel() and int(labels.min()) < 0:
+        raise DataError(f"{type(partitioner).__name__} needs labels of 0 and above, but the lowest is {int(labels.min())}.")
+    return labels
+
+
+def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) -> Partition:
+    """Draw a partition again, at most ten times, until no client has fewer than ``min_examples``.
+
+    Raises:
+        DataError: if the last one still has such a client; it names the settings to change.
+    """
+    smallest = 0
+    for _ in range(_ATTEMPTS):
+        partition = draw()
+        smallest = max(smallest, int(partition.sizes.min()))
+        if int(partition.sizes.min()) >= min_examples:
+            return partition
+    raise DataError(
+        f"After {_ATTEMPTS} draws there was always a client with fewer than {min_examples} examples, at best with {smallest}. "
+        f"{remedy}"
+    )

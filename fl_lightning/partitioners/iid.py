@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional.partition import iid_indices
+from fl_lightning.functional.partition import Partition, iid_partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.partitioners.base import Partitioner
 
@@ -25,6 +25,6 @@ class IIDPartitioner(Partitioner):
         self.num_clients = num_clients
         self.seed = seed
 
-    def partition(self, num_examples: int, labels: Tensor | None = None) -> list[Tensor]:
+    def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
         """See :meth:`Partitioner.partition`."""
-        return iid_indices(num_examples, self.num_clients, generator(self.seed, "IIDPartitioner"))
+        return iid_partition(num_examples, self.num_clients, generator(self.seed, "IIDPartitioner"))

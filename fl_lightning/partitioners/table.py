@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError, DataError, require
-from fl_lightning.functional.partition import scale_table, table_indices
+from fl_lightning.functional.partition import Partition, scale_table, table_partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.partitioners.base import Partitioner
 
@@ -39,7 +39,7 @@ class TablePartitioner(Partitioner):
         """The same table, scaled down to what a stand-in for the data set holds."""
         return TablePartitioner(self.counts, self.seed, scale_to_fit=True)
 
-    def partition(self, num_examples: int, labels: Tensor | None) -> list[Tensor]:
+    def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
         """See :meth:`Partitioner.partition`.
 
         Raises:
@@ -56,4 +56,4 @@ class TablePartitioner(Partitioner):
         counts = self.counts
         if self.scale_to_fit:
             counts = scale_table(counts, torch.bincount(labels, minlength=classes).tolist())
-        return table_indices(labels, counts, generator(self.seed, "TablePartitioner"))
+        return table_partition(labels, counts, generator(self.seed, "TablePartitioner"))

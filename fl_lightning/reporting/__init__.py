@@ -1,7 +1,21 @@
-"""From updates to loggers."""
+"""From updates, clients and partitions to loggers, files and the terminal."""
 
+from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
+from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
-from fl_lightning.reporting.tables import log_matrix
+from fl_lightning.reporting.tables import log_matrix, log_table, text_table
 from fl_lightning.reporting.wandb import plot_over_rounds, prefer_offline
 
-__all__ = ["client_metrics", "log_matrix", "plot_over_rounds", "prefer_offline", "round_metrics"]
+__all__ = [
+    "PartitionSummary",
+    "client_metrics",
+    "comparison_table",
+    "draw_partition",
+    "log_matrix",
+    "log_table",
+    "plot_over_rounds",
+    "prefer_offline",
+    "round_metrics",
+    "spread_of_clients",
+    "text_table",
+]

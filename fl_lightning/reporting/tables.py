@@ -1,6 +1,9 @@
-"""Matrices to loggers that can show them."""
+"""Tables and matrices to loggers that can show them, and to the terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
@@ -12,12 +15,40 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
 
     Nothing is sent from the sanity check, nor from ranks other than the first. Other loggers have no tables.
     """
+    rows = [[true, *counts] for true, counts in enumerate(matrix.tolist())]
+    log_table(trainer, name, ["true", *(f"predicted {c}" for c in range(len(rows)))], rows)
+
+
+def log_table(trainer: Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> None:
+    """Send a table to W&B, with its round; not from the sanity check, nor from ranks other than the first.
+
+    Args:
+        trainer: whose loggers get it.
+        name: its name there.
+        columns: their names.
+        rows: of as many cells.
+        more: what else goes with it by name, such as an image.
+    """
     if not trainer.is_global_zero or trainer.sanity_checking:
         return
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             import wandb  # slow, and not everyone logs to it
 
-            rows = [[true, *counts] for true, counts in enumerate(matrix.tolist())]
-            table = wandb.Table(columns=["true", *(f"predicted {c}" for c in range(len(rows)))], data=rows)
-            logger.log_metrics({name: table, "round": float(trainer.current_epoch)})  # type: ignore[dict-item]
+            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+            logger.log_metrics({name: table, **more, "round": float(trainer.current_epoch)})  # type: ignore[dict-item]
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table for the terminal: the first column to the left, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in [columns, *rows]]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
+    lines = []
+    for row in cells:
+        first, *rest = zip(row, widths, strict=True)
+        lines.append("  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)]))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

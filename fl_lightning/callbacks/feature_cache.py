@@ -1,0 +1,87 @@
+"""Features of a frozen backbone, computed once per example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.images import ImageDataModule
+from fl_lightning.models.frozen_backbone import FrozenBackbone
+
+
+class FeatureCache(Callback):
+    """Trains the head of a :class:`~fl_lightning.FrozenBackbone` on features that are computed once, before training.
+
+    Works where the module's ``network`` is a FrozenBackbone and the data come from an :class:`~fl_lightning.ImageDataModule`
+    whose images are the same in each epoch: no augmentation, no noise at the clients. Else it says so and changes nothing.
+    Features are in float32, in the CPU's memory, of the training and the server's set; every rank computes them. The results
+    are those without it, to rounding.
+
+    Args:
+        enabled: whether it does.
+    """
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self._data: Any = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replace images by features."""
+        network = getattr(pl_module, "network", None)
+        if not self.enabled or not isinstance(network, FrozenBackbone):
+            return
+        data = getattr(trainer, "datamodule", None)
+        images = data.datamodule if isinstance(data, FederatedDataModule) else data
+        obstacle = _obstacle(data, images)
+        if obstacle:
+            rank_zero_info(f"The frozen backbone's features are computed anew in each epoch: {obstacle}.")
+            return
+        assert isinstance(images, ImageDataModule)
+        device = trainer.strategy.root_device
+
+        @torch.inference_mode()
+        def features(batch: Tensor) -> Tensor:
+            computed: Tensor = network.backbone(batch.to(device))
+            return computed.float().cpu()
+
+        self._data = data
+        rank_zero_info("Computing the frozen backbone's features, once for all rounds.")
+        images.use_features(features)
+        _reload(data)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the images back."""
+        self._release()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the images back: Lightning calls no ``teardown`` after an error."""
+        self._release()
+
+    def _release(self) -> None:
+        data, self._data = self._data, None
+        if data is not None:
+            images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
+            images.use_images()
+            _reload(data)
+
+
+def _reload(data: Any) -> None:
+    if isinstance(data, FederatedDataModule):
+        data.reload()
+
+
+def _obstacle(data: Any, images: Any) -> str:
+    if not isinstance(images, ImageDataModule):
+        return f"{type(images).__name__} is no ImageDataModule"
+    if images.augmentation is not None:
+        return "'data.datamodule.augmentation' changes the images"
+    if isinstance(data, FederatedDataModule) and data.feature_noise:
+        return "'data.feature_noise' changes the images"
+    if isinstance(data, FederatedDataModule) and data.rebalancing is not None and data.rebalancing.augmentation is not None:
+        return "'data.rebalancing.augmentation' changes the images"
+    return ""

@@ -1,0 +1,52 @@
+"""Fitting the user's Trainer to rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
+
+from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
+from fl_lightning.callbacks.progress import FederationProgressBar
+
+
+@contextmanager
+def outside_precision(trainer: Trainer) -> Iterator[None]:
+    """Leave the outer Trainer's precision: clients enter their own, sums and figures are exact."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Fit the Trainer's own parts to rounds: log each, never leave half a checkpoint, no scaler on the server's step."""
+    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
+    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
+        plugin.scaler = None
+    for position, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
+        if type(callback) in (TQDMProgressBar, RichProgressBar):
+            bar = FederationProgressBar()
+            trainer.callbacks[position] = bar  # type: ignore[attr-defined]
+            bar.setup(trainer, trainer.lightning_module, "fit")
+            cleanup.callback(trainer.callbacks.__setitem__, position, callback)  # type: ignore[attr-defined]
+            cleanup.callback(bar.close)
+
+
+def keep_global_step(trainer: Trainer) -> None:
+    """Let ``trainer.global_step`` go on counting rounds when the module optimizes automatically again."""
+    loop = trainer.fit_loop.epoch_loop
+    steps = loop.manual_optimization.optim_step_progress.total.completed
+    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps

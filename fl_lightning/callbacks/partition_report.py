@@ -1,0 +1,85 @@
+"""What each client holds, before anything trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
+
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.errors import require
+from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.reporting.partition import PartitionSummary, draw_partition
+from fl_lightning.reporting.tables import log_table
+
+
+class PartitionReport(Callback):
+    """Shows the partition when a fit starts: a table on the terminal, ``partition.csv`` and ``partition.png``, W&B.
+
+    Classes are shown where the partitioner has read the labels, or the dataset tells them without reading every example. The
+    picture needs matplotlib.
+
+    Args:
+        enabled: whether a fit shows it; ``fl-lightning partition`` always does.
+        max_clients: rows of the table on the terminal, >= 1; the files have all clients.
+    """
+
+    def __init__(self, enabled: bool = True, max_clients: int = 20) -> None:
+        require(max_clients >= 1, "partition_report.max_clients", "at least 1", max_clients)
+        self.enabled = enabled
+        self.max_clients = max_clients
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show it, on the first rank."""
+        data = getattr(trainer, "datamodule", None)
+        quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+        if self.enabled and not quick and trainer.is_global_zero and isinstance(data, FederatedDataModule):
+            summary = self.show(data, Path(trainer.default_root_dir))
+            if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+                log_table(trainer, "partition", summary.columns, summary.rows, **_picture(trainer))
+
+    def show(self, data: FederatedDataModule, folder: Path) -> PartitionSummary:
+        """Print the table, and write the files into a folder.
+
+        Args:
+            data: after ``setup('fit')``.
+            folder: of the run.
+        """
+        summary = summarize(data)
+        print(summary.text(self.max_clients))
+        folder.mkdir(parents=True, exist_ok=True)
+        summary.write(folder / "partition.csv")
+        files = "partition.csv"
+        if draw_partition(summary, folder / "partition.png"):
+            files += ", partition.png"
+        else:
+            files += " (a picture needs matplotlib: pip install 'fl_lightning[plots]')"
+        print(f"Partition: {folder} ({files})")
+        return summary
+
+
+def summarize(data: FederatedDataModule) -> PartitionSummary:
+    """What each client of a datamodule holds, after ``setup('fit')``; true labels, not those that attackers believe."""
+    division, dataset = data.division, data.holdings.source.dataset
+    labels = data.labels if data.labels is not None else labels_at_hand(dataset)
+    training = division.training
+    counts, classes = None, []
+    if labels is not None and labels.numel() and int(labels.min()) >= 0:
+        size = int(labels.max()) + 1
+        counts = client_label_counts(training.owners(), labels[training.order], len(training), size)
+        known = list(getattr(dataset, "classes", None) or ())
+        classes = [str(name) for name in (known if len(known) == size else range(size))]
+    parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
+    sizes = {name: part.sizes for name, part in parts.items() if part is not None}
+    names = [data.client_name(client) for client in range(len(training))]
+    return PartitionSummary(names, sizes, counts, classes, division.public.numel())
+
+
+def _picture(trainer: Trainer) -> dict[str, Any]:
+    import wandb  # slow, and only its logger needs it
+
+    path = Path(trainer.default_root_dir) / "partition.png"
+    return {"partition_picture": wandb.Image(str(path))} if path.exists() else {}

@@ -1,0 +1,112 @@
+"""Who holds what: the clients' parts of a training set, and the share that everybody gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import DataError
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import class_balanced, hold_out
+from fl_lightning.partitioners.base import Partitioner
+
+
+@dataclass(frozen=True)
+class Division:
+    """The parts of each client, and the public share; nobody's example is in two of them.
+
+    Args:
+        training: what the clients train on.
+        validation: what they hold back for a validation of their own; None without.
+        test: what they hold back for a test of their own; None without.
+        public: class-balanced examples that every client trains on besides, ascending, int64.
+    """
+
+    training: Partition
+    validation: Partition | None
+    test: Partition | None
+    public: Tensor
+
+
+def divide(
+    num_examples: int,
+    split: Callable[[Tensor], Partition],
+    labels: Tensor | None,
+    shares: dict[str, float],
+    public_share: float,
+    seed: int,
+) -> Division:
+    """Set the public share aside, split the rest over the clients, and split each client's into parts.
+
+    Args:
+        num_examples: n.
+        split: gives the partition of chosen examples, as positions among them.
+        labels: of all examples, for a public share and for parts in the classes' proportions; None where there are none.
+        shares: of ``validation`` and ``test`` in each client's examples, in [0, 1).
+        public_share: of the training set, in [0, 1).
+        seed: draws the share and the parts.
+
+    Raises:
+        DataError: if a client is left without examples, or a class has too few for the public share.
+    """
+    chosen, public = torch.arange(num_examples), torch.zeros(0, dtype=torch.int64)
+    if public_share:
+        public = _public(labels, num_examples, public_share, seed)
+        private = torch.ones(num_examples, dtype=torch.bool)
+        private[public] = False
+        chosen = chosen[private]
+    partition = split(chosen)
+    if public_share:
+        partition = Partition(chosen[partition.order], partition.offsets, partition.names)
+    held, parts = partition.sizes, {}
+    for name in ("test", "validation"):
+        if shares[name]:
+            sizes = (shares[name] * held.double()).round().long().clamp(min=1)
+            _require_rest(partition, sizes, name, shares[name], held)
+            partition, parts[name] = hold_out(partition, sizes, labels, generator(seed, name, "clients' parts"))
+    return Division(partition, parts.get("validation"), parts.get("test"), public)
+
+
+def whole(partitioner: Partitioner, partition: Partition) -> Partition:
+    """The partition, if every client has examples.
+
+    Raises:
+        DataError: if one has none.
+    """
+    empty = (partition.sizes == 0).nonzero().flatten().tolist()
+    if empty or not len(partition):
+        raise DataError(
+            f"{type(partitioner).__name__} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
+            "Every client needs at least one training example: use fewer clients or another partition."
+        )
+    return partition
+
+
+def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, held: Tensor) -> None:
+    empty = (sizes >= partition.sizes).nonzero().flatten().tolist()
+    if empty:
+        client = empty[0]
+        called = f" ('{partition.names[client]}')" if partition.names else ""
+        raise DataError(
+            f"Client {client}{called} has {int(held[client])} examples: 'data.client_{name}' {share} leaves none to train on. "
+            "Lower it, or use a partition with larger clients."
+        )
+
+
+def _public(labels: Tensor | None, num_examples: int, share: float, seed: int) -> Tensor:
+    if labels is None:
+        raise DataError("'data.public_share' is class-balanced and needs the labels of the training data. Set it to 0.")
+    counts = torch.bincount(labels)
+    present = counts[counts > 0]
+    each = max(1, round(share * num_examples / len(present)))
+    if int(present.min()) <= each:
+        scarce = int((counts == present.min()).nonzero()[0])
+        raise DataError(
+            f"'data.public_share' {share} takes {each} examples of each class, but class {scarce} has {int(present.min())}, of "
+            "which the clients need some. Lower it."
+        )
+    return class_balanced(labels, each, generator(seed, "public share"))

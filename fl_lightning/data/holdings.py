@@ -1,0 +1,152 @@
+"""The clients' examples: which they are, what the client believes them to be, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+
+from fl_lightning.data.client_dataset import Changes, changed_dataset
+from fl_lightning.data.division import Division
+from fl_lightning.data.feature_noise import FeatureNoise
+from fl_lightning.data.labels import read_labels
+from fl_lightning.data.loaders import client_loader, evaluation_loader
+from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.errors import DataError
+from fl_lightning.functional.labels import client_label_counts, wrong_labels
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+
+Part = Literal["training", "validation", "test"]
+
+
+class Holdings:
+    """What each client holds of one training set.
+
+    Args:
+        division: whose example is whose.
+        source: the loader of the whole training set.
+        labels: of all examples, where they have been read.
+        noise: on the clients' inputs, or None.
+        rebalancing: clients repeat examples of rare classes, or None.
+    """
+
+    def __init__(
+        self,
+        division: Division,
+        source: DataLoader[Any],
+        labels: Tensor | None,
+        noise: FeatureNoise | None,
+        rebalancing: LabelAveraging | None,
+    ) -> None:
+        self.division, self.source, self.labels = division, source, labels
+        self._noise, self._rebalancing = noise, rebalancing
+        self._wrong: dict[int, float] = {}
+        self._wrong_seed = 0
+        self._label_counts: Tensor | None = None
+
+    def part(self, part: Part) -> Partition:
+        """One part of every client's examples.
+
+        Raises:
+            DataError: if the clients have no such part.
+        """
+        partition: Partition | None = getattr(self.division, part)
+        if partition is None:
+            raise DataError(f"The clients have no {part} examples. Set 'data.client_{part}' to a share above 0, e.g. 0.2.")
+        return partition
+
+    def all_labels(self) -> Tensor:
+        """The class of every example of the training set, read now where they were not before."""
+        if self.labels is None:
+            self.labels = read_labels(self.source.dataset)
+        return self.labels
+
+    def num_classes(self) -> int:
+        """Classes 0 to the highest label.
+
+        Raises:
+            DataError: if there is only one.
+        """
+        classes = int(self.all_labels().max()) + 1
+        if classes < 2:
+            raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
+        return classes
+
+    def label_counts(self) -> Tensor:
+        """Training examples of each class that each client believes to hold, int64, shape (K, C).
+
+        Raises:
+            DataError: if the training set has no labels.
+        """
+        if self._label_counts is None:
+            training, classes = self.division.training, self.num_classes()
+            labels = self.all_labels()[training.order]
+            for client in self._wrong:
+                believed = self._believed(client, "training")
+                if believed is not None:
+                    labels[training.offsets[client] : training.offsets[client + 1]] = believed
+            self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
+        return self._label_counts
+
+    def mislabel(self, shares: Mapping[int, float], seed: int) -> None:
+        """Give clients wrong labels from now on, in training and validation parts; their test parts stay true."""
+        self._wrong, self._wrong_seed, self._label_counts = dict(shares), seed, None
+
+    def _believed(self, client: int, part: Part) -> Tensor | None:
+        """The labels as the client has them; None where they are the true ones."""
+        if not self._wrong.get(client) or part == "test":
+            return None
+        labels = self.all_labels()[self.part(part)[client]]
+        draw = generator(self._wrong_seed, client, "wrong labels", part)
+        return wrong_labels(labels, self._wrong[client], self.num_classes(), draw)
+
+    def _changes(self, client: int, part: Part) -> Changes:
+        believed = self._believed(client, part)
+        true = None if believed is None else self.all_labels()[self.part(part)[client]]
+        return Changes(client, part, true=true, labels=believed, noise=self._noise)
+
+    def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool) -> Any:
+        """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
+        indices, changes, public = self.division.training[client], self._changes(client, "training"), self.division.public
+        repeated = torch.zeros(0, dtype=torch.int64)
+        if self._rebalancing is not None:
+            labels = self.all_labels()[indices] if changes.labels is None else changes.labels
+            repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
+        dataset = None
+        changes = Changes(client, "training", changes.true, changes.labels, repeated, self._rebalancing, changes.noise, public)
+        if changes.none:
+            indices = torch.cat([indices, public]) if public.numel() else indices
+        else:
+            dataset = changed_dataset(self.source.dataset, indices, changes)
+            indices = torch.arange(len(dataset))  # type: ignore[arg-type]
+        size = indices.numel() if full_batch else None
+        order = torch.Generator().manual_seed(seed)
+        return client_loader(self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single)
+
+    def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
+        """A part of a client's examples in order, each once."""
+        indices, changes, dataset = self.part(part)[client], self._changes(client, part), self.source.dataset
+        if not changes.none:
+            dataset = changed_dataset(dataset, indices, changes)
+            indices = torch.arange(len(indices))
+        return evaluation_loader(self.source, dataset, indices, batch_size)
+
+    def union_loader(self, part: Part, batch_size: int) -> Any:
+        """A part of all clients' examples, each once."""
+        partition, dataset = self.part(part), self.source.dataset
+        indices = partition.order.sort().values
+        if self._noise is not None:
+            parts = [changed_dataset(dataset, own, self._changes(k, part)) for k, own in enumerate(partition)]
+            dataset, indices = _joined(parts), torch.arange(len(indices))
+        return evaluation_loader(self.source, dataset, indices, batch_size)
+
+
+def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
+    if all(type(part) is TensorDataset for part in parts):
+        columns = zip(*(part.tensors for part in parts if isinstance(part, TensorDataset)), strict=True)
+        return TensorDataset(*(torch.cat(column) for column in columns))
+    return ConcatDataset(parts)

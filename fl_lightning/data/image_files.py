@@ -1,0 +1,196 @@
+"""Images on disk: which there are, and reading them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from tqdm.auto import tqdm
+
+from fl_lightning.errors import DataError
+
+_MANY = 5_000
+"""Images from which on reading them shows its progress."""
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Which images there are, in the order of domains, classes and names.
+
+    Args:
+        paths: of the images.
+        targets: class of each, int64, shape (n,).
+        classes: their names, sorted.
+        domains: domain of each, int64, shape (n,).
+        domains_names: of the domains, sorted; empty where there are none.
+    """
+
+    paths: tuple[str, ...]
+    targets: Tensor
+    classes: tuple[str, ...]
+    domains: Tensor
+    domains_names: tuple[str, ...]
+
+    def select(self, kept: Tensor) -> ImageFiles:
+        """Those at the given positions."""
+        paths = tuple(self.paths[k] for k in kept.tolist())
+        return ImageFiles(paths, self.targets[kept], self.classes, self.domains[kept], self.domains_names)
+
+
+def find_images(root: Path) -> ImageFiles:
+    """Look through root/class/image or root/domain/class/image (or root/domain/images/class/image, as Office-31 has it).
+
+    Raises:
+        DataError: for a folder without images, with a single class, or whose domains have different classes.
+    """
+    folders = _folders(root)
+    if not folders:
+        raise DataError(
+            f"'{root}' {'holds no folders' if root.is_dir() else 'is no folder'}. Set 'data.datamodule.root' to a folder of "
+            "the form root/class/image or root/domain/class/image."
+        )
+    of_domains = all(not _images(folder) and _folders(folder) for folder in folders)
+    domains = {folder.name: _inside(folder) for folder in folders} if of_domains else {"": root}
+    names = _common_classes({name: [f.name for f in _folders(folder)] for name, folder in domains.items()})
+    paths: list[str] = []
+    targets: list[int] = []
+    sizes: list[int] = []
+    for name, folder in domains.items():
+        for target, label in enumerate(names):
+            found = _images(folder / label)
+            if not found:
+                raise DataError(
+                    f"'{folder / label}' holds no images ({', '.join(IMG_EXTENSIONS)}). Give it some, or remove the folder"
+                    f"{' from every domain' if name else ''}."
+                )
+            paths += found
+            targets += [target] * len(found)
+        sizes.append(len(paths) - sum(sizes))
+    if len(names) < 2:
+        raise DataError(f"'{root}' holds the single class '{names[0]}': there is nothing to tell apart. Give it two or more.")
+    domain_of = torch.arange(len(domains)).repeat_interleave(torch.tensor(sizes))
+    return ImageFiles(tuple(paths), torch.tensor(targets), names, domain_of, tuple(domains) if of_domains else ())
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
+
+
+def _inside(domain: Path) -> Path:
+    inner = _folders(domain)
+    return inner[0] if [folder.name for folder in inner] == ["images"] else domain
+
+
+def _images(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = sorted(e.name for e in entries if e.name.lower().endswith(IMG_EXTENSIONS) and not e.name.startswith("."))
+    return [str(folder / name) for name in names]
+
+
+def _common_classes(classes: dict[str, list[str]]) -> tuple[str, ...]:
+    every = sorted(set().union(*classes.values()))
+    lacking = {name: [c for c in every if c not in own] for name, own in classes.items()}
+    if any(lacking.values()):
+        text = "; ".join(f"'{name}' lacks {', '.join(missing)}" for name, missing in lacking.items() if missing)
+        raise DataError(f"The domains have different classes: {text}. Give every domain a folder for every class.")
+    return tuple(every)
+
+
+class ImageReader:
+    """Decodes image files.
+
+    Args:
+        channels: 1 for grey, 3 for colour.
+        size: height and width in pixels to which every image is resized; None leaves them as they are.
+    """
+
+    def __init__(self, channels: int, size: int | None) -> None:
+        self.channels, self.size = channels, size
+
+    def read(self, path: str) -> Tensor:
+        """One image, uint8, shape (C, H, W).
+
+        Raises:
+            OSError: if the file is not an image, or not a whole one.
+        """
+        with Image.open(path) as file:
+            image = file.convert("L" if self.channels == 1 else "RGB")
+        if self.size is not None and image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
+
+    def check(self, path: str) -> None:
+        """Read as much of a file as says that it is an image.
+
+        Raises:
+            OSError: if it is none.
+        """
+        with Image.open(path):
+            return
+
+    def shape(self, paths: Sequence[str]) -> tuple[int, int, int]:
+        """Of an image: the first that can be read.
+
+        Raises:
+            DataError: if none can.
+        """
+        for path in paths:
+            try:
+                height, width = self.read(path).shape[1:]
+            except (OSError, SyntaxError, ValueError):
+                continue
+            return self.channels, height, width
+        raise DataError(f"None of the {len(paths)} images can be read, such as {paths[0]}.")
+
+
+def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, str]:
+    """Do something for each of n images in threads, with a bar; what went wrong, by position."""
+    failures: dict[int, str] = {}
+
+    def attempt(position: int) -> None:
+        try:
+            work(position)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            short = isinstance(error, UnidentifiedImageError)
+            failures[position] = "not an image" if short else str(error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in tqdm(pool.map(attempt, range(size)), text, size, unit="image", disable=size < _MANY, leave=False):
+            pass
+    return dict(sorted(failures.items()))
+
+
+class LazyImages(Dataset[Any]):
+    """Images that are read from disk each time, with ``targets``, ``classes``, ``domains`` and their names.
+
+    Args:
+        files: which.
+        reader: how.
+    """
+
+    def __init__(self, files: ImageFiles, reader: ImageReader) -> None:
+        self._paths, self._reader = files.paths, reader
+        self.targets, self.classes = files.targets, files.classes
+        self.domains, self.domains_names = files.domains, files.domains_names
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Image, uint8, shape (C, H, W), and class."""
+        try:
+            return self._reader.read(self._paths[index]), int(self.targets[index])
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(
+                f"{self._paths[index]} cannot be read ({error}). Mend it, or set 'data.datamodule.unreadable' to skip."
+            ) from error

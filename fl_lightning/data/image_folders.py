@@ -1,0 +1,168 @@
+"""A user's own images in folders: by class, or by domain and class."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, for_each
+from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import hold_out
+
+_SHOWN = 5
+_TRAIN, _TEST = "train", ("test", "val", "valid", "validation")
+
+
+class ImageFolderDataModule(ImageDataModule):
+    """Images in folders: root/class/image, root/domain/class/image (Office-31), or either under root/train and root/test.
+
+    In memory as one uint8 tensor where that fits ``memory_limit``, else read from disk for each batch. With domains,
+    :class:`~fl_lightning.DomainPartitioner` makes one client of each.
+
+    Args:
+        root: the folder. With the subfolders train and test (or val) the server's set is the latter.
+        test_root: the server's test set in a folder of its own, with the same classes; None for none or that under ``root``.
+        test_share: share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
+            classes, where no folder has one. With 0 there is none: see ``server_set`` of the FederatedDataModule.
+        image_size: height and width in pixels to which images are resized; None where they all have the same size.
+        channels: 3 for colour, 1 for grey.
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        mean: of each channel, for images in [0, 1]; None leaves them in [0, 1].
+        std: of each channel.
+        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
+        memory_limit: gigabytes (1e9 bytes) that the images of one set may take in memory.
+        unreadable: an image that cannot be read is an ``error`` that names it, or one to ``skip`` with a warning.
+        num_workers: processes that read images which are not in memory.
+        seed: of the draw of a test share.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        test_root: str | None = None,
+        test_share: float = 0.0,
+        image_size: int | None = None,
+        channels: Literal[1, 3] = 3,
+        batch_size: int = 100,
+        eval_batch_size: int = 1000,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        augmentation: nn.Module | None = None,
+        memory_limit: float = 4.0,
+        unreadable: Literal["error", "skip"] = "error",
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
+        require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
+        require(image_size is None or image_size >= 1, "data.datamodule.image_size", "1 or above, or null", image_size)
+        require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above", memory_limit)
+        fits = mean is None or len(mean) == channels
+        require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", mean)
+        self.root, self.test_root, self.test_share = root, test_root, test_share
+        self.image_size = image_size
+        self.channels = channels
+        self.memory_limit = memory_limit
+        self.unreadable = unreadable
+        self.seed = seed
+        if not test_share and self._folders()[1] is None:
+            for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+                vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that there is none
+
+    def _folders(self) -> tuple[Path, Path | None]:
+        """Where training and test images are."""
+        root = Path(self.root)
+        inside = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
+        if self.test_root is None and _TRAIN in inside and inside <= {_TRAIN, *_TEST}:
+            test = next((name for name in _TEST if name in inside), None)
+            return root / _TRAIN, root / test if test else None
+        return root, Path(self.test_root) if self.test_root else None
+
+    def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """Find and read the images.
+
+        Raises:
+            DataError: for folders that are not of the form, and for images that cannot be read.
+        """
+        folder, test_folder = self._folders()
+        files = find_images(folder)
+        test_files = None
+        if test_folder is not None:
+            test_files = find_images(test_folder)
+            if test_files.classes != files.classes:
+                raise DataError(
+                    f"'{test_folder}' has the classes {', '.join(test_files.classes)}, but '{folder}' has "
+                    f"{', '.join(files.classes)}. Give both the same."
+                )
+        elif self.test_share:
+            files, test_files = self._held_out(files)
+        train, test = self._read(files), None if test_files is None else self._read(test_files)
+        sizes = f"{len(train)} + {0 if test is None else len(test)} images"  # type: ignore[arg-type]
+        lazy = ", from disk" if isinstance(train, LazyImages) else ""
+        self.origin = f"{folder} ({sizes}, {len(files.classes)} classes, {len(files.domains_names) or 'no'} domains{lazy})"
+        return train, test
+
+    def _held_out(self, files: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
+        everything = Partition.of_parts([torch.arange(len(files.paths))])
+        strata = files.domains * len(files.classes) + files.targets
+        size = torch.tensor([max(1, round(self.test_share * len(files.paths)))])
+        rest, taken = hold_out(everything, size, strata, generator(self.seed, "test share"))
+        return files.select(rest.order), files.select(taken.order)
+
+    def _read(self, files: ImageFiles) -> Dataset[Any]:
+        reader = ImageReader(self.channels, self.image_size)
+        shape = reader.shape(files.paths)
+        if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 1e9:
+            return LazyImages(self._without(files, self._check(files, reader)), reader)
+        images = torch.empty(len(files.paths), *shape, dtype=torch.uint8)
+
+        def read(position: int) -> None:
+            image = reader.read(files.paths[position])
+            if image.shape != shape:
+                raise DataError(
+                    f"{files.paths[position]} has {image.shape[2]} x {image.shape[1]} pixels, others {shape[2]} x {shape[1]}. "
+                    "Set 'data.datamodule.image_size' to resize them all."
+                )
+            images[position] = image
+
+        failures = for_each(read, len(files.paths), "Reading images")
+        kept = self._without(files, failures)
+        if failures:
+            images = images[_others(len(images), failures)]
+        columns = {"classes": kept.classes, "domains": kept.domains, "domains_names": kept.domains_names}
+        return image_dataset(images, kept.targets, **columns)
+
+    def _check(self, files: ImageFiles, reader: ImageReader) -> dict[int, str]:
+        """Which images cannot be read: by their headers, and where they are to be skipped by reading them once."""
+        if self.unreadable == "skip":
+            return for_each(lambda k: reader.read(files.paths[k]), len(files.paths), "Checking images")
+        return for_each(lambda k: reader.check(files.paths[k]), len(files.paths), "Checking images")
+
+    def _without(self, files: ImageFiles, failures: dict[int, str]) -> ImageFiles:
+        if not failures:
+            return files
+        named = ", ".join(f"{files.paths[k]} ({why})" for k, why in list(failures.items())[:_SHOWN])
+        more = f" and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+        text = f"{len(failures)} of {len(files.paths)} images cannot be read: {named}{more}."
+        if self.unreadable == "error":
+            raise DataError(f"{text} Mend or remove them, or set 'data.datamodule.unreadable' to skip.")
+        warnings.warn(f"{text} They are skipped.", stacklevel=2)
+        kept = files.select(_others(len(files.paths), failures))
+        lost = set(range(len(files.classes))) - set(kept.targets.tolist())
+        if lost:
+            raise DataError(f"{text} Then no image of class '{files.classes[min(lost)]}' is left. Mend them.")
+        return kept
+
+
+def _others(size: int, failures: dict[int, str]) -> Tensor:
+    return torch.tensor([k for k in range(size) if k not in failures], dtype=torch.int64)

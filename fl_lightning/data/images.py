@@ -1,0 +1,149 @@
+"""Images in memory as one uint8 tensor, scaled, augmented and normalised a batch at a time where the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from tqdm.auto import tqdm
+
+from fl_lightning.data.augmentation import augment
+from fl_lightning.data.feature_noise import scaled_to_one
+from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.errors import require
+
+_COLUMNS = ("classes", "domains", "domains_names")
+_MANY = 20
+"""Batches from which on computing features shows its progress."""
+
+
+class ImageDataModule(LightningDataModule):
+    """What datamodules of images share. Subclasses read the data in :meth:`load`.
+
+    Loaders give batches of images in uint8, shape (B, C, H, W), and labels; after the transfer to the device they are
+    scaled to [0, 1], augmented in training only, and normalised: ``(x - mean) / std`` for each channel.
+
+    Args:
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        mean: of each channel, for images in [0, 1]; None leaves them in [0, 1].
+        std: of each channel, above 0.
+        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
+        num_workers: processes that read images which are not in memory.
+
+    Attributes:
+        origin: where the data came from, in words.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 100,
+        eval_batch_size: int = 1000,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augmentation: nn.Module | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        require(batch_size >= 1, "data.datamodule.batch_size", "1 or above", batch_size)
+        require(eval_batch_size >= 1, "data.datamodule.eval_batch_size", "1 or above", eval_batch_size)
+        require(num_workers >= 0, "data.datamodule.num_workers", "0 or above", num_workers)
+        both = (mean is None) == (std is None) and (mean is None or std is None or len(mean) == len(std))
+        require(both and min(std or [1]) > 0, "data.datamodule.std", "above 0, one for each of 'mean'", std)
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.mean, self.std = mean, std
+        self.augmentation = augmentation
+        self.num_workers = num_workers
+        self.origin = "not loaded yet"
+        self._train: Any = None
+        self._test: Any = None
+        self._images: tuple[Any, Any] | None = None  # where features stand in for them
+        self._scale: tuple[Tensor, Tensor] | None = None
+
+    def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """Read the training set and the server's test set: TensorDatasets of (uint8 images, labels), or lazy datasets.
+
+        Raises:
+            DataError: if they cannot be had.
+        """
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        """Read the images, once."""
+        if self._train is None:
+            self._train, self._test = self.load()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled batches of (images (B, C, H, W), labels (B,))."""
+        return DataLoader(self._train, batch_size=self.batch_size, shuffle=True, num_workers=self._workers(self._train))
+
+    def val_dataloader(self) -> Any:
+        """The test set, which is the server's."""
+        if type(self._test) is TensorDataset:
+            return TensorLoader(self._test.tensors, self.eval_batch_size)
+        return DataLoader(self._test, batch_size=self.eval_batch_size, num_workers=self._workers(self._test))
+
+    def test_dataloader(self) -> Any:
+        """The test set."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> Any:
+        """The test set."""
+        return self.val_dataloader()
+
+    def _workers(self, dataset: Any) -> int:
+        return 0 if type(dataset) is TensorDataset else self.num_workers
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Scale, augment and normalise images; features that were computed from them pass."""
+        images, *rest = batch
+        if self._images is not None:
+            return batch
+        images = scaled_to_one(images)
+        if self.augmentation is not None and self.trainer is not None and self.trainer.training:
+            images = augment(images, self.augmentation)
+        return [self._normalized(images), *rest]
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        if self.mean is not None and self.std is not None:
+            if self._scale is None or self._scale[0].device != images.device or self._scale[0].dtype != images.dtype:
+                mean, std = (torch.tensor(x).to(images).view(-1, 1, 1) for x in (self.mean, self.std))
+                self._scale = mean, std
+            images = (images - self._scale[0]) / self._scale[1]
+        return images
+
+    def use_features(self, features: Callable[[Tensor], Tensor]) -> None:
+        """Serve what is computed from the images in their place, until :meth:`use_images`.
+
+        Args:
+            features: maps normalised images, shape (B, C, H, W), to features on the CPU, shape (B, D).
+        """
+        images = self._train, self._test
+        self._train, self._test = (None if part is None else self._computed(part, features) for part in images)
+        self._images = images
+
+    def _computed(self, dataset: Any, features: Callable[[Tensor], Tensor]) -> TensorDataset:
+        loader = DataLoader(dataset, batch_size=self.batch_size, num_workers=self._workers(dataset))
+        computed, labels = [], []
+        for inputs, targets in tqdm(loader, "Computing features", unit="batch", leave=False, disable=len(loader) < _MANY):
+            computed.append(features(self._normalized(scaled_to_one(inputs))))
+            labels.append(targets)
+        columns = {name: getattr(dataset, name) for name in _COLUMNS if hasattr(dataset, name)}
+        return image_dataset(torch.cat(computed), torch.cat(labels), **columns)
+
+    def use_images(self) -> None:
+        """Serve the images again."""
+        if self._images is not None:
+            (self._train, self._test), self._images = self._images, None
+
+
+def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:
+    """A dataset in memory with further columns as attributes, such as ``classes``, the names of the classes."""
+    dataset = TensorDataset(images, labels)
+    vars(dataset).update(columns)
+    return dataset

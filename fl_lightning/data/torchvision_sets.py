@@ -1,0 +1,165 @@
+"""The image data sets of the papers, by torchvision."""
+
+from __future__ import annotations
+
+import socket
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchvision import datasets
+
+from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.errors import DataError
+
+_TIMEOUT = 20
+"""Seconds without an answer: a network that swallows packets must not hold the run up."""
+
+
+class TorchvisionDataModule(ImageDataModule):
+    """A data set of torchvision, in memory, downloaded where the folder has none. The server's set is its test set.
+
+    Args:
+        root: folder that holds the data in torchvision's layout, or into which they are downloaded.
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        normalize: subtract the mean of each channel of the training set and divide by its standard deviation; without, images
+            are in [0, 1].
+        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
+    """
+
+    MEAN: Sequence[float]
+    STD: Sequence[float]
+
+    def __init__(
+        self,
+        root: str = "data",
+        batch_size: int = 100,
+        eval_batch_size: int = 1000,
+        normalize: bool = True,
+        augmentation: nn.Module | None = None,
+    ) -> None:
+        mean, std = (self.MEAN, self.STD) if normalize else (None, None)
+        super().__init__(batch_size, eval_batch_size, mean, std, augmentation)
+        self.root = root
+        self.normalize = normalize
+        self._failure = ""
+
+    @abstractmethod
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+
+    @abstractmethod
+    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        """Its images in uint8, shape (n, C, H, W), and its labels, int64."""
+
+    def prepare_data(self) -> None:
+        """Download what is not there."""
+        timeout = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_TIMEOUT)
+        try:
+            for train in (True, False):
+                self._fetch(train)
+        finally:
+            socket.setdefaulttimeout(timeout)
+
+    def _fetch(self, train: bool) -> None:
+        try:
+            self.open(train)
+        except (OSError, RuntimeError):  # not there, or what a broken download left
+            try:
+                self.open(train, download=True)
+            except (OSError, RuntimeError) as error:
+                self._failure = f" and could not be downloaded ({type(error).__name__}: {error})"
+
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
+        """Read training and test set.
+
+        Raises:
+            DataError: if they are not in the folder and could not be downloaded.
+        """
+        name = type(self).__name__.removesuffix("DataModule")
+        try:
+            train, test = (self.open(train) for train in (True, False))
+        except (OSError, RuntimeError) as error:
+            raise DataError(
+                f"{name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that holds it in "
+                "torchvision's layout, or train once where there is a network."
+            ) from error
+        sets = [image_dataset(*self.read(part), classes=getattr(part, "classes", None)) for part in (train, test)]
+        self.origin = f"{name} from {Path(self.root)} ({len(sets[0])} + {len(sets[1])} images)"
+        return sets[0], sets[1]
+
+
+class FashionMNISTDataModule(TorchvisionDataModule):
+    """Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
+
+    MEAN, STD = (0.2860,), (0.3530,)
+
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+        return datasets.FashionMNIST(self.root, train=train, download=download)
+
+    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        return dataset.data.unsqueeze(1), dataset.targets.long()
+
+
+class CIFAR10DataModule(TorchvisionDataModule):
+    """CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
+
+    MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+        return datasets.CIFAR10(self.root, train=train, download=download)
+
+    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
+
+
+class CIFAR100DataModule(CIFAR10DataModule):
+    """CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
+
+    MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+        return datasets.CIFAR100(self.root, train=train, download=download)
+
+
+class SVHNDataModule(TorchvisionDataModule):
+    """Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading them needs scipy."""
+
+    MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+        try:
+            import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
+        except ImportError as error:
+            raise DataError("Reading SVHN needs the package scipy: pip install 'fl_lightning[svhn]'.") from error
+        return datasets.SVHN(self.root, split="train" if train else "test", download=download)
+
+    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        return torch.from_numpy(dataset.data), torch.from_numpy(dataset.labels).long()
+
+
+class USPSDataModule(TorchvisionDataModule):
+    """USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
+
+    MEAN, STD = (0.2469,), (0.2989,)
+
+    def open(self, train: bool, download: bool = False) -> Any:
+        """The data set of torchvision."""
+        return datasets.USPS(self.root, train=train, download=download)
+
+    def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        return torch.from_numpy(dataset.data).unsqueeze(1), torch.tensor(dataset.targets).long()

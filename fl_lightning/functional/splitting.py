@@ -1,0 +1,66 @@
+"""Parts of every client's examples: held back for validation and test, in the classes' proportions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.partition import Partition, offsets
+
+
+def hold_out(
+    partition: Partition, sizes: Tensor, labels: Tensor | None, generator: torch.Generator
+) -> tuple[Partition, Partition]:
+    """Take a number of examples from each client, in the proportions of its classes, to within one example of each class.
+
+    Args:
+        partition: who holds what.
+        sizes: how many to take from each client, int64, shape (K,), at most what it holds.
+        labels: class of each example of the data set, int64, shape (n,); None takes without regard to classes.
+        generator: draws which.
+
+    Returns:
+        What is left, and what was taken. Indices ascend within each client.
+    """
+    owners, order = partition.owners(), partition.order
+    classes = torch.zeros_like(order) if labels is None else labels[order]
+    num_classes = int(classes.max()) + 1 if classes.numel() else 1
+    group = owners * num_classes + classes
+    shuffle = torch.randperm(len(order), generator=generator)
+    place = shuffle[group[shuffle].argsort(stable=True)]  # by client and class, shuffled within
+    groups, counts = torch.unique_consecutive(group[place], return_counts=True)
+    wanted = _apportion(groups // num_classes, counts, sizes, partition.sizes, generator)
+    rank = torch.arange(len(order)) - offsets(counts)[:-1].repeat_interleave(counts)
+    taken = torch.empty(len(order), dtype=torch.bool)
+    taken[place] = rank < wanted.repeat_interleave(counts)
+    return _select(partition, owners, ~taken), _select(partition, owners, taken)
+
+
+def _apportion(owner: Tensor, counts: Tensor, sizes: Tensor, totals: Tensor, generator: torch.Generator) -> Tensor:
+    """Largest remainders: how many of each (client, class) group to take so that each client's add up to its size."""
+    quota = sizes[owner].double() * counts / totals[owner]
+    whole = quota.floor().long()
+    missing = sizes - torch.zeros_like(sizes).index_add_(0, owner, whole)
+    shuffle = torch.randperm(len(owner), generator=generator)  # equal remainders: by chance
+    by_remainder = shuffle[(quota - whole)[shuffle].argsort(stable=True, descending=True)]
+    by_owner = by_remainder[owner[by_remainder].argsort(stable=True)]
+    groups = torch.bincount(owner, minlength=len(sizes))
+    rank = torch.arange(len(owner)) - offsets(groups)[:-1].repeat_interleave(groups)
+    whole[by_owner] += (rank < missing[owner[by_owner]]).long()
+    return whole
+
+
+def _select(partition: Partition, owners: Tensor, chosen: Tensor) -> Partition:
+    sizes = torch.bincount(owners[chosen], minlength=len(partition))
+    part = Partition(partition.order[chosen], offsets(sizes), partition.names)
+    spot = part.owners() * (int(partition.order.max()) + 1 if len(partition.order) else 1) + part.order
+    return Partition(part.order[spot.argsort()], part.offsets, part.names)
+
+
+def class_balanced(labels: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
+    """``per_class`` random examples of every class that occurs, or all it has, ascending int64."""
+    shuffle = torch.randperm(len(labels), generator=generator)
+    place = shuffle[labels[shuffle].argsort(stable=True)]
+    counts = torch.bincount(labels)
+    rank = torch.arange(len(labels)) - offsets(counts)[:-1].repeat_interleave(counts)
+    return place[rank < per_class].sort().values

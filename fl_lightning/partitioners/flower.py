@@ -1,0 +1,63 @@
+"""Any partitioner of the package flwr-datasets."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.functional.partition import Partition
+from fl_lightning.partitioners.base import Partitioner
+
+_LABEL, _INDEX = "label", "fl_lightning_index"
+
+
+@runtime_checkable
+class FlowerLike(Protocol):
+    """What partitioners of flwr-datasets offer."""
+
+    @property
+    def num_partitions(self) -> int:
+        """K."""
+
+    def load_partition(self, partition_id: int) -> Any:
+        """The Hugging Face dataset of one client."""
+
+
+class FlowerPartitioner(Partitioner):
+    """Splits as a partitioner of flwr-datasets does, by a column ``label`` (pip install flwr-datasets).
+
+    Args:
+        partitioner: a new one, such as ``flwr_datasets.partitioner.DirichletPartitioner(10, partition_by="label", alpha=0.5)``;
+            its own seed decides.
+    """
+
+    def __init__(self, partitioner: FlowerLike) -> None:
+        if not isinstance(partitioner, FlowerLike):
+            raise ConfigurationError(
+                f"'data.partitioner.partitioner' must be one of flwr-datasets, but is a {type(partitioner).__name__}. "
+                "Name one by its class_path, e.g. flwr_datasets.partitioner.DirichletPartitioner."
+            )
+        self.partitioner = partitioner
+
+    def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
+        """See :meth:`Partitioner.partition`.
+
+        Raises:
+            DataError: with its own words, if it refuses the data.
+        """
+        try:
+            from datasets import Dataset  # comes with flwr-datasets
+        except ImportError as error:
+            raise ConfigurationError("FlowerPartitioner needs the package flwr-datasets: pip install flwr-datasets.") from error
+        columns = {_INDEX: range(num_examples)} | ({} if labels is None else {_LABEL: labels.numpy()})
+        flower: Any = self.partitioner
+        try:
+            if not flower.is_dataset_assigned():
+                flower.dataset = Dataset.from_dict(columns)
+            parts = [torch.tensor(flower.load_partition(k)[_INDEX]) for k in range(flower.num_partitions)]
+        except (ValueError, KeyError) as error:
+            raise DataError(f"{type(flower).__name__} of flwr-datasets refuses: {error}") from error
+        return Partition.of_parts([part.long() for part in parts])

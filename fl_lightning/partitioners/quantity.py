@@ -1,0 +1,48 @@
+"""Quantity skew: clients of unequal size that hold the same distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fl_lightning.errors import require
+from fl_lightning.functional.partition import Partition, require_enough
+from fl_lightning.functional.seeding import derive_seed
+from fl_lightning.functional.skew import dirichlet_sizes
+from fl_lightning.partitioners.base import Partitioner, draw_until
+
+
+class QuantityPartitioner(Partitioner):
+    """Quantity skew: uniform samples whose sizes are shares drawn from Dir(beta) (Li et al. 2022; FedLoss thesis, 3.2).
+
+    Args:
+        num_clients: K, at least 1 and at most the number of examples.
+        beta: concentration, > 0; the smaller, the more unequal.
+        min_examples: draw again, at most ten times, while a client has fewer; at least 1.
+        seed: of the draw.
+    """
+
+    needs_labels = False
+
+    def __init__(self, num_clients: int = 10, beta: float = 0.5, min_examples: int = 10, seed: int = 0) -> None:
+        require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
+        require(beta > 0, "data.partitioner.beta", "above 0", beta)
+        require(min_examples >= 1, "data.partitioner.min_examples", "at least 1", min_examples)
+        self.num_clients = num_clients
+        self.beta = beta
+        self.min_examples = min_examples
+        self.seed = seed
+
+    def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
+        """See :meth:`Partitioner.partition`.
+
+        Raises:
+            DataError: if a client has too few examples after ten more draws.
+        """
+        require_enough(num_examples, self.num_clients)
+        rng = np.random.default_rng(derive_seed(self.seed, "QuantityPartitioner"))
+        return draw_until(
+            lambda: dirichlet_sizes(num_examples, self.num_clients, self.beta, rng),
+            self.min_examples,
+            "Lower 'data.partitioner.min_examples' or 'num_clients', or raise 'beta'.",
+        )

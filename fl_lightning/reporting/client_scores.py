@@ -1,0 +1,59 @@
+"""What the clients' own test parts say: the spread over clients, and the table of the Fed-Star thesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> dict[str, float]:
+    """Mean weighted by the clients' test examples (FedLoss thesis, 3.3.3), and how far clients are apart.
+
+    Args:
+        values: of each client, float64, shape (K,).
+        sizes: test examples of each client, shape (K,).
+        higher_is_better: decides which end is the worst.
+
+    Returns:
+        ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients is worse than, between two
+        clients by linear interpolation; ``client_std``, the standard deviation over the K clients, unweighted.
+    """
+    worst, tenth = (values.min(), 0.1) if higher_is_better else (values.max(), 0.9)
+    figures = {
+        "client_mean": (values * sizes).sum() / sizes.sum(),
+        "client_worst": worst,
+        "client_p10": torch.quantile(values, tenth),
+        "client_std": values.std(correction=0),
+    }
+    return {name: float(value) for name, value in figures.items()}
+
+
+def comparison_table(
+    names: Sequence[str], sizes: Tensor, columns: Mapping[str, Tensor], higher_is_better: bool
+) -> tuple[list[str], list[list[Any]]]:
+    """Client, test examples, local only, global, personalised, gain, and a last row of means (Fed-Star thesis, Table 5.8).
+
+    Args:
+        names: of the clients.
+        sizes: test examples of each, shape (K,).
+        columns: by name, the values of each client, shape (K,). The gain is that of ``personalised``, or where there is none of
+            ``global``, over ``local only``, or where there is none over ``global``; above 0 is better.
+        higher_is_better: the sign of the gain.
+
+    Returns:
+        Header and rows; the means are weighted by test examples.
+    """
+    shown = dict(columns)
+    after = shown.get("personalised", shown["global"])
+    before = shown.get("local only", shown["global"])
+    if len(shown) > 1:
+        shown["gain"] = (after - before) * (1 if higher_is_better else -1)
+    rows: list[list[Any]] = [
+        [name, int(sizes[k]), *(float(column[k]) for column in shown.values())] for k, name in enumerate(names)
+    ]
+    total = sizes.sum()
+    means = [float((column * sizes).sum() / total) for column in shown.values()]
+    return ["client", "test examples", *shown], [*rows, ["all", int(total), *means]]

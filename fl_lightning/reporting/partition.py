@@ -1,0 +1,133 @@
+"""What each client holds, as a table and as a picture."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.labels import earth_movers_distance
+from fl_lightning.reporting.tables import text_table
+
+_FEW_CLASSES = 12
+_FEW_CLIENTS = 60
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """Examples of each client by part and by class.
+
+    Args:
+        clients: their names.
+        parts: by name, the number of examples of each client, int64, shape (K,); ``training`` first.
+        counts: training examples of each class, int64, shape (K, C); None where the data have no labels at hand.
+        classes: names of the classes.
+        public: examples that every client has besides.
+    """
+
+    clients: Sequence[str]
+    parts: dict[str, Tensor]
+    counts: Tensor | None
+    classes: Sequence[str]
+    public: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """Of :attr:`rows`."""
+        if self.counts is None:
+            return ["client", *self.parts]
+        return ["client", *self.parts, "classes", "EMD", *self.classes]
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """Client, examples of each part, number of classes, earth mover's distance from the whole, examples of each class."""
+        sizes = torch.stack(list(self.parts.values()), dim=1).tolist()
+        if self.counts is None:
+            return [[name, *own] for name, own in zip(self.clients, sizes, strict=True)]
+        held, distances = (self.counts > 0).sum(dim=1).tolist(), earth_movers_distance(self.counts).tolist()
+        columns = zip(self.clients, sizes, held, distances, self.counts.tolist(), strict=True)
+        return [[name, *own, number, distance, *counts] for name, own, number, distance, counts in columns]
+
+    def text(self, max_clients: int) -> str:
+        """For the terminal: the first clients, without the counts of each class where there are many, and what all come to."""
+        width = len(self.columns) if len(self.classes) <= _FEW_CLASSES else len(self.columns) - len(self.classes)
+        rows = [row[:width] for row in self.rows[:max_clients]]
+        lines = [text_table(self.columns[:width], rows)]
+        if len(self.clients) > max_clients:
+            lines.append(f"... and {len(self.clients) - max_clients} clients more")
+        sizes = self.parts["training"]
+        lines.append(
+            f"{len(self.clients)} clients, {int(sizes.sum())} training examples: from {int(sizes.min())} to {int(sizes.max())} "
+            f"a client, {int(sizes.double().quantile(0.5))} in the middle."
+        )
+        if self.counts is not None:
+            distance = earth_movers_distance(self.counts)
+            lines.append(
+                f"Earth mover's distance of a client's classes from the whole's (0 the same, 2 none in common): mean "
+                f"{float(distance.mean()):.3f}, from {float(distance.min()):.3f} to {float(distance.max()):.3f}."
+            )
+        if self.public:
+            lines.append(f"Every client trains on {self.public} public examples besides.")
+        return "\n".join(lines)
+
+    def write(self, path: Path) -> None:
+        """All clients and classes as a CSV file."""
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([self.columns, *self.rows])
+
+
+def draw_partition(summary: PartitionSummary, path: Path) -> bool:
+    """A picture of clients x classes, and the clients' sizes beside it, as a PNG file.
+
+    Returns:
+        Whether there is one: it needs matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure  # optional, and slow to import
+    except ImportError:
+        return False
+    clients = len(summary.clients)
+    few = clients <= _FEW_CLIENTS
+    figure = Figure(figsize=(9, min(14, max(3, 0.28 * clients + 1.2))), layout="constrained")
+    ratio = [3, 1] if summary.counts is not None else [1]
+    axes = figure.subplots(1, len(ratio), sharey=True, width_ratios=ratio, squeeze=False)[0]
+    if summary.counts is not None:
+        _draw_counts(figure, axes[0], summary, few)
+    sizes = torch.arange(clients)
+    left = torch.zeros(clients)
+    for name, part in summary.parts.items():
+        axes[-1].barh(sizes.numpy(), part.numpy(), left=left.numpy(), height=0.8 if few else 1.0, label=name)
+        left = left + part
+    axes[-1].set_xlabel("examples")
+    axes[-1].margins(y=0.01)
+    if len(summary.parts) > 1:
+        figure.legend(loc="outside upper right", ncols=len(summary.parts), fontsize="small")
+    axes[0].set_ylabel("client")
+    if few:
+        axes[0].set_yticks(range(clients), summary.clients, fontsize="small")
+    axes[0].set_ylim(clients - 0.5, -0.5)
+    figure.savefig(path, dpi=120)
+    return True
+
+
+def _draw_counts(figure: Any, axis: Any, summary: PartitionSummary, few_clients: bool) -> None:
+    counts = summary.counts
+    assert counts is not None
+    image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", interpolation="nearest")
+    axis.set_xlabel("class")
+    few = len(summary.classes) <= 2 * _FEW_CLASSES
+    if few:
+        axis.set_xticks(range(len(summary.classes)), summary.classes, rotation=45 if max(map(len, summary.classes)) > 2 else 0)
+    if few and few_clients:
+        dark = counts.max() * 0.6
+        for client, row in enumerate(counts.tolist()):
+            for label, count in enumerate(row):
+                if count:
+                    colour = "white" if count > dark else "black"
+                    axis.text(label, client, count, ha="center", va="center", fontsize=6, color=colour)
+    figure.colorbar(image, ax=axis, label="training examples", shrink=0.8)
