@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
@@ -75,7 +76,10 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
     parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
     sizes = {name: part.sizes for name, part in parts.items() if part is not None}
     names = [data.client_name(client) for client in range(len(training))]
-    return PartitionSummary(names, sizes, counts, classes, division.public.numel())
+    public = torch.tensor([division.public.numel()])
+    if counts is not None and labels is not None:
+        public = torch.bincount(labels[division.public], minlength=len(classes))
+    return PartitionSummary(names, sizes, counts, classes, public)
 
 
 def _picture(trainer: Trainer) -> dict[str, Any]:

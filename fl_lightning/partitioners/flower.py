@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from fl_lightning.partitioners.base import Partitioner
 _LABEL, _INDEX = "label", "fl_lightning_index"
 
 
-@runtime_checkable
 class FlowerLike(Protocol):
     """What partitioners of flwr-datasets offer."""
 
@@ -35,7 +34,7 @@ class FlowerPartitioner(Partitioner):
     """
 
     def __init__(self, partitioner: FlowerLike) -> None:
-        if not isinstance(partitioner, FlowerLike):
+        if not all(hasattr(type(partitioner), name) for name in ("num_partitions", "load_partition")):
             raise ConfigurationError(
                 f"'data.partitioner.partitioner' must be one of flwr-datasets, but is a {type(partitioner).__name__}. "
                 "Name one by its class_path, e.g. flwr_datasets.partitioner.DirichletPartitioner."

@@ -27,14 +27,14 @@ class PartitionSummary:
         parts: by name, the number of examples of each client, int64, shape (K,); ``training`` first.
         counts: training examples of each class, int64, shape (K, C); None where the data have no labels at hand.
         classes: names of the classes.
-        public: examples that every client has besides.
+        public: examples that every client has besides: their number by class, shape (C,), or in all, shape (1,).
     """
 
     clients: Sequence[str]
     parts: dict[str, Tensor]
     counts: Tensor | None
     classes: Sequence[str]
-    public: int = 0
+    public: Tensor = torch.zeros(0)
 
     @property
     def columns(self) -> list[str]:
@@ -71,8 +71,11 @@ class PartitionSummary:
                 f"Earth mover's distance of a client's classes from the whole's (0 the same, 2 none in common): mean "
                 f"{float(distance.mean()):.3f}, from {float(distance.min()):.3f} to {float(distance.max()):.3f}."
             )
-        if self.public:
-            lines.append(f"Every client trains on {self.public} public examples besides.")
+        if self.public.sum():
+            line = f"Every client trains on {int(self.public.sum())} public examples besides"
+            if self.counts is not None:
+                line += f": with them the mean distance is {float(earth_movers_distance(self.counts + self.public).mean()):.3f}"
+            lines.append(line + ".")
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
