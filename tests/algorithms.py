@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from federations import Blobs, Consecutive, Plain
+from federations import Blobs, Consecutive, Plain, weights
 
 from fl_lightning import (
     AdaFed,
     Attackers,
+    ClientEvaluation,
     DiagnosticOddsRatio,
     FedAvgM,
     FedCyclic,
@@ -64,6 +65,12 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "warm start": lambda: {"route": WarmStart(1), "strategy": Scaffold()},
     "local only": lambda: {"route": LocalOnly("val_acc")},
     "last client": lambda: {"strategy": LastClient()},
+    "clients' parts": lambda: {
+        "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
+        "client_evaluation": ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True),
+        "clients_per_round": 4,
+        "more": 8,
+    },
 }
 
 
@@ -72,6 +79,12 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
     module = Plain(batchnorm=True, momentum=chosen.pop("momentum", 0.0))
-    data = FederatedDataModule(Blobs(n=sum(SIZES)), Consecutive(SIZES), **chosen.pop("data", {}))
+    data = FederatedDataModule(Blobs(n=sum(SIZES) + chosen.pop("more", 0)), Consecutive(SIZES), **chosen.pop("data", {}))
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
     return module, data, FederatedOrchestrator(local=local, **chosen)
+
+
+def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
+    """The final weights, and what was measured at the clients."""
+    scores = federation._run.client_scores.rounds
+    return {**weights(module), **{f"client scores of round {r}": values for r, values in scores.items()}}

@@ -18,6 +18,7 @@ SMALL = [
     "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false",
     "--trainer.enable_model_summary=false",
+    "--partition_report.enabled=false",
 ]
 
 

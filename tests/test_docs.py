@@ -22,8 +22,10 @@ EXAMPLES = str(ROOT / "docs" / "examples")
 
 
 def test_every_config_has_its_page():
-    text = "\n".join(page.read_text() for page in PAGES)
-    assert not [path.name for path in (ROOT / "configs").glob("*.yaml") if f"configs/{path.name}" not in text]
+    text = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    configs = [str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")]
+    assert len(configs) > 40
+    assert not [name for name in configs if name not in text]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "README"], ids=lambda page: page.stem)

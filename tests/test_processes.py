@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from algorithms import ALGORITHMS, prepare
-from federations import same_bits, trainer, weights
+from algorithms import ALGORITHMS, outcome, prepare
+from federations import same_bits, trainer
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
 
@@ -58,7 +58,7 @@ def on_two_ranks(tmp_path_factory):
 def test_every_algorithm_gives_the_same_weights_on_two_ranks(name, on_two_ranks):
     module, data, federation = prepare(name)
     trainer(2, federation).fit(module, data)
-    assert same_bits(weights(module), on_two_ranks[name])
+    assert same_bits(outcome(module, federation), on_two_ranks[name])
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ DIFFERENT = {"fedprox_mnist": ("--federation.local.partial_work.share=0",)}
 
 def names() -> list[str]:
     """The configurations that are compared, baselines last."""
-    found = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem not in LEFT_OUT)
+    found = sorted(path.stem for path in CONFIGS.glob("*_mnist.yaml") if path.stem not in LEFT_OUT)
     return sorted(found, key=lambda name: name in ("centralized_mnist", "last_client_mnist", "local_only_mnist"))
 
 

@@ -71,16 +71,25 @@ def divide(
     return Division(partition, parts.get("validation"), parts.get("test"), public)
 
 
-def whole(partitioner: Partitioner, partition: Partition) -> Partition:
-    """The partition, if every client has examples.
+def whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:
+    """The partition, if every client has examples, and none is another's.
 
     Raises:
-        DataError: if one has none.
+        DataError: if one has none, or an index is twice there or outside of 0 .. num_examples - 1.
     """
+    name, order = type(partitioner).__name__, partition.order
+    if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
+        raise DataError(
+            f"{name} gave the indices {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
+            "divide. A partitioner must keep to the 'num_examples' that it is given (a public share is set aside before)."
+        )
+    counts = torch.bincount(order, minlength=num_examples)
+    if order.numel() and int(counts.max()) > 1:
+        raise DataError(f"{name} gave example {int(counts.argmax())} to more than one client, or to one twice.")
     empty = (partition.sizes == 0).nonzero().flatten().tolist()
     if empty or not len(partition):
         raise DataError(
-            f"{type(partitioner).__name__} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
+            f"{name} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
             "Every client needs at least one training example: use fewer clients or another partition."
         )
     return partition

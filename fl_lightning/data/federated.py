@@ -183,7 +183,8 @@ class FederatedDataModule(LightningDataModule):
             else:
                 own = labels[chosen] if partitioner.needs_labels and labels is not None else None
                 found = partitioner.partition(len(chosen), own)
-            return whole(partitioner, found if isinstance(found, Partition) else Partition.of_parts(found))
+            found = found if isinstance(found, Partition) else Partition.of_parts(found)
+            return whole(partitioner, found, len(chosen))
 
         shares = {"validation": self.client_validation, "test": self.client_test}
         known = labels if labels is not None else labels_at_hand(dataset)

@@ -128,7 +128,8 @@ class ImageDataModule(LightningDataModule):
         self._images = images
 
     def _computed(self, dataset: Any, features: Callable[[Tensor], Tensor]) -> TensorDataset:
-        loader = DataLoader(dataset, batch_size=self.batch_size, num_workers=self._workers(dataset))
+        own = torch.Generator()  # the global one must not be moved
+        loader = DataLoader(dataset, batch_size=self.batch_size, num_workers=self._workers(dataset), generator=own)
         computed, labels = [], []
         for inputs, targets in tqdm(loader, "Computing features", unit="batch", leave=False, disable=len(loader) < _MANY):
             computed.append(features(self._normalized(scaled_to_one(inputs))))

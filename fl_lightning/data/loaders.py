@@ -82,11 +82,15 @@ def client_loader(
         if shuffle and generator is None:
             generator = torch.default_generator
         return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
+    part = Subset(dataset, indices.tolist())
+    # A loader draws seeds for its workers from its own generator: the sampler's must not be moved by it.
+    sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
+    workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
     return DataLoader(
-        Subset(dataset, indices.tolist()),
+        part,
         batch_size=size,
-        shuffle=shuffle,
-        generator=generator,
+        sampler=sampler,
+        generator=workers,
         drop_last=drop_last or single,
         **_worker_settings(source),
     )

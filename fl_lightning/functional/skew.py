@@ -28,11 +28,10 @@ def dirichlet_labels(labels: Tensor, num_clients: int, beta: float, capped: bool
     held = np.zeros(num_clients, dtype=np.int64)
     begin = 0
     for size in sizes[sizes > 0]:
-        shares = rng.dirichlet(np.full(num_clients, beta))
-        if capped:
-            open_ = held * num_clients < len(values)
-            shares = np.where(open_, shares, 0)
-            shares = shares if shares.sum() > 0 else open_ / open_.sum()
+        # Shares of some clients, normalised, are drawn from Dir(beta) over those clients.
+        open_ = held * num_clients < len(values) if capped else np.ones(num_clients, dtype=bool)
+        shares = np.zeros(num_clients)
+        shares[open_] = rng.dirichlet(np.full(int(open_.sum()), beta))
         counts = cut(shares, int(size))
         owners[grouped[begin : begin + size]] = np.repeat(np.arange(num_clients), counts)
         held += counts

@@ -38,11 +38,11 @@ def hold_out(
 
 def _apportion(owner: Tensor, counts: Tensor, sizes: Tensor, totals: Tensor, generator: torch.Generator) -> Tensor:
     """Largest remainders: how many of each (client, class) group to take so that each client's add up to its size."""
-    quota = sizes[owner].double() * counts / totals[owner]
-    whole = quota.floor().long()
+    quota = sizes[owner] * counts  # in parts of the client's total: whole numbers, so that equal remainders are equal
+    whole, remainder = quota // totals[owner], quota % totals[owner]
     missing = sizes - torch.zeros_like(sizes).index_add_(0, owner, whole)
     shuffle = torch.randperm(len(owner), generator=generator)  # equal remainders: by chance
-    by_remainder = shuffle[(quota - whole)[shuffle].argsort(stable=True, descending=True)]
+    by_remainder = shuffle[remainder[shuffle].argsort(stable=True, descending=True)]
     by_owner = by_remainder[owner[by_remainder].argsort(stable=True)]
     groups = torch.bincount(owner, minlength=len(sizes))
     rank = torch.arange(len(owner)) - offsets(groups)[:-1].repeat_interleave(groups)

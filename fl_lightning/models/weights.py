@@ -27,7 +27,7 @@ def load_weights(network: nn.Module, architecture: str, weights: str | None) -> 
     Raises:
         ConfigurationError: if there is neither such a member nor such a file, if it does not fit, or the download fails.
     """
-    if weights is None:
+    if weights is None or weights in ("None", "null"):  # as the command line gives null for text
         return
     known = get_model_weights(architecture)
     if weights in known.__members__:

@@ -57,6 +57,16 @@ def require_labels(labels: Tensor | None, partitioner: Partitioner) -> Tensor:
     return labels
 
 
+def require_examples(num_examples: int) -> None:
+    """Refuse an empty training set.
+
+    Raises:
+        DataError: if there is nothing to divide.
+    """
+    if not num_examples:
+        raise DataError("The training set is empty: there are no examples to divide. Look at 'data.datamodule'.")
+
+
 def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) -> Partition:
     """Draw a partition again, at most ten times, until no client has fewer than ``min_examples``.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.partitioners.base import Partitioner, require_examples
 
 
 class ColumnPartitioner(Partitioner):
@@ -42,6 +42,7 @@ class ColumnPartitioner(Partitioner):
         Raises:
             DataError: if nobody has enough examples.
         """
+        require_examples(len(codes))
         counts = torch.bincount(codes, minlength=len(names))
         kept = counts >= self.min_examples
         if not kept.any():
@@ -84,6 +85,7 @@ class DomainPartitioner(ColumnPartitioner):
         Raises:
             DataError: if a domain has fewer examples than clients.
         """
+        require_examples(len(codes))
         several = self.clients_per_domain
         if several == 1:
             return super().partition_by(codes, names)

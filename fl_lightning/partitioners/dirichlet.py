@@ -28,7 +28,7 @@ class DirichletPartitioner(Partitioner):
         self, num_clients: int = 10, beta: float = 0.5, capped: bool = True, min_examples: int = 10, seed: int = 0
     ) -> None:
         require(num_clients >= 1, "data.partitioner.num_clients", "at least 1", num_clients)
-        require(beta > 0, "data.partitioner.beta", "above 0", beta)
+        require(0 < beta <= 1e6, "data.partitioner.beta", "above 0 and at most 1e6", beta)
         require(min_examples >= 1, "data.partitioner.min_examples", "at least 1", min_examples)
         self.num_clients = num_clients
         self.beta = beta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Protocol
 
 import torch
@@ -52,11 +53,10 @@ class FlowerPartitioner(Partitioner):
         except ImportError as error:
             raise ConfigurationError("FlowerPartitioner needs the package flwr-datasets: pip install flwr-datasets.") from error
         columns = {_INDEX: range(num_examples)} | ({} if labels is None else {_LABEL: labels.numpy()})
-        flower: Any = self.partitioner
+        flower: Any = copy.deepcopy(self.partitioner)  # it takes one data set in its life
         try:
-            if not flower.is_dataset_assigned():
-                flower.dataset = Dataset.from_dict(columns)
-            parts = [torch.tensor(flower.load_partition(k)[_INDEX]) for k in range(flower.num_partitions)]
-        except (ValueError, KeyError) as error:
+            flower.dataset = Dataset.from_dict(columns).with_format("numpy")
+            parts = [torch.tensor(flower.load_partition(k)[:][_INDEX]) for k in range(flower.num_partitions)]
+        except (ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{type(flower).__name__} of flwr-datasets refuses: {error}") from error
-        return Partition.of_parts([part.long() for part in parts])
+        return Partition.of_parts(parts)

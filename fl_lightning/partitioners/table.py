@@ -8,7 +8,7 @@ from torch import Tensor
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, scale_table, table_partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.partitioners.base import Partitioner, require_examples, require_labels
 
 
 class TablePartitioner(Partitioner):
@@ -45,8 +45,8 @@ class TablePartitioner(Partitioner):
         Raises:
             DataError: if the table asks for more of a class than there is, or labels lie outside its columns.
         """
-        if labels is None:
-            raise DataError("A table of counts per class needs the labels of the training data, and none were found.")
+        labels = require_labels(labels, self)
+        require_examples(len(labels))
         classes = len(self.counts[0])
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
             raise DataError(

@@ -34,7 +34,7 @@ class PartitionSummary:
     parts: dict[str, Tensor]
     counts: Tensor | None
     classes: Sequence[str]
-    public: Tensor = torch.zeros(0)
+    public: Tensor
 
     @property
     def columns(self) -> list[str]:

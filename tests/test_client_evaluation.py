@@ -1,0 +1,214 @@
+"""Evaluation at the clients: against models evaluated by hand, on files, in the log."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import CLASSES, Blobs, Consecutive, Plain, federate, trainer
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch.nn import functional as F
+from torchmetrics import MeanSquaredError
+from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from fl_lightning import (
+    ClientEvaluation,
+    ConfigurationError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    LocalTraining,
+    RingFed,
+)
+from fl_lightning.reporting import comparison_table, spread_of_clients
+
+SIZES = (10, 24, 16)
+
+
+def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any, **settings: Any) -> Any:
+    torch.manual_seed(4)
+    module = Plain()
+    data = FederatedDataModule(Blobs(n=sum(SIZES), shuffle=False), Consecutive(SIZES), client_test=0.25)
+    settings.setdefault("local", LocalTraining(max_epochs=2))
+    federation = FederatedOrchestrator(client_evaluation=evaluation or ClientEvaluation(1, "val_acc"), **settings)
+    fitted = trainer(rounds, federation, *more)
+    fitted.fit(module, data)
+    return module, data, fitted, federation._run.client_scores.rounds
+
+
+def accuracies(module: Plain, data: FederatedDataModule) -> list[float]:
+    x, y = data.datamodule.train
+    return [float(multiclass_accuracy(module(x[own]), y[own], CLASSES, average="micro")) for own in data.division.test]
+
+
+class Watch(FederationCallback):
+    """The global model after each round, on each client's test part, by hand; and who took part."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
+        self.cohorts: list[tuple[int, ...]] = []
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
+        self.cohorts.append(cohort)
+
+    def on_aggregated(self, trainer: Any, pl_module: Any, updates: Any) -> None:
+        self.seen.append(accuracies(pl_module, trainer.datamodule))
+
+
+def test_every_client_every_round_whoever_took_part():
+    watch = Watch()
+    _, data, fitted, scores = run(3, None, watch, clients_per_round=2)
+    assert sorted(scores) == [0, 1, 2]
+    for round_idx, values in scores.items():
+        assert values.tolist() == pytest.approx(watch.seen[round_idx])
+    sizes = np.array([2, 6, 4])
+    assert data.division.test.sizes.tolist() == sizes.tolist()
+    last = np.array(watch.seen[-1])
+    logged = {name: float(fitted.callback_metrics[f"federation/client_{name}"]) for name in ("mean", "worst", "p10", "std")}
+    expected = {"mean": (last * sizes).sum() / 12, "worst": last.min(), "p10": np.percentile(last, 10), "std": last.std()}
+    assert logged == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_mean_by_size_is_the_accuracy_on_the_union():
+    torch.manual_seed(1)
+    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25, server_set="clients")
+    fitted = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc")))
+    fitted.fit(Plain(), data)
+    union = float(fitted.callback_metrics["val_acc"])
+    assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(union)
+
+
+def test_every_second_round_and_the_last():
+    _, _, _, scores = run(5, ClientEvaluation(2, "val_acc"))
+    assert sorted(scores) == [1, 3, 4]
+
+
+def test_evaluation_changes_nothing():
+    one = run(3, ClientEvaluation(0))[0]
+    other = run(3, ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True))[0]
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def by_hand(module: Plain, data: FederatedDataModule, client: int, epochs: int, lr: float = 0.1) -> Plain:
+    """Plain SGD in the order of the examples, batches of 5."""
+    x, y = (tensor[data.indices[client]] for tensor in data.datamodule.train)
+    own = Plain()
+    own.load_state_dict(module.state_dict())
+    optimizer = torch.optim.SGD(own.parameters(), lr=lr)
+    for _ in range(epochs):
+        for begin in range(0, len(y), 5):
+            optimizer.zero_grad()
+            F.cross_entropy(own(x[begin : begin + 5]), y[begin : begin + 5]).backward()
+            optimizer.step()
+    return own
+
+
+def rows_of(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
+
+
+def first_model() -> Plain:
+    torch.manual_seed(4)
+    return Plain()
+
+
+def test_the_table_of_the_thesis_by_hand(capsys):
+    """Local only: the first model, as many epochs; personalised: one epoch more from the last global one."""
+    module, data, _, _ = run(3, ClientEvaluation(0, "val_acc", personal_epochs=1, compare_alone=True))
+    rows = rows_of("client_comparison.csv")
+    assert list(rows[0]) == ["client", "test examples", "local only", "global", "personalised", "gain"]
+    alone = [accuracies(by_hand(first_model(), data, k, 6), data)[k] for k in range(3)]
+    personal = [accuracies(by_hand(module, data, k, 1), data)[k] for k in range(3)]
+    gains = np.subtract(personal, alone)
+    for column, values in (("local only", alone), ("global", accuracies(module, data)), ("personalised", personal)):
+        assert [float(row[column]) for row in rows[:3]] == pytest.approx(values)
+    assert [float(row["gain"]) for row in rows[:3]] == pytest.approx(gains)
+    assert [rows[3]["client"], rows[3]["test examples"]] == ["all", "12"]
+    assert float(rows[3]["gain"]) == pytest.approx(float(np.dot(gains, [2, 6, 4])) / 12)
+    printed = capsys.readouterr().out
+    assert "val_acc on the clients' own test examples, after round 2:" in printed
+    assert "local only" in printed
+    by_round = rows_of("client_evaluation.csv")
+    assert [float(row["round 2"]) for row in by_round] == pytest.approx(accuracies(module, data))
+
+
+def test_alone_trains_as_often_as_in_the_federation():
+    """A cohort of two: who took part in fewer rounds trains less by itself, too; decay by the round, no proximal term."""
+    evaluation = ClientEvaluation(0, "val_acc", compare_alone=True)
+    local = LocalTraining(max_epochs=1, lr_decay=0.5, proximal_mu=0.3)
+    watch = Watch()
+    _, data, _, _ = run(4, evaluation, watch, clients_per_round=2, local=local)
+    rows = rows_of("client_comparison.csv")
+    for client in range(3):
+        own = first_model()
+        for round_idx, cohort in enumerate(watch.cohorts):
+            if client in cohort:
+                own = by_hand(own, data, client, 1, 0.1 * 0.5**round_idx)
+        assert float(rows[client]["local only"]) == pytest.approx(accuracies(own, data)[client])
+    assert len(set(watch.cohorts)) > 1
+
+
+def test_periods_count_for_training_alone():
+    _, data, _, _ = run(2, ClientEvaluation(0, "val_acc", compare_alone=True), route=RingFed(2, 0.8))
+    expected = [accuracies(by_hand(first_model(), data, k, 8), data)[k] for k in range(3)]
+    assert [float(row["local only"]) for row in rows_of("client_comparison.csv")[:3]] == pytest.approx(expected)
+
+
+def test_what_lower_is_better_means():
+    assert not ClientEvaluation(metric="val_loss").higher_is_better
+    assert ClientEvaluation(metric="val_loss", mode="max").higher_is_better
+    assert ClientEvaluation(metric=MulticlassAccuracy(3)).higher_is_better
+    assert not ClientEvaluation(metric=MeanSquaredError()).higher_is_better
+    losses = {"local only": torch.tensor([2.0]), "global": torch.tensor([0.5])}
+    _, rows = comparison_table(["a"], torch.tensor([3]), losses, higher_is_better=False)
+    assert rows[0] == ["a", 3, 2.0, 0.5, 1.5]
+
+
+@given(arrays(np.float64, 7, elements=st.floats(-5, 5)), arrays(np.int64, 7, elements=st.integers(1, 50)), st.booleans())
+def test_spread_against_numpy(values, sizes, higher):
+    ours = spread_of_clients(torch.from_numpy(values), torch.from_numpy(sizes), higher)
+    assert ours["client_mean"] == pytest.approx(np.average(values, weights=sizes), abs=1e-9)
+    assert ours["client_worst"] == (values.min() if higher else values.max())
+    assert ours["client_p10"] == pytest.approx(np.percentile(values, 10 if higher else 90), abs=1e-9)
+    assert ours["client_std"] == pytest.approx(values.std(), abs=1e-9)
+
+
+def test_a_torchmetrics_metric():
+    module, data, _, scores = run(1, ClientEvaluation(1, MulticlassAccuracy(CLASSES, average="micro")))
+    assert scores[0].tolist() == pytest.approx(accuracies(module, data))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"every_n_rounds": -1}, "'federation.client_evaluation.every_n_rounds' must be 0 or above"),
+        ({"personal_epochs": -1}, "'federation.client_evaluation.personal_epochs' must be 0 or above"),
+    ],
+)
+def test_settings_that_make_no_sense(wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ClientEvaluation(**wrong)
+
+
+def test_without_test_parts():
+    with pytest.raises(ConfigurationError, match=r"each client's own test part, and there is none. Set 'data.client_test'"):
+        federate(Plain(), 1, client_evaluation=ClientEvaluation(1))
+
+
+def test_a_metric_that_is_not_logged():
+    with pytest.raises(ConfigurationError, match=r"by 'val_f1', which Plain does not log .*federation.client_evaluation"):
+        run(1, ClientEvaluation(1, "val_f1"))
+
+
+def test_a_debugging_run_leaves_nothing():
+    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
+    evaluation = ClientEvaluation(1, "val_acc", personal_epochs=3, compare_alone=True)
+    trainer(3, FederatedOrchestrator(client_evaluation=evaluation), fast_dev_run=True).fit(Plain(), data)
+    assert not list(Path().glob("*.csv"))

@@ -1,0 +1,350 @@
+"""Images in folders and in torchvision's formats: what is read, how it is scaled, and what a user is told."""
+
+from __future__ import annotations
+
+import bz2
+import struct
+import sys
+
+import numpy as np
+import pytest
+import torch
+from federations import trainer
+from PIL import Image
+from small_images import paint, write_cifar
+from torch import nn
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from fl_lightning import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    ClassificationTask,
+    ConfigurationError,
+    DataError,
+    DomainPartitioner,
+    FashionMNISTDataModule,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    IIDPartitioner,
+    ImageFolderDataModule,
+    LeNet,
+    RandomCropFlip,
+    SVHNDataModule,
+    USPSDataModule,
+)
+from fl_lightning.data.augmentation import augment
+
+
+@pytest.fixture
+def by_class(tmp_path):
+    for k, name in enumerate(("cat", "dog", "emu")):
+        paint(tmp_path / "images" / name, 6 + k, seed=k)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def by_domain(tmp_path):
+    for d, domain in enumerate(("amazon", "dslr")):
+        for k, name in enumerate(("cat", "dog")):
+            paint(tmp_path / "domains" / domain / "images" / name, 5 + 3 * d, seed=10 * d + k)
+    return tmp_path / "domains"
+
+
+def set_up(**settings) -> ImageFolderDataModule:
+    data = ImageFolderDataModule(**settings)
+    data.setup("fit")
+    return data
+
+
+def batches(loader) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+# ------------------------------------------------------------------ folders
+
+
+def test_a_folder_by_class_is_what_pillow_reads(by_class):
+    data = set_up(root=str(by_class), test_share=0.25)
+    held, labels = batches(data.val_dataloader())
+    assert held.dtype == torch.uint8
+    assert torch.bincount(labels).tolist() == [1, 2, 2]  # a quarter of 6, 7 and 8: 1.5, 1.75, 2, five in all
+    train, train_labels = batches(data.train_dataloader())
+    assert torch.bincount(train_labels + 0).tolist() == [5, 5, 6]
+    read = {np.array(Image.open(path)).tobytes() for path in by_class.rglob("*.png")}
+    ours = {image.permute(1, 2, 0).numpy().tobytes() for image in torch.cat([train, held])}
+    assert ours == read
+    assert data.origin.endswith("images (16 + 5 images, 3 classes, no domains)")
+
+
+def test_domains_are_clients_by_name(by_domain):
+    base = ImageFolderDataModule(str(by_domain), image_size=16, channels=1)
+    data = FederatedDataModule(base, DomainPartitioner(), client_test=0.2, server_set="clients")
+    data.setup("fit")
+    assert [data.client_name(k) for k in range(data.num_clients)] == ["amazon", "dslr"]
+    assert [data.num_examples(k) for k in range(2)] == [8, 13]  # 10 and 16 without their test parts of 2 and 3
+    assert not base.origin.startswith("not loaded")
+    images, _ = batches(data.val_dataloader())
+    assert images.shape == (5, 1, 16, 16)
+    test = data.division.test
+    assert torch.bincount(base._train.domains[test[1]]).tolist() == [0, 3]
+    several = FederatedDataModule(base, DomainPartitioner(clients_per_domain=2))
+    several.setup("fit")
+    assert [several.client_name(k) for k in range(4)] == ["amazon 0", "amazon 1", "dslr 0", "dslr 1"]
+
+
+def test_train_and_test_folders(by_class, tmp_path):
+    for name in ("cat", "dog"):
+        paint(tmp_path / "split" / "train" / name, 4)
+        paint(tmp_path / "split" / "test" / name, 2)
+    data = set_up(root=str(tmp_path / "split"))
+    assert len(batches(data.train_dataloader())[0]) == 8
+    assert len(batches(data.test_dataloader())[0]) == 4
+    with pytest.raises(DataError, match=r"test' has the classes cat, dog, but '.*images' has cat, dog, emu. Give"):
+        set_up(root=str(by_class), test_root=str(tmp_path / "split" / "test"))
+
+
+def test_without_a_test_set_lightning_sees_none(by_class):
+    data = FederatedDataModule(ImageFolderDataModule(str(by_class), image_size=16), IIDPartitioner(2))
+    module = ClassificationTask(LeNet(3, 16, 3), num_classes=3)
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(module, data)
+    assert not data.has_validation_set
+    assert "val_accuracy" not in run.callback_metrics
+
+
+def test_from_disk_is_as_from_memory(by_class):
+    memory = set_up(root=str(by_class), test_share=0.2, batch_size=5)
+    disk = set_up(root=str(by_class), test_share=0.2, batch_size=5, memory_limit=0.0)
+    assert "from disk" in disk.origin
+    pairs = zip(batches(memory.val_dataloader()), batches(disk.val_dataloader()), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    results = []
+    for data in (memory, disk):
+        torch.manual_seed(0)
+        module = ClassificationTask(LeNet(3, 16, 3), num_classes=3)
+        federated = FederatedDataModule(data, IIDPartitioner(2), client_test=0.2, feature_noise=0.0)
+        trainer(2, FederatedOrchestrator()).fit(module, federated)
+        results.append(torch.cat([p.flatten() for p in module.parameters()]))
+    assert torch.equal(*results)
+
+
+def test_images_of_several_sizes_need_one(by_class):
+    paint(by_class / "cat", 1, size=20, kind="bmp")
+    with pytest.raises(DataError, match=r"pixels, others .* Set 'data.datamodule.image_size' to resize them all"):
+        set_up(root=str(by_class))
+    data = set_up(root=str(by_class), image_size=8)
+    assert data.train_dataloader().dataset.tensors[0].shape[1:] == (3, 8, 8)
+
+
+@pytest.mark.parametrize("limit", [4.0, 0.0])
+def test_an_image_that_is_not_one(by_class, limit):
+    (by_class / "dog" / "0.png").write_text("no picture")
+    whole = (by_class / "emu" / "1.png").read_bytes()
+    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Mend or remove them"):
+        set_up(root=str(by_class), memory_limit=limit)
+    (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(UserWarning, match=r"2 of 21 images cannot be read: .*0.png.*1.png.*They are skipped"):
+        data = set_up(root=str(by_class), memory_limit=limit, unreadable="skip")
+    _, labels = batches(data.train_dataloader())
+    assert torch.bincount(labels).tolist() == [6, 6, 7]
+
+
+def test_a_half_image_found_while_training_from_disk(by_class):
+    whole = (by_class / "emu" / "1.png").read_bytes()
+    (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
+    data = set_up(root=str(by_class), memory_limit=0)  # the header is fine
+    with pytest.raises(DataError, match=r"emu/1.png cannot be read .* set 'data.datamodule.unreadable' to skip"):
+        batches(data.train_dataloader())
+
+
+def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
+    with pytest.raises(DataError, match=r"is no folder. Set 'data.datamodule.root'"):
+        set_up(root=str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"empty' holds no folders"):
+        set_up(root=str(tmp_path / "empty"))
+    paint(tmp_path / "one" / "cat", 2)
+    with pytest.raises(DataError, match=r"one' holds the single class 'cat'"):
+        set_up(root=str(tmp_path / "one"))
+    (tmp_path / "one" / "dog").mkdir()
+    with pytest.raises(DataError, match=r"dog' holds no images \(.jpg"):
+        set_up(root=str(tmp_path / "one"))
+    paint(by_domain / "dslr" / "images" / "emu", 1)
+    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Give every domain a folder for every class"):
+        set_up(root=str(by_domain))
+    paint(tmp_path / "bad" / "cat", 2)
+    (tmp_path / "bad" / "dog").mkdir()
+    (tmp_path / "bad" / "dog" / "0.png").write_text("")
+    with (
+        pytest.raises(DataError, match=r"Then no image of class 'dog' is left"),
+        pytest.warns(UserWarning, match="are skipped"),
+    ):
+        set_up(root=str(tmp_path / "bad"), unreadable="skip")
+    (tmp_path / "bad" / "cat" / "0.png").write_text("")
+    (tmp_path / "bad" / "cat" / "1.png").write_text("")
+    with pytest.raises(DataError, match="None of the 3 images can be read"):
+        set_up(root=str(tmp_path / "bad"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"test_share": 1.0}, "'data.datamodule.test_share' must be at least 0 and below 1"),
+        ({"image_size": 0}, "'data.datamodule.image_size' must be 1 or above, or null"),
+        ({"memory_limit": -1}, "'data.datamodule.memory_limit' must be 0 or above"),
+        ({"num_workers": -1}, "'data.datamodule.num_workers' must be 0 or above"),
+        ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
+        ({"mean": [0.5]}, "'data.datamodule.std' must be above 0, one for each of 'mean'"),
+        ({"mean": [0.5], "std": [0.5]}, "'data.datamodule.mean' must be one number for each of 3 channels"),
+        ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "'data.datamodule.std' must be above 0"),
+    ],
+)
+def test_settings_of_images(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ImageFolderDataModule("x", **settings)
+
+
+# ------------------------------------------------------------------ torchvision's formats
+
+
+@pytest.fixture
+def small_sets(tmp_path, monkeypatch):
+    """All sets in the files that torchvision reads, small: only the checksums are not theirs."""
+    for module in ("cifar", "svhn"):
+        monkeypatch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda *args: True)
+    root, rng = tmp_path / "data", np.random.default_rng(0)
+    batches_ = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    write_cifar(root / "cifar-10-batches-py", batches_, "labels", ("batches.meta", "label_names"))
+    write_cifar(root / "cifar-100-python", ["train", "test"], "fine_labels", ("meta", "fine_label_names"))
+    raw = root / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        images, labels = rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), np.arange(12, dtype=np.uint8) % 10
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, 12, 28, 28) + images.tobytes())
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 12) + labels.tobytes())
+    from scipy.io import savemat
+
+    for part in ("train", "test"):
+        images = rng.integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)
+        savemat(root / f"{part}_32x32.mat", {"X": images, "y": (np.arange(12) % 10 + 1).reshape(-1, 1)})
+    for name in ("usps.bz2", "usps.t.bz2"):
+        rows = [f"{k % 10 + 1} " + " ".join(f"{i + 1}:{rng.uniform(-1, 1):.6f}" for i in range(256)) for k in range(12)]
+        (root / name).write_bytes(bz2.compress("\n".join(rows).encode()))
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "train"),
+    [
+        (FashionMNISTDataModule, (1, 28, 28), 12),
+        (CIFAR10DataModule, (3, 32, 32), 60),
+        (CIFAR100DataModule, (3, 32, 32), 12),
+        (SVHNDataModule, (3, 32, 32), 12),
+        (USPSDataModule, (1, 16, 16), 12),
+    ],
+)
+def test_torchvision_sets_give_what_torchvision_gives(kind, shape, train, small_sets):
+    data = kind(small_sets, batch_size=7)
+    data.prepare_data()
+    data.setup("fit")
+    images, labels = batches(data.val_dataloader())
+    assert images.dtype == torch.uint8
+    assert images.shape == (12, *shape)
+    theirs = data.open(train=False)
+    assert len(data.open(train=True)) == train == len(batches(data.train_dataloader())[0])
+    ours = data.on_after_batch_transfer([images, labels], 0)[0]
+    for position in range(12):
+        picture, label = theirs[position]
+        expected = F.normalize(F.to_dtype(F.to_image(picture), torch.float32, scale=True), list(kind.MEAN), list(kind.STD))
+        assert int(labels[position]) == int(label)
+        torch.testing.assert_close(ours[position], expected)
+    assert data.origin.startswith(kind.__name__.removesuffix("DataModule"))
+
+
+def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
+    def no_network(*args, **kwargs):
+        raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", no_network)
+    data = CIFAR10DataModule(str(tmp_path))
+    data.prepare_data()
+    with pytest.raises(DataError, match=r"CIFAR10 is not in .* could not be downloaded \(OSError: Network is unreachable\)"):
+        data.setup("fit")
+
+
+def test_svhn_without_scipy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(DataError, match=r"needs the package scipy: pip install 'fl_lightning\[svhn\]'"):
+        SVHNDataModule(str(tmp_path)).setup("fit")
+
+
+# ------------------------------------------------------------------ what is done to a batch
+
+
+class Negative(nn.Module):
+    def forward(self, image):
+        assert image.ndim == 3
+        return 1 - image
+
+
+class Recorded(ClassificationTask):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seen = {"train": [], "val": []}
+
+    def __deepcopy__(self, memo):
+        return self  # the clients' copy is this one, too
+
+    def training_step(self, batch, batch_idx):
+        self.seen["train"].append(batch[0].clone())
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.seen["val"].append(batch[0].clone())
+        return super().validation_step(batch, batch_idx)
+
+
+def test_training_images_alone_are_augmented_and_all_normalised(by_class):
+    mean, std = [0.2, 0.4, 0.6], [0.5, 0.25, 0.1]
+    data = ImageFolderDataModule(str(by_class), test_share=0.25, mean=mean, std=std, augmentation=Negative(), batch_size=4)
+    module = Recorded(LeNet(3, 16, 3), num_classes=3)
+    trainer(1).fit(module, data)
+    for part, expect in (("train", lambda x: 1 - x), ("val", lambda x: x)):
+        seen = torch.cat(module.seen[part])
+        tensors = (data._train if part == "train" else data._test).tensors[0]
+        wanted = F.normalize(expect(tensors / 255), mean, std)
+        assert {tuple(x.flatten()[:9].mul(1e4).round().tolist()) for x in seen} <= {
+            tuple(x.flatten()[:9].mul(1e4).round().tolist()) for x in wanted
+        }
+
+
+def test_torchvisions_transforms_draw_for_each_image():
+    torch.manual_seed(0)
+    images = torch.arange(4.0).expand(40, 1, 1, 4)
+    flipped = augment(images, v2.RandomHorizontalFlip(0.5))[:, 0, 0, 0] == 3
+    assert 5 < int(flipped.sum()) < 35
+    assert augment(torch.rand(3, 1, 4, 4), v2.RandomHorizontalFlip()).shape == (3, 1, 4, 4)
+
+
+def test_random_crops_are_windows_of_the_padded_image():
+    torch.manual_seed(0)
+    images = torch.rand(30, 2, 5, 6)
+    changed = RandomCropFlip(padding=2)(images)
+    padded = nn.functional.pad(images, [2] * 4)
+    places = set()
+    for before, after in zip(padded, changed, strict=True):
+        windows = {(top, left): before[:, top : top + 5, left : left + 6] for top in range(5) for left in range(5)}
+        found = [
+            (place, flip) for place, w in windows.items() for flip in (0, 1) if torch.equal(after, w.flip(2) if flip else w)
+        ]
+        assert len(found) == 1
+        places.add(found[0])
+    assert len(places) > 15
+    assert {flip for _, flip in places} == {0, 1}
+    assert torch.equal(RandomCropFlip(0, 0.0)(images), images)
+    with pytest.raises(ConfigurationError, match="'padding' must be 0 or above"):
+        RandomCropFlip(-1)
+    with pytest.raises(ConfigurationError, match=r"'flip' must be in \[0, 1\]"):
+        RandomCropFlip(1, 2)

@@ -1,0 +1,224 @@
+"""Networks against torchvision's, pretrained weights, and features that are computed once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torchvision
+from federations import federate, trainer, weights
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fl_lightning import (
+    MLP,
+    VGG19,
+    ClassificationTask,
+    ConfigurationError,
+    DirichletPartitioner,
+    FeatureCache,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FrozenBackbone,
+    ImageDataModule,
+    LeNet,
+    LocalTraining,
+    ResNet18,
+)
+
+
+def parameters(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_sizes_and_shapes():
+    """McMahan's 2NN and He's ResNet-18 as published; LeNet by the layers' own counts."""
+    assert parameters(MLP()) == 199_210
+    assert parameters(ResNet18(num_classes=1000)) == 11_689_512
+    assert parameters(ResNet18()) == 11_689_512 - 1000 * 513 + 10 * 513
+    for network, images in (
+        (ResNet18(10), torch.rand(2, 3, 32, 32)),
+        (ResNet18(7, channels=1, stem="cifar"), torch.rand(2, 1, 28, 28)),
+        (LeNet(3, 32, 5), torch.rand(2, 3, 32, 32)),
+        (MLP(12, (), 4, 0.5), torch.rand(2, 3, 2, 2)),
+    ):
+        assert network(images).shape == (2, list(network.parameters())[-1].numel())
+
+
+def test_the_thesis_stem_is_torchvisions():
+    torch.manual_seed(0)
+    ours = ResNet18(10)
+    theirs = torchvision.models.resnet18(num_classes=10)
+    theirs.load_state_dict(ours.network.state_dict())
+    images = torch.rand(3, 3, 40, 40)
+    assert torch.equal(ours.eval()(images), theirs.eval()(images))
+    small = ResNet18(stem="cifar").network
+    assert small.layer1(small.maxpool(small.conv1(torch.rand(1, 3, 32, 32)))).shape == (1, 64, 32, 32)
+
+
+def test_weights_from_a_file(tmp_path):
+    theirs = torchvision.models.resnet18()
+    path = tmp_path / "resnet.pt"
+    torch.save(theirs.state_dict(), path)
+    ours = ResNet18(5, weights=str(path))
+    assert torch.equal(ours.network.layer3[0].conv1.weight, theirs.layer3[0].conv1.weight)
+    assert ours.network.fc.out_features == 5
+    torch.save({"state_dict": theirs.state_dict()}, path)  # as Lightning writes it
+    assert torch.equal(ResNet18(5, weights=str(path)).network.conv1.weight, theirs.conv1.weight)
+    torch.save({"conv1.weight": torch.ones(1)}, path)
+    with pytest.raises(ConfigurationError, match=r"are not those of torchvision's resnet18: Missing key"):
+        ResNet18(weights=str(path))
+    torch.save([1, 2], path)
+    with pytest.raises(ConfigurationError, match="holds a list, not a state dict"):
+        ResNet18(weights=str(path))
+    path.write_text("nothing")
+    with pytest.raises(ConfigurationError, match="is no file of weights that torch can read"):
+        ResNet18(weights=str(path))
+
+
+def test_weights_by_name(monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"neither a file nor one of torchvision's for resnet18: IMAGENET1K_V1"):
+        ResNet18(weights="IMAGENET9")
+    theirs = torchvision.models.resnet18().state_dict()
+    monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", lambda self, progress: theirs)
+    assert torch.equal(ResNet18(weights="DEFAULT").network.conv1.weight, theirs["conv1.weight"])
+
+    def no_network(self, progress):
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
+    with pytest.raises(ConfigurationError, match=r"could not be downloaded \(unreachable\). Set 'model.network.weights'"):
+        ResNet18(weights="IMAGENET1K_V1")
+    with pytest.raises(ConfigurationError, match="must be null where 'channels' is not 3"):
+        ResNet18(channels=1, weights="DEFAULT")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MLP(0), "'model.network.in_features' must be at least 1"),
+        (lambda: MLP(2, (0,)), "'model.network.hidden' must be numbers of units"),
+        (lambda: MLP(2, dropout=1.0), "'model.network.dropout' must be at least 0 and below 1"),
+        (lambda: VGG19(pooled=0), "'model.network.pooled' must be at least 1"),
+    ],
+)
+def test_settings_of_networks(build, message):
+    with pytest.raises(ConfigurationError, match=message):
+        build()
+
+
+def test_vgg_is_torchvisions_with_another_head():
+    torch.manual_seed(0)
+    ours = VGG19(31, weights=None)
+    theirs = torchvision.models.vgg19()
+    assert sum(p.numel() for p in ours.backbone.parameters()) == sum(p.numel() for p in theirs.features.parameters())
+    assert [layer.out_features for layer in ours.head.modules() if isinstance(layer, nn.Linear)] == [1024, 256, 31]
+    theirs.features.load_state_dict(ours.backbone[0].state_dict())
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(ours.backbone(images), theirs.avgpool(theirs.features(images)).flatten(1))
+    assert not any(p.requires_grad for p in ours.backbone.parameters())
+    small = VGG19(10, (512, 512), 0.0, pooled=1)
+    assert small.head.layers[1].in_features == 512
+    assert torch.equal(small(images), small(small.backbone(images)))
+
+
+# ------------------------------------------------------------------ features that are kept
+
+
+class Pictures(ImageDataModule):
+    def load(self):
+        generator = torch.Generator().manual_seed(5)
+        sets = [torch.randint(0, 256, (n, 3, 12, 12), dtype=torch.uint8, generator=generator) for n in (60, 30)]
+        return tuple(TensorDataset(images, torch.arange(len(images)) % 3) for images in sets)
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5))
+        self.seen = 0
+
+    def forward(self, images):
+        self.seen += len(images)
+        return self.layers(images)
+
+
+def task() -> ClassificationTask:
+    torch.manual_seed(3)
+    network = FrozenBackbone(Counted(), nn.Linear(400, 3))
+    return ClassificationTask(network, 3, optimizer=lambda p: torch.optim.SGD(p, lr=0.05))
+
+
+def train(cache: bool, central: bool = False, **more) -> tuple[dict, dict, int, FederatedDataModule]:
+    module = task()
+    settings = {"mean": [0.3] * 3, "std": [0.2] * 3, "batch_size": 7, **more.pop("images", {})}
+    data = FederatedDataModule(Pictures(**settings), DirichletPartitioner(3, 5.0, min_examples=5), client_test=0.2, **more)
+    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2), enabled=not central)
+    run = trainer(3, federation, *([FeatureCache()] if cache else []))
+    run.fit(module, data)
+    return weights(module), dict(run.callback_metrics), module.network.backbone.seen, data
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_kept_features_give_the_same_losses(central):
+    ours, metrics, computed, data = train(True, central)
+    theirs, expected, _, _ = train(False, central)
+    assert computed == 90  # each example of both sets once; the clients' copies none
+    for name, value in expected.items():
+        if "seconds" not in name:
+            torch.testing.assert_close(metrics[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(ours["network.head.weight"], task().network.head.weight)
+    assert data.datamodule._train.tensors[0].dtype == torch.uint8  # given back
+    assert data.holdings.source.dataset is data.datamodule._train
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"images": {"augmentation": nn.Identity()}}, "'data.datamodule.augmentation' changes the images"),
+        ({"feature_noise": 0.1}, "'data.feature_noise' changes the images"),
+    ],
+)
+def test_images_that_change_are_not_kept(more, why, caplog):
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        train(True, **more)
+    assert f"computed anew in each epoch: {why}" in caplog.text
+
+
+def test_other_networks_and_data_are_left_alone(caplog):
+    from federations import Plain
+
+    federate(Plain(), 1, FeatureCache())
+    assert "computed anew" not in caplog.text
+    module = task()
+    module.network.head = nn.Linear(400, 3)
+
+    class Other(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.rand(3, 12, 12), index % 3
+
+    import lightning as L
+
+    class Wrapped(L.LightningDataModule):
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(Other(), batch_size=4)
+
+    from fl_lightning import IIDPartitioner
+
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        federate(module, 1, FeatureCache(), data=Wrapped(), partitioner=IIDPartitioner(2))
+    assert "Wrapped is no ImageDataModule" in caplog.text
+
+
+def test_a_frozen_backbone_stays_in_evaluation():
+    network = task().network.train()
+    assert network.head.training
+    assert not any(part.training for part in network.backbone.modules())
+    before = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
+    ours = train(False)[0]
+    assert all(torch.equal(ours[f"network.backbone.{name}"], tensor) for name, tensor in before.items())

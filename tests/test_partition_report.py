@@ -1,0 +1,135 @@
+"""What each client holds, before training: table, files, picture, W&B."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import ADAFED, ROOT, SMALL, fit
+from federations import Blobs, Consecutive, Plain, trainer
+from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
+from wandb_file import history
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, IIDPartitioner, PartitionReport
+from fl_lightning.reporting import PartitionSummary, draw_partition, text_table
+
+COUNTS = torch.tensor([[3, 1], [1, 3], [0, 4]])
+
+
+def summary(public: torch.Tensor, counts: torch.Tensor | None = COUNTS) -> PartitionSummary:
+    parts = {"training": torch.tensor([4, 4, 4]), "test": torch.tensor([1, 2, 3])}
+    return PartitionSummary(["ann", "bob", "eve"], parts, counts, ["cat", "dog"], public)
+
+
+def test_the_table_by_hand():
+    """The whole is 1/3 and 2/3; EMD by hand: |3/4 - 1/3| + |1/4 - 2/3| = 10/12, 2/12, 8/12."""
+    lines = summary(torch.tensor([2, 2])).text(2).splitlines()
+    assert lines[0].split() == ["client", "training", "test", "classes", "EMD", "cat", "dog"]
+    assert lines[1].split() == ["ann", "4", "1", "2", "0.8333", "3", "1"]
+    assert lines[3] == "... and 1 clients more"
+    assert lines[4] == "3 clients, 12 training examples: from 4 to 4 a client, 4 in the middle."
+    assert "mean 0.556, from 0.167 to 0.833" in lines[5]
+    # with two of each: (5, 3), (3, 5), (2, 6) of 8, the whole 10 and 14 of 24: 10/24, 2/24, 8/24
+    assert lines[6] == "Every client trains on 4 public examples besides: with them the mean distance is 0.278."
+
+
+def test_without_labels_there_are_sizes():
+    lines = summary(torch.tensor([0]), None).text(9).splitlines()
+    assert lines[0].split() == ["client", "training", "test"]
+    assert len(lines) == 5
+
+
+def test_text_tables_align():
+    assert text_table(["a", "bb"], [["xyz", 1], ["y", 0.25]]) == "a        bb\nxyz       1\ny    0.2500"
+
+
+def test_a_fit_shows_the_partition(capsys):
+    data = FederatedDataModule(Blobs(n=40), Consecutive((7, 20, 13)), client_test=0.2)
+    trainer(1, FederatedOrchestrator(), PartitionReport(max_clients=2)).fit(Plain(), data)
+    assert "... and 1 clients more" in capsys.readouterr().out
+    rows = list(csv.reader(Path("partition.csv").read_text().splitlines()))
+    assert rows[0] == ["client", "training", "test", "classes", "EMD", "0", "1", "2"]
+    labels = data.datamodule.train[1]
+    for client in range(3):
+        counts = torch.bincount(labels[data.indices[client]], minlength=3).tolist()
+        sizes = [len(data.indices[client]), len(data.division.test[client]), sum(count > 0 for count in counts)]
+        assert [int(x) for x in (*rows[client + 1][1:4], *rows[client + 1][5:])] == [*sizes, *counts]
+    with Image.open("partition.png") as picture:
+        assert picture.format == "PNG"
+        assert len(set(picture.convert("L").resize((60, 40)).tobytes())) > 10
+
+
+def test_a_regression_has_no_classes(capsys):
+    class Regression(Blobs):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(self.train[0], self.train[0].sum(1)), batch_size=5)
+
+    data = FederatedDataModule(Regression(n=40), IIDPartitioner(3))
+    data.setup("fit")
+    PartitionReport().show(data, Path())
+    assert capsys.readouterr().out.splitlines()[0].split() == ["client", "training"]
+    assert Path("partition.png").exists()
+
+
+def test_many_clients_and_classes():
+    counts = torch.randint(0, 9, (300, 100), generator=torch.Generator().manual_seed(0))
+    parts = {"training": counts.sum(dim=1)}
+    many = PartitionSummary([str(k) for k in range(300)], parts, counts, [str(c) for c in range(100)], torch.zeros(100))
+    assert draw_partition(many, Path("many.png"))
+    with Image.open("many.png") as picture:
+        assert picture.height < 2000
+    assert len(many.text(5).splitlines()[1].split()) == 4  # a hundred columns are for the file
+    assert len(many.columns) == 104
+
+
+def test_without_matplotlib_there_is_no_picture(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    data = FederatedDataModule(Blobs(n=40), IIDPartitioner(3))
+    data.setup("fit")
+    PartitionReport().show(data, Path())
+    assert "a picture needs matplotlib: pip install 'fl_lightning[plots]'" in capsys.readouterr().out
+    assert not Path("partition.png").exists()
+
+
+def test_it_can_be_switched_off(capsys):
+    def federated() -> FederatedDataModule:
+        return FederatedDataModule(Blobs(), Consecutive())
+
+    trainer(1, FederatedOrchestrator(), PartitionReport(False)).fit(Plain(), federated())
+    trainer(1, PartitionReport()).fit(Plain(), Blobs())  # nothing to show
+    trainer(1, FederatedOrchestrator(), PartitionReport(), fast_dev_run=True).fit(Plain(), federated())
+    assert "clients" not in capsys.readouterr().out
+    assert not Path("partition.csv").exists()
+    with pytest.raises(ConfigurationError, match=r"'partition_report.max_clients' must be at least 1"):
+        PartitionReport(max_clients=0)
+
+
+def test_the_command_shows_it_without_training(fl):
+    skew = str(ROOT / "configs" / "data" / "label_skew.yaml")
+    status, text = fl("partition", "--config", ADAFED, "--config", skew, *SMALL, "--data.partitioner.beta=0.2")
+    assert status == 0, text
+    assert "Partition: runs/adafed_mnist (partition.csv, partition.png)" in text
+    assert "10 clients, 3" in text
+    assert sorted(path.name for path in Path("runs/adafed_mnist").iterdir()) == ["partition.csv", "partition.png"]
+    status, text = fl("partition", "--config", ADAFED, "--config", skew, *SMALL, "--data.partitioner.num_clients=300")
+    assert status == 1
+    assert "Lower 'data.partitioner.min_examples' or 'num_clients', raise 'beta'" in text
+    assert "Traceback" not in text
+
+
+def test_wandb_gets_tables_and_picture(fl):
+    evaluation = ["--data.client_test=0.2", "--federation.client_evaluation.every_n_rounds=1"]
+    personal = "--federation.client_evaluation.personal_epochs=1"
+    status, text = fit(fl, "--partition_report.enabled=true", *evaluation, personal, rounds=2)
+    assert status == 0, text
+    (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
+    rows = history(path)
+    names = {name for row in rows for name in row if name.startswith(("partition", "client_evaluation", "client_comp"))}
+    assert {"partition", "partition_picture", "client_evaluation", "client_comparison"} <= names
+    assert sum("federation/client_mean" in row for row in rows) == 2
+    assert list(path.parent.rglob("*.png"))
+    assert "client  test examples  global  personalised" in text
