@@ -26,6 +26,7 @@ from fl_lightning import (
     LocalTraining,
     ResNet18,
 )
+from fl_lightning.functional import ModelState
 
 
 def parameters(network: nn.Module) -> int:
@@ -222,3 +223,21 @@ def test_a_frozen_backbone_stays_in_evaluation():
     before = {name: tensor.clone() for name, tensor in network.backbone.state_dict().items()}
     ours = train(False)[0]
     assert all(torch.equal(ours[f"network.backbone.{name}"], tensor) for name, tensor in before.items())
+
+
+def test_what_never_changes_is_neither_sent_nor_aggregated():
+    module = task()
+    data = FederatedDataModule(Pictures(batch_size=7), DirichletPartitioner(3, 5.0, min_examples=5))
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(module, data)
+    head = sum(p.numel() for p in module.network.head.parameters())
+    assert float(run.callback_metrics["federation/bytes_up"]) == 3 * 4 * head
+    state = ModelState(module)
+    assert state.num_parameters == head
+    other = task()
+    with torch.no_grad():
+        module.network.backbone.layers[0].weight.fill_(2.0)
+        module.network.backbone.layers[1].running_mean.fill_(3.0)
+    ModelState(other).copy_from(state)
+    assert bool((other.network.backbone.layers[0].weight == 2).all())
+    assert bool((other.network.backbone.layers[1].running_mean == 3).all())

@@ -8,9 +8,11 @@ buffers owned by the server            sent to the clients, never aggregated (``
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
+parts that never change                the same everywhere, copied once: neither sent nor aggregated (``constant_parts``)
 =====================================  =======================================================================
 
-A submodule declares what the server owns by an attribute ``server_buffers``: a tuple of its buffers' names.
+A submodule declares what the server owns by an attribute ``server_buffers``, a tuple of its buffers' names, and what never
+changes by ``constant_parts``, a tuple of its children's names.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ class ModelState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._constant_modules = _constant_modules(module)
+        self._constants: list[_Slot] = []
+        self._source: ModelState | None = None
         self._parameters = list(self._find_parameters())
         self._floats: list[_Slot] = []
         self._counters: list[_Slot] = []
@@ -44,6 +49,9 @@ class ModelState:
         persistent = module.state_dict().keys()
         for prefix, owner in module.named_modules():
             owned = getattr(owner, "server_buffers", ())
+            if id(owner) in self._constant_modules:
+                self._constants += [(owner, name) for name, _ in owner.named_buffers(recurse=False)]
+                continue
             for name, buffer in owner.named_buffers(recurse=False):
                 sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and _can_be_averaged(buffer)
                 kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
@@ -59,8 +67,12 @@ class ModelState:
                         "be averaged. Run one batch through lazy layers in the module's __init__, and store complex weights as "
                         "real pairs."
                     )
-                if id(parameter) not in seen:  # tied weights travel once
-                    seen.add(id(parameter))
+                if id(parameter) in seen:  # tied weights travel once
+                    continue
+                seen.add(id(parameter))
+                if id(owner) in self._constant_modules:
+                    self._constants.append((owner, name))
+                else:
                     yield owner, name
 
     @staticmethod
@@ -68,7 +80,7 @@ class ModelState:
         return [getattr(owner, name).detach() for owner, name in slots]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters themselves, each once."""
+        """The parameters themselves, each once, without those of parts that never change."""
         return [getattr(owner, name) for owner, name in self._parameters]
 
     def vector(self) -> Tensor:
@@ -91,7 +103,11 @@ class ModelState:
     @torch.no_grad()
     def copy_from(self, other: ModelState) -> None:
         """Take over every parameter and buffer of another state of the same architecture."""
-        for mine, theirs in zip(self._kinds(), other._kinds(), strict=True):
+        pairs = list(zip(self._kinds(), other._kinds(), strict=True))
+        if self._source is not other:
+            pairs.append((self._constants, other._constants))
+            self._source = other
+        for mine, theirs in pairs:
             if mine:
                 torch._foreach_copy_(self._tensors(mine), other._tensors(theirs))
 
@@ -144,6 +160,12 @@ class ModelState:
         """Bytes of one message in the tensors' own dtypes: to a client everything, upward without local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
         return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
+
+
+def _constant_modules(module: nn.Module) -> set[int]:
+    """Ids of the modules inside of parts that never change."""
+    parts = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
+    return {id(inner) for part in parts for inner in part.modules()}
 
 
 def _can_be_averaged(buffer: Tensor) -> bool:

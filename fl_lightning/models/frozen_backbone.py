@@ -16,6 +16,9 @@ class FrozenBackbone(nn.Module):
         head: maps features to logits.
     """
 
+    constant_parts = ("backbone",)
+    """Of the federation's messages: what no client changes, nobody needs to send."""
+
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
