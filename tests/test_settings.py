@@ -50,6 +50,33 @@ WRONG = [
     (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
     (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
+    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
+    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a float. Got value: x"),
+    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.alpha=1"], "Option 'alpha' is not accepted"),
+    (
+        ["--data.partitioner=DirichletPartitioner", "--data.partitioner.num_clients=500"],
+        "Lower 'data.partitioner.min_examples'",
+    ),
+    (
+        ["--data.partitioner=ClassesPartitioner", "--data.partitioner.classes_per_client=11"],
+        "Set 'data.partitioner.classes_per_client' to a number from 1 to 10",
+    ),
+    (["--data.partitioner=ShardPartitioner", "--data.partitioner.num_clients=4000"], "cannot be cut into 8000 shards"),
+    (["--data.partitioner=DomainPartitioner"], "TensorDataset has no column 'domains'"),
+    (["--data.server_set=clients"], "'clients' with 'data.client_test' above 0, but is 'clients'"),
+    (["--data.client_test=1.5"], "'data.client_test' must be at least 0 and below 1, but is 1.5"),
+    (
+        ["--data.public_share=0.999", "--data.partitioner=IIDPartitioner"],
+        "takes 400 examples of each class, but class 0 has 400",
+    ),
+    (["--data.feature_noise=-1"], "'data.feature_noise' must be 0 or above"),
+    (["--federation.client_evaluation.every_n_rounds=1"], "Set 'data.client_test' to the share"),
+    (
+        ["--data.client_test=0.2", "--federation.client_evaluation={every_n_rounds: 1, metric: val_f9}"],
+        "Set 'federation.client_evaluation.metric' to one of these",
+    ),
+    (["--partition_report.max_clients=0"], "'partition_report.max_clients' must be at least 1"),
+    (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is no folder"),
 ]
 
 
@@ -139,7 +166,7 @@ WRONG_ALGORITHMS = [
         "'federation.attackers.discard_global' must be clients from 0 to 5",
     ),
     (["--data.client_validation=1"], "'data.client_validation' must be at least 0 and below 1"),
-    (["--data.client_validation=0.99"], "'data.client_validation' 0.99 leaves it none to train on"),
+    (["--data.client_validation=0.99"], "'data.client_validation' 0.99 leaves none to train on"),
 ]
 
 
