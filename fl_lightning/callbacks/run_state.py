@@ -12,6 +12,7 @@ import torch
 from fl_lightning.callbacks.client_evaluation import ClientScores
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
+from fl_lightning.functional.partition import Partition
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -31,19 +32,21 @@ class RunState:
     def __init__(self, owner: FederatedOrchestrator) -> None:
         self._owner = owner
         self.num_clients = 0
+        self._partition = ""
         self.memory = ClientMemory()
         self.client_scores = ClientScores()
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, num_clients: int, all_keep_models: bool) -> None:
+    def begin(self, training: Partition, all_keep_models: bool) -> None:
         """Set up for a fit, which may go on from an earlier one.
 
         Args:
-            num_clients: K.
+            training: the clients' training examples.
             all_keep_models: whether every client goes on from its own model, or the attackers alone.
         """
-        self.num_clients = num_clients
-        self.memory.keepers = frozenset(range(num_clients) if all_keep_models else self._owner.attackers.discard_global)
+        self.num_clients = len(training)
+        self._partition = training.digest()
+        self.memory.keepers = frozenset(range(len(training)) if all_keep_models else self._owner.attackers.discard_global)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""
@@ -57,6 +60,7 @@ class RunState:
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
+            "partition": self._partition,
             "threads": torch.get_num_threads(),
             "random_state": _random_state(),
         }
@@ -96,6 +100,12 @@ class RunState:
             raise CheckpointError(
                 f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}. Resume "
                 "with the same data and partitioner, or start again without 'ckpt_path'."
+            )
+        if state["partition"] != self._partition:
+            raise CheckpointError(
+                "The checkpoint's clients held other training examples than those of this run. Resume with the same data, "
+                "partitioner and its seed, 'data.client_validation', 'client_test' and 'public_share', or start again without "
+                "'ckpt_path'."
             )
         owner.strategy.load_state_dict(state["strategy_state"])
         self.memory.load_state_dict(state["memory"])

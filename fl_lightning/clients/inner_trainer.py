@@ -144,6 +144,7 @@ _ADVICE = (
     "ReduceLROnPlateau conditioned on metric",
     "You called `self.log",
     "There is a wandb run already in progress",
+    r"It is recommended to use `self.log\('(federation/|class_weight/|round')",  # the same on every rank
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,12 @@ class Partition:
     def owners(self) -> Tensor:
         """The client of each entry of ``order``, int64, shape (m,)."""
         return torch.arange(len(self)).repeat_interleave(self.sizes)
+
+    def digest(self) -> str:
+        """The same text for the same examples with the same clients, another for any other partition (BLAKE2b)."""
+        hashed = hashlib.blake2b(self.offsets.numpy().tobytes(), digest_size=16)
+        hashed.update(self.order.numpy().tobytes())
+        return hashed.hexdigest()
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
