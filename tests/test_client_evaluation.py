@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, federate, trainer
+from federations import CLASSES, Blobs, Consecutive, Plain, every_round, federate, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -19,13 +19,16 @@ from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fl_lightning import (
+    CheckpointError,
     ClientEvaluation,
     ConfigurationError,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
     LocalTraining,
+    PartialWork,
     RingFed,
+    WarmStart,
 )
 from fl_lightning.reporting import comparison_table, spread_of_clients
 
@@ -54,9 +57,13 @@ class Watch(FederationCallback):
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
         self.cohorts: list[tuple[int, ...]] = []
+        self.steps: dict[int, list[int]] = {}
 
     def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, cohort: tuple[int, ...]) -> None:
         self.cohorts.append(cohort)
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.steps.setdefault(update.client, []).append(update.num_steps)
 
     def on_aggregated(self, trainer: Any, pl_module: Any, updates: Any) -> None:
         self.seen.append(accuracies(pl_module, trainer.datamodule))
@@ -155,10 +162,27 @@ def test_alone_trains_as_often_as_in_the_federation():
     assert len(set(watch.cohorts)) > 1
 
 
-def test_periods_count_for_training_alone():
-    _, data, _, _ = run(2, ClientEvaluation(0, "val_acc", compare_alone=True), route=RingFed(2, 0.8))
-    expected = [accuracies(by_hand(first_model(), data, k, 8), data)[k] for k in range(3)]
-    assert [float(row["local only"]) for row in rows_of("client_comparison.csv")[:3]] == pytest.approx(expected)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"route": RingFed(2, 0.8)},
+        {"route": WarmStart(1, RingFed(2, 0.8))},
+        {"local": LocalTraining(max_epochs=4, partial_work=PartialWork(0.5))},
+    ],
+    ids=["periods", "another route later", "fewer epochs"],
+)
+def test_alone_takes_the_steps_that_it_took_in_the_federation(settings):
+    watch = Watch()
+    _, data, _, _ = run(3, ClientEvaluation(0, "val_acc", compare_alone=True), watch, **settings)
+    rows = rows_of("client_comparison.csv")
+    for client in range(3):
+        own = first_model()
+        batches = -(-data.num_examples(client) // 5)
+        for steps in watch.steps[client]:
+            assert steps % batches == 0
+            own = by_hand(own, data, client, steps // batches)
+        assert float(rows[client]["local only"]) == pytest.approx(accuracies(own, data)[client])
+    assert len({sum(steps) // -(-data.num_examples(k) // 5) for k, steps in watch.steps.items()} | {6}) > 1
 
 
 def test_what_lower_is_better_means():
@@ -202,9 +226,40 @@ def test_without_test_parts():
         federate(Plain(), 1, client_evaluation=ClientEvaluation(1))
 
 
-def test_a_metric_that_is_not_logged():
-    with pytest.raises(ConfigurationError, match=r"by 'val_f1', which Plain does not log .*federation.client_evaluation"):
-        run(1, ClientEvaluation(1, "val_f1"))
+def test_a_metric_that_is_not_logged_is_noticed_before_the_first_round():
+    watch = Watch()
+    for evaluation in (ClientEvaluation(1, "val_f1"), ClientEvaluation(0, "val_f1", personal_epochs=1)):
+        with pytest.raises(ConfigurationError, match=r"by 'val_f1', which Plain does not log .*federation.client_evaluation"):
+            run(1, evaluation, watch)
+    assert not watch.cohorts
+
+
+def resume(rounds: int, folder: Path, evaluation: ClientEvaluation) -> None:
+    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
+    federation = FederatedOrchestrator(client_evaluation=evaluation, local=LocalTraining(max_epochs=2))
+    trainer(rounds, federation).fit(Plain(), data, ckpt_path=str(folder / "last.ckpt"))
+
+
+def test_a_run_that_is_over_makes_its_tables_again(tmp_path):
+    """A kill during the last comparison must not lose it."""
+    evaluation = ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True)
+    torch.manual_seed(4)
+    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
+    federation = FederatedOrchestrator(client_evaluation=evaluation, local=LocalTraining(max_epochs=2))
+    trainer(2, federation, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
+    tables = {name: Path(f"client_{name}.csv").read_text() for name in ("evaluation", "comparison")}
+    for name in tables:
+        Path(f"client_{name}.csv").unlink()
+    resume(2, tmp_path, evaluation)
+    assert {name: Path(f"client_{name}.csv").read_text() for name in tables} == tables
+
+
+def test_a_comparison_needs_the_first_model(tmp_path):
+    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
+    trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
+    for rounds in (1, 2):
+        with pytest.raises(CheckpointError, match=r"needs the model that the federation began with, .* Leave it false"):
+            resume(rounds, tmp_path, ClientEvaluation(0, "val_acc", compare_alone=True))
 
 
 def test_a_debugging_run_leaves_nothing():

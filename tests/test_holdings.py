@@ -29,6 +29,7 @@ from fl_lightning import (
     LocalTraining,
     TensorLoader,
 )
+from fl_lightning.data.feature_noise import scaled_to_one
 from fl_lightning.functional import earth_movers_distance
 
 
@@ -281,6 +282,33 @@ def test_images_in_bytes_are_scaled_before_the_noise():
     assert (seen - 1).abs().max() < 0.01
 
 
+@pytest.mark.parametrize("kind", [Blobs, AtHand])
+def test_the_central_baseline_trains_on_the_clients_noise(kind):
+    data = FederatedDataModule(kind(n=60), IIDPartitioner(2), feature_noise=0.5, public_share=0.1)
+    data.setup("fit")
+    seen = torch.cat([x for x, _ in data.train_dataloader()])
+    noisy = [data.datamodule.train[0][data.indices[k]] + noise_of(data, k, "training") for k in range(2)]
+    expected = torch.cat([*noisy, data.datamodule.train[0][data.division.public]])
+    assert sorted(seen[:, 0].tolist()) == pytest.approx(sorted(expected[:, 0].tolist()))
+
+
+def test_repeats_of_bytes_are_changed_in_zero_to_one():
+    class Brighter(torch.nn.Module):
+        def forward(self, image):
+            assert 0 <= float(image.min()) <= float(image.max()) <= 1
+            return image + 0.5
+
+    class Bytes(Blobs):
+        def train_dataloader(self):
+            images = torch.full((40, 1, 2, 2), 51, dtype=torch.uint8)
+            return DataLoader(TensorDataset(images, (torch.arange(40) > 30).long()), batch_size=5)
+
+    data = FederatedDataModule(Bytes(), Consecutive((31, 5)), rebalancing=LabelAveraging(Brighter()), public_share=0.1)
+    data.setup("fit")
+    seen = torch.cat([scaled_to_one(x) for k in range(2) for x, _ in data.client(k, seed=0).train_dataloader()])
+    assert {round(x, 4) for x in seen.flatten().tolist()} == {0.2, 0.7}
+
+
 def test_noise_on_what_is_no_tensor():
     class Pictures(Blobs):
         def train_dataloader(self):
@@ -370,6 +398,75 @@ def test_each_data_set_is_a_domain():
     assert by_user.indices.sizes.tolist() == [2, 3]
 
 
+class Named(Users):
+    """With numbers for domains, and names for the numbers."""
+
+    def __init__(self, domains: list[int], names: tuple[str, ...]) -> None:
+        super().__init__([0] * len(domains))
+        self.domains, self.domains_names = torch.tensor(domains), names
+
+
+def test_domains_keep_their_names_in_parts_and_unions():
+    one, other = Named([1, 0, 1], ("photo", "sketch")), Named([0, 1], ("art", "photo"))
+    part = split(Subset(one, [0, 2]), DomainPartitioner())
+    assert [part.client_name(k) for k in range(part.num_clients)] == ["sketch"]
+    union = split(ConcatDataset([one, other]), DomainPartitioner())
+    assert [union.client_name(k) for k in range(3)] == ["art", "photo", "sketch"]
+    assert [own.tolist() for own in union.indices] == [[3], [1, 4], [0, 2]]
+
+
+@pytest.mark.parametrize("labels", [["a", "b"] * 20, [{}] * 40, [[1], [2, 3]] * 20, 7])
+def test_what_is_called_labels_but_is_none(labels):
+    class Odd(Listed):
+        def __init__(self):
+            super().__init__(torch.rand(40, 4), torch.zeros(40))
+            self.targets = self.labels = labels
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return self.inputs[index], 0
+
+    data = FederatedDataModule(OfUsers(Odd()), IIDPartitioner(2), client_test=0.2)
+    data.setup("fit")
+    assert data.division.test.sizes.tolist() == [4, 4]
+
+
+def test_examples_without_a_label_of_minus_one():
+    labels = torch.tensor([-1, 0, 1, -1] * 10)
+    data = FederatedDataModule(OfUsers(TensorDataset(torch.rand(40, 4), labels)), IIDPartitioner(2), client_test=0.2)
+    data.setup("fit")
+    assert data.division.test.sizes.tolist() == [4, 4]
+    with pytest.raises(DataError, match=r"'data.public_share' needs labels of 0 and above, but the lowest is -1"):
+        FederatedDataModule(OfUsers(TensorDataset(torch.rand(40, 4), labels)), IIDPartitioner(2), public_share=0.1).setup("fit")
+
+
+@pytest.mark.parametrize("kind", ["joined", "read"])
+def test_wrong_labels_of_datasets_that_transform_them(kind):
+    class Shifted(Dataset):
+        target_transform = staticmethod(lambda label: (label + 1) % 3)
+
+        def __init__(self, known: bool) -> None:
+            self.stored = [k % 3 for k in range(30)]
+            if known:
+                self.targets = self.stored
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            return torch.rand(4), self.target_transform(self.stored[index])
+
+    dataset = ConcatDataset([Shifted(True), Subset(Shifted(True), range(30))]) if kind == "joined" else Shifted(False)
+    data = FederatedDataModule(OfUsers(dataset), IIDPartitioner(2))
+    data.setup("fit")
+    data.mislabel({0: 1.0}, seed=1)
+    given = torch.cat([y for _, y in data.client_evaluation_view(0, "training").val_dataloader()])
+    true = torch.tensor([dataset[int(k)][1] for k in data.indices[0]])
+    assert (given != true).all()
+
+
 def test_a_column_that_is_not_there():
     with pytest.raises(DataError, match=r"Users has no column 'city': an attribute of that name with one value for each"):
         split(Users([1, 2]), ColumnPartitioner("city"))
@@ -417,7 +514,7 @@ def test_without_batchnorm_every_example_counts():
 
 
 def test_a_client_of_one_example_and_batchnorm():
-    with pytest.raises(DataError, match=r"Client 1 has a single training example, and BatchNorm cannot train"):
+    with pytest.raises(DataError, match=r"Client 1 has a single training example: BatchNorm has nothing"):
         federate(Plain(batchnorm=True), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1)))
     federate(Plain(), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1)))
     shared = FederatedDataModule(Blobs(n=60), Consecutive((20, 1)), public_share=0.1)

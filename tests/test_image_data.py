@@ -29,6 +29,7 @@ from fl_lightning import (
     IIDPartitioner,
     ImageFolderDataModule,
     LeNet,
+    LocalTraining,
     RandomCropFlip,
     SVHNDataModule,
     USPSDataModule,
@@ -105,6 +106,27 @@ def test_train_and_test_folders(by_class, tmp_path):
         set_up(root=str(by_class), test_root=str(tmp_path / "split" / "test"))
 
 
+def test_hidden_folders_and_those_that_could_be_anything(tmp_path):
+    root = tmp_path / "split"
+    for part in ("train", "test"):
+        for name in ("cat", "dog"):
+            paint(root / part / name, 2)
+    (root / ".ipynb_checkpoints").mkdir()
+    data = set_up(root=str(root))
+    assert data.origin.endswith("train (4 + 4 images, 2 classes, no domains)")
+    paint(root / "unlabelled" / "cat", 1)
+    with pytest.raises(DataError, match=r"holds 'train' and 'test' beside unlabelled: .* Set 'data.datamodule.root'"):
+        set_up(root=str(root))
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_images_take_the_clients_precision(by_class, precision):
+    data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=precision)), precision=precision)
+    run.fit(ClassificationTask(LeNet(3, 16, 3), num_classes=3), data)
+    assert 0 <= run.callback_metrics["val_accuracy"] <= 1
+
+
 def test_without_a_test_set_lightning_sees_none(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), image_size=16), IIDPartitioner(2))
     module = ClassificationTask(LeNet(3, 16, 3), num_classes=3)
@@ -130,12 +152,14 @@ def test_from_disk_is_as_from_memory(by_class):
     assert torch.equal(*results)
 
 
-def test_images_of_several_sizes_need_one(by_class):
+@pytest.mark.parametrize("unreadable", ["error", "skip"])
+@pytest.mark.parametrize("limit", [4.0, 0.0])
+def test_images_of_several_sizes_need_one(by_class, limit, unreadable):
     paint(by_class / "cat", 1, size=20, kind="bmp")
-    with pytest.raises(DataError, match=r"pixels, others .* Set 'data.datamodule.image_size' to resize them all"):
-        set_up(root=str(by_class))
-    data = set_up(root=str(by_class), image_size=8)
-    assert data.train_dataloader().dataset.tensors[0].shape[1:] == (3, 8, 8)
+    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize them all"):
+        set_up(root=str(by_class), memory_limit=limit, unreadable=unreadable)
+    data = set_up(root=str(by_class), image_size=8, memory_limit=limit, unreadable=unreadable)
+    assert data.train_dataloader().dataset[0][0].shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("limit", [4.0, 0.0])

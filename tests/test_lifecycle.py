@@ -538,7 +538,7 @@ def test_resuming_with_other_clients_is_refused(tmp_path):
     federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
     with pytest.raises(CheckpointError, match="a federation of 3 clients, this run has 4"):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), partitioner=IIDPartitioner(4))
-    with pytest.raises(CheckpointError, match=r"clients held other training examples .* Resume with the same data, partitioner"):
+    with pytest.raises(CheckpointError, match=r"clients held other training examples .* Resume with the same data"):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), partitioner=IIDPartitioner(3))
 
 

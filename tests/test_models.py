@@ -165,7 +165,7 @@ def train(cache: bool, central: bool = False, **more) -> tuple[dict, dict, int, 
 def test_kept_features_give_the_same_losses(central):
     ours, metrics, computed, data = train(True, central)
     theirs, expected, _, _ = train(False, central)
-    assert computed == 90  # each example of both sets once; the clients' copies none
+    assert computed == 91  # each example of both sets once, and one before, to see what they take; the clients' copies none
     for name, value in expected.items():
         if "seconds" not in name:
             torch.testing.assert_close(metrics[name], value, rtol=1e-5, atol=1e-6)
@@ -241,3 +241,33 @@ def test_what_never_changes_is_neither_sent_nor_aggregated():
     ModelState(other).copy_from(state)
     assert bool((other.network.backbone.layers[0].weight == 2).all())
     assert bool((other.network.backbone.layers[1].running_mean == 3).all())
+
+
+def test_a_backbone_that_is_thawed_is_trained_and_sent(caplog):
+    module = task()
+    module.network.backbone.layers[0].weight.requires_grad_(True)
+    before = module.network.backbone.layers[0].weight.detach().clone()
+    data = FederatedDataModule(Pictures(batch_size=7), DirichletPartitioner(3, 5.0, min_examples=5))
+    run = trainer(2, FederatedOrchestrator(), FeatureCache())
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        run.fit(module, data)
+    assert "a part of it is trained" in caplog.text
+    assert not torch.equal(module.network.backbone.layers[0].weight, before)
+    assert ModelState(module).num_parameters == parameters(module.network)
+
+
+def test_features_that_take_too_much_memory_are_not_kept(caplog):
+    data = FederatedDataModule(Pictures(batch_size=7), DirichletPartitioner(3, 5.0, min_examples=5))
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        trainer(1, FederatedOrchestrator(), FeatureCache(memory_limit=1e-6)).fit(task(), data)
+    assert "those of 90 images take 0.0 GB, above 'feature_cache.memory_limit' 1e-06" in caplog.text
+    with pytest.raises(ConfigurationError, match=r"'feature_cache.memory_limit' must be 0 or above"):
+        FeatureCache(memory_limit=-1)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_features_in_the_models_precision(precision):
+    data = FederatedDataModule(Pictures(batch_size=7), DirichletPartitioner(3, 5.0, min_examples=5))
+    run = trainer(1, FederatedOrchestrator(), FeatureCache(), precision=precision)
+    run.fit(task(), data)
+    assert 0 <= run.callback_metrics["val_accuracy"] <= 1

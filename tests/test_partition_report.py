@@ -86,6 +86,16 @@ def test_many_clients_and_classes():
     assert len(many.columns) == 104
 
 
+def test_numbers_that_are_no_classes(capsys):
+    class Counts(Blobs):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(self.train[0], torch.arange(40) * 1000), batch_size=5)
+
+    data = FederatedDataModule(Counts(n=40), IIDPartitioner(3))
+    data.setup("fit")
+    assert len(PartitionReport().show(data, Path()).columns) == 2
+
+
 def test_without_matplotlib_there_is_no_picture(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     data = FederatedDataModule(Blobs(n=40), IIDPartitioner(3))

@@ -20,11 +20,11 @@ from federations import same_bits, trainer
 SCRIPT = Path(__file__).with_name("run_federation.py")
 
 
-def launch(arguments: list[str], limit: int, expect: int = 0) -> str:
+def launch(arguments: list[str], limit: int, folder: Path, expect: int = 0) -> str:
     """Run Python and give what it wrote to stderr; a process group that hangs is killed, not waited for."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *arguments]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         _, stderr = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -37,7 +37,7 @@ def launch(arguments: list[str], limit: int, expect: int = 0) -> str:
 def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:
     """Run the script; what it wrote, or where it was to fail, what it said."""
     out = folder / f"{name}.pt"
-    stderr = launch([str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args], 120, expect)
+    stderr = launch([str(SCRIPT), "--folder", str(folder / "checkpoints"), "--out", str(out), *args], 120, folder, expect)
     return torch.load(out, weights_only=True) if expect == 0 else {"stderr": stderr}
 
 
@@ -49,7 +49,8 @@ def on_two_ranks(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    stderr = launch(["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", script, str(out)], 240)
+    ranks = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
+    stderr = launch([*ranks, script, str(out)], 300, out.parent)
     assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
     return torch.load(out, weights_only=True)
 

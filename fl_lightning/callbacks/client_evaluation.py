@@ -11,9 +11,10 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.callbacks.exchange import spread
+from fl_lightning.callbacks.exchange import gather, spread
 from fl_lightning.callbacks.round import Federation
 from fl_lightning.clients.client_evaluation import ClientEvaluation
+from fl_lightning.errors import CheckpointError
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.types import Snapshot
@@ -22,7 +23,8 @@ _SETTING = "federation.client_evaluation.metric"
 _SHOWN = 30
 """Clients that the terminal shows; the files have all."""
 
-Turns = Callable[[int], Sequence[Sequence[tuple[int, int]]]]
+Turn = tuple[int, int, int, int]
+"""That a client trained: its id, round, period, and epochs where they were fewer than the settings say, else -1."""
 
 
 class ClientScores:
@@ -30,16 +32,18 @@ class ClientScores:
 
     def __init__(self) -> None:
         self.rounds: dict[int, Tensor] = {}
+        self.turns: list[Turn] = []
         self.start: Snapshot | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
         start = None if self.start is None else [self.start.vector, self.start.counters]
-        return {"rounds": dict(self.rounds), "start": start}
+        return {"rounds": dict(self.rounds), "turns": [list(turn) for turn in self.turns], "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take everything back."""
         self.rounds = dict(state["rounds"])
+        self.turns = [(turn[0], turn[1], turn[2], turn[3]) for turn in state["turns"]]
         self.start = None if state["start"] is None else Snapshot(*state["start"])
 
 
@@ -50,25 +54,49 @@ class ClientEvaluator:
         settings: what and when.
         federation: the data, the server's model and who measures.
         scores: where the results are kept.
-        turns: given a number of rounds, when each client trained in them: (round, period).
     """
 
-    def __init__(self, settings: ClientEvaluation, federation: Federation, scores: ClientScores, turns: Turns) -> None:
-        self._settings, self._parts, self._scores, self._turns = settings, federation, scores, turns
+    def __init__(self, settings: ClientEvaluation, federation: Federation, scores: ClientScores) -> None:
+        self._settings, self._parts, self._scores = settings, federation, scores
+        self._tried = False
         self._sizes = federation.data.division.test.sizes if federation.data.division.test is not None else torch.zeros(0)
 
     def begin_round(self, round_idx: int) -> None:
-        """Keep the model that the federation begins with, where clients will start from it by themselves."""
+        """Keep the model that the federation begins with, where clients will start from it by themselves.
+
+        Raises:
+            CheckpointError: if the run goes on from a checkpoint that was written without that model.
+            ConfigurationError: if the module does not log the metric: before the first round, not after the last.
+        """
+        scores, alone = self._scores, self._settings.compare_alone
         if round_idx == 0:
-            self._scores.rounds = {}
-            self._scores.start = self._snapshot() if self._settings.compare_alone else None
+            scores.rounds, scores.turns = {}, []
+            scores.start = self._snapshot() if alone else None
+        self.require_start()
+        if self._settings.active and not self._tried:
+            self._measure(self._parts.local.load(self._parts.server), 0)
+            self._tried = True
+
+    def require_start(self) -> None:
+        """Refuse to compare with clients alone without the model that the federation began with.
+
+        Raises:
+            CheckpointError: if it is not there.
+        """
+        if self._settings.compare_alone and self._scores.start is None:
+            raise CheckpointError(
+                "'federation.client_evaluation.compare_alone' needs the model that the federation began with, and this run was "
+                "begun without it: the checkpoint has none. Leave it false, or start again without 'ckpt_path'."
+            )
 
     def _snapshot(self) -> Snapshot:
         server = self._parts.server
         return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
 
-    def end_round(self, round_idx: int) -> dict[str, float]:
+    def end_round(self, round_idx: int, turns: Sequence[Turn]) -> dict[str, float]:
         """Evaluate the new global model at all clients, if it is time; see ``spread_of_clients``."""
+        if self._settings.compare_alone:
+            self._scores.turns += sorted(turn for theirs in gather(self._parts.trainer, list(turns)) for turn in theirs)
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
@@ -95,11 +123,12 @@ class ClientEvaluator:
         """
         if not rounds:
             return
+        self.require_start()
         if rounds - 1 not in self._scores.rounds:
             self._scores.rounds[rounds - 1] = self._global()
         columns: dict[str, Tensor] = {"global": self._scores.rounds[rounds - 1]}
         if self._settings.compare_alone:
-            columns = {"local only": self._alone(rounds), **columns}
+            columns = {"local only": self._alone(), **columns}
         if self._settings.personal_epochs:
             columns["personalised"] = self._personal(rounds)
         data = self._parts.data
@@ -107,20 +136,20 @@ class ClientEvaluator:
         header, rows = comparison_table(names, self._sizes, columns, self._settings.higher_is_better)
         table = [[names[k], *(float(v[k]) for v in self._scores.rounds.values())] for k in range(len(names))]
         trainer = self._parts.trainer
-        self._write("client_evaluation", ["client", *(f"round {r}" for r in self._scores.rounds)], table)
+        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self._scores.rounds)], table)
         if self._settings.compares:
-            self._write("client_comparison", header, rows)
+            self._write(rounds - 1, "client_comparison", header, rows)
         if trainer.is_global_zero:
             metric = self._settings.metric
             name = metric if isinstance(metric, str) else type(metric).__name__
             print(f"{name} on the clients' own test examples, after round {rounds - 1}:")
             print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
 
-    def _write(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         trainer = self._parts.trainer
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        log_table(trainer, name, header, rows)
+        log_table(trainer, name, header, rows, round_idx)
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{name}.csv").open("w", newline="") as file:
@@ -135,17 +164,20 @@ class ClientEvaluator:
 
         return torch.tensor(self._each(personalise), dtype=torch.float64)
 
-    def _alone(self, rounds: int) -> Tensor:
-        """Every client from the federation's first model, by itself, round for round as it trained in the federation."""
+    def _alone(self) -> Tensor:
+        """Every client from the federation's first model, by itself, turn for turn as it trained in the federation."""
         server, start = self._parts.server, self._scores.start
         trainer = self._parts.local.with_settings()
-        turns = self._turns(rounds)
 
         def train_alone(client: int) -> float:
             model = start
-            for round_idx, period in turns[client]:
-                update = trainer.train(client, self._parts.data, server, round_idx, start=model, period=period)
-                model = update.snapshot
+            for owner, round_idx, period, epochs in self._scores.turns:
+                if owner == client:
+                    fewer = None if epochs < 0 else epochs
+                    update = trainer.train(
+                        client, self._parts.data, server, round_idx, start=model, period=period, epochs=fewer
+                    )
+                    model = update.snapshot
             return self._measure(trainer.load(server, model), client)
 
         return torch.tensor(self._each(train_alone), dtype=torch.float64)

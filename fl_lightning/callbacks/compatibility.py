@@ -126,7 +126,7 @@ def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
     if trains and int(sizes.min()) == 1:
         client = int(sizes.argmin())
         raise DataError(
-            f"Client {data.client_name(client)} has a single training example, and BatchNorm cannot train on a batch of one. "
+            f"Client {data.client_name(client)} has a single training example: BatchNorm has nothing to normalise it by. "
             "Use a partition with larger clients (most partitioners have 'min_examples'), or a network with GroupNorm."
         )
     return trains

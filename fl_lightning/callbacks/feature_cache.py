@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.images import ImageDataModule
+from fl_lightning.errors import require
 from fl_lightning.models.frozen_backbone import FrozenBackbone
 
 
@@ -24,10 +26,13 @@ class FeatureCache(Callback):
 
     Args:
         enabled: whether it does.
+        memory_limit: gigabytes (1e9 bytes) that the features of all images may take.
     """
 
-    def __init__(self, enabled: bool = True) -> None:
+    def __init__(self, enabled: bool = True, memory_limit: float = 8.0) -> None:
+        require(memory_limit >= 0, "feature_cache.memory_limit", "0 or above", memory_limit)
         self.enabled = enabled
+        self.memory_limit = memory_limit
         self._data: Any = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -36,23 +41,22 @@ class FeatureCache(Callback):
         if not self.enabled or not isinstance(network, FrozenBackbone):
             return
         data = getattr(trainer, "datamodule", None)
-        images = data.datamodule if isinstance(data, FederatedDataModule) else data
-        obstacle = _obstacle(data, images)
+        images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
+        obstacle = _obstacle(network, data, images) or self._too_large(network, images, trainer.strategy.root_device)
         if obstacle:
             rank_zero_info(f"The frozen backbone's features are computed anew in each epoch: {obstacle}.")
             return
-        assert isinstance(images, ImageDataModule)
-        device = trainer.strategy.root_device
-
-        @torch.inference_mode()
-        def features(batch: Tensor) -> Tensor:
-            computed: Tensor = network.backbone(batch.to(device))
-            return computed.float().cpu()
-
         self._data = data
         rank_zero_info("Computing the frozen backbone's features, once for all rounds.")
-        images.use_features(features)
+        images.use_features(_computer(network, trainer.strategy.root_device))
         _reload(data)
+
+    def _too_large(self, network: FrozenBackbone, images: ImageDataModule, device: torch.device) -> str:
+        one, examples = images.first_images(1), images.num_images
+        size = _computer(network, device)(one).numel() * examples * 4 / 1e9
+        if size <= self.memory_limit:
+            return ""
+        return f"those of {examples} images take {size:.1f} GB, above 'feature_cache.memory_limit' {self.memory_limit}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the images back."""
@@ -75,7 +79,20 @@ def _reload(data: Any) -> None:
         data.reload()
 
 
-def _obstacle(data: Any, images: Any) -> str:
+def _computer(network: FrozenBackbone, device: torch.device) -> Callable[[Tensor], Tensor]:
+    like = next(network.backbone.parameters(), torch.zeros(0))
+
+    @torch.inference_mode()
+    def features(batch: Tensor) -> Tensor:
+        computed: Tensor = network.backbone(batch.to(device, like.dtype))
+        return computed.float().cpu()
+
+    return features
+
+
+def _obstacle(network: FrozenBackbone, data: Any, images: Any) -> str:
+    if any(parameter.requires_grad for parameter in network.backbone.parameters()):
+        return "a part of it is trained"
     if not isinstance(images, ImageDataModule):
         return f"{type(images).__name__} is no ImageDataModule"
     if images.augmentation is not None:

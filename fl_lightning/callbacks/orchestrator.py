@@ -150,7 +150,7 @@ class FederatedOrchestrator(Callback):
         measures = Measures(data, precision, device, trainer.limit_val_batches, logger, inference)
         self._federation = Federation(trainer, self.strategy, data, ModelState(pl_module), local, measures)
         scores = self._run.client_scores
-        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self._turns)
+        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the global random state of a resumed run, and make rounds the x-axis."""
@@ -165,12 +165,12 @@ class FederatedOrchestrator(Callback):
 
     def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
         with outside_precision(trainer):
-            self._train_round(trainer, module)
-            scores = self._evaluator.end_round(trainer.current_epoch)
+            turns = self._train_round(trainer, module)
+            scores = self._evaluator.end_round(trainer.current_epoch, turns)
         if scores:
             module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
 
-    def _train_round(self, trainer: Trainer, module: LightningModule) -> None:
+    def _train_round(self, trainer: Trainer, module: LightningModule) -> list[tuple[int, int, int, int]]:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
         self._evaluator.begin_round(round_idx)
@@ -187,6 +187,7 @@ class FederatedOrchestrator(Callback):
         announce(trainer, "on_aggregated", result.updates)
         own = self.strategy.figures() | ({"stragglers": float(len(epochs))} if self.local.partial_work.share else {})
         self._log(trainer, module, result.updates, own, time.perf_counter() - begun)
+        return federation_round.turns
 
     def _draw(self, round_idx: int) -> tuple[tuple[int, ...], dict[int, int]]:
         """Who takes part, and the local epochs of those who do fewer."""
@@ -196,14 +197,6 @@ class FederatedOrchestrator(Callback):
             return cohort, {}
         epochs = work.epochs(cohort, self.local.max_epochs, self.seed, round_idx)
         return tuple(client for client in cohort if not (work.drops and client in epochs)), epochs
-
-    def _turns(self, rounds: int) -> list[list[tuple[int, int]]]:
-        """When each client trained in so many rounds: (round, period)."""
-        turns: list[list[tuple[int, int]]] = [[] for _ in range(self._federation.data.num_clients)]
-        for round_idx in range(rounds):
-            for client in self._draw(round_idx)[0]:
-                turns[client] += [(round_idx, period) for period in range(getattr(self.route, "periods", 1))]
-        return turns
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:
         server = self._federation.server
@@ -240,8 +233,8 @@ class FederatedOrchestrator(Callback):
         if self._takeover is not None:
             announce(trainer, "on_round_end", trainer.current_epoch)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the final model with models of the clients' own, where that was asked for."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compare the final model with models of the clients' own, where that was asked for; also in a run that was over."""
         if self._takeover is not None and self.client_evaluation.active:
             with outside_precision(trainer):
                 self._evaluator.conclude(trainer.current_epoch)

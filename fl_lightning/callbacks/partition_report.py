@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
+from torch.utils.data import Subset
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.labels import labels_at_hand
@@ -15,6 +16,9 @@ from fl_lightning.errors import require
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.tables import log_table
+
+_MOST_CLASSES = 1_000
+"""Whole numbers above are taken for something else than classes."""
 
 
 class PartitionReport(Callback):
@@ -64,11 +68,14 @@ class PartitionReport(Callback):
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """What each client of a datamodule holds, after ``setup('fit')``; true labels, not those that attackers believe."""
-    division, dataset = data.division, data.holdings.source.dataset
+    division = data.division
+    dataset: Any = data.holdings.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     training = division.training
     counts, classes = None, []
-    if labels is not None and labels.numel() and int(labels.min()) >= 0:
+    if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
         size = int(labels.max()) + 1
         counts = client_label_counts(training.owners(), labels[training.order], len(training), size)
         known = list(getattr(dataset, "classes", None) or ())

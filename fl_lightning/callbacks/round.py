@@ -73,6 +73,7 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
+        self.turns: list[tuple[int, int, int, int]] = []  # of this rank: client, round, period, epochs or -1 for all
 
     # ---------------------------------------------------------------- what routes ask for
 
@@ -190,6 +191,7 @@ class FederationRound(Cohort):
             epochs=self.epochs.get(client),
             control=control,
         )
+        self.turns.append((client, self.round_idx, period, self.epochs.get(client, -1)))
         if not strategy.tolerates_broken:
             refuse_non_finite(update)
         return replace(update, global_score=before)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from fl_lightning.data.feature_noise import FeatureNoise, scaled_to_one
+from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.errors import DataError
 
@@ -46,6 +48,16 @@ class Changes:
         """Whether the client holds examples of the data set as they are."""
         return self.labels is None and self.noise is None and not self.repeated.numel()
 
+    @property
+    def augmentation(self) -> nn.Module | None:
+        """What changes the repeated inputs."""
+        return None if self.rebalancing is None else self.rebalancing.augmentation
+
+    @property
+    def scales(self) -> bool:
+        """Whether images in uint8 are scaled to [0, 1] here, since what changes them works on such."""
+        return self.noise is not None or self.augmentation is not None
+
 
 def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[Any]:
     """A client's examples as it has them: its own, then repeated ones, then public ones.
@@ -64,9 +76,10 @@ def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[
     public = [tensor[changes.public] for tensor in dataset.tensors]
     if changes.labels is not None:
         own[1] = changes.labels.to(own[1])
+    if changes.scales:
+        own[0], public[0] = scaled_to_one(own[0]), scaled_to_one(public[0])
     if changes.noise is not None:
         own[0] = changes.noise.add(own[0], changes.client, changes.part)
-        public[0] = scaled_to_one(public[0])
     copies = [tensor[changes.repeated] for tensor in own]
     if changes.rebalancing is not None:
         copies[0] = changes.rebalancing.change(copies[0])
@@ -76,7 +89,7 @@ def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[
 class _Changed(Dataset[Any]):
     def __init__(self, dataset: Any, indices: Tensor, changes: Changes) -> None:
         self._dataset, self._changes, self._own = dataset, changes, indices
-        self._transform = _target_transform(dataset)
+        self._stored = labels_at_hand(dataset) is not None  # else labels were read as the dataset gives them out
         self._positions = torch.cat([torch.arange(len(indices)), changes.repeated])
 
     def __len__(self) -> int:
@@ -87,7 +100,7 @@ class _Changed(Dataset[Any]):
         changes = self._changes
         if index >= len(self._positions):
             inputs, *rest = self._dataset[int(changes.public[index - len(self._positions)])]
-            return (scaled_to_one(inputs) if changes.noise is not None else inputs, *rest)
+            return (scaled_to_one(inputs) if changes.scales and isinstance(inputs, Tensor) else inputs, *rest)
         position = int(self._positions[index])
         source = int(self._own[position])
         example = self._dataset[source]
@@ -99,17 +112,25 @@ class _Changed(Dataset[Any]):
             )
         inputs, label, *rest = example
         if changes.labels is not None and changes.true is not None and changes.labels[position] != changes.true[position]:
-            wrong = self._transform(int(changes.labels[position]))
+            transform = _target_transform(self._dataset, source) if self._stored else int
+            wrong = transform(int(changes.labels[position]))
             label = torch.as_tensor(wrong).to(label) if isinstance(label, Tensor) else wrong
+        if changes.scales and isinstance(inputs, Tensor):
+            inputs = scaled_to_one(inputs)
         if changes.noise is not None:
             inputs = changes.noise.add(inputs, changes.client, source)
-        if index >= len(self._own) and changes.rebalancing is not None and changes.rebalancing.augmentation is not None:
-            inputs = changes.rebalancing.augmentation(inputs)
+        if index >= len(self._own) and changes.augmentation is not None:
+            inputs = changes.augmentation(inputs)
         return (inputs, label, *rest)
 
 
-def _target_transform(dataset: Any) -> Callable[[int], Any]:
-    """What a torchvision dataset makes of a stored label before it gives it out."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+def _target_transform(dataset: Any, index: int) -> Callable[[int], Any]:
+    """What the torchvision dataset that an example comes from makes of a stored label before it gives it out."""
+    while isinstance(dataset, Subset | ConcatDataset):
+        if isinstance(dataset, Subset):
+            dataset, index = dataset.dataset, int(dataset.indices[index])
+        else:
+            part = bisect.bisect_right(dataset.cumulative_sizes, index)
+            index -= dataset.cumulative_sizes[part - 1] if part else 0
+            dataset = dataset.datasets[part]
     return getattr(dataset, "target_transform", None) or int

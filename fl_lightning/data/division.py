@@ -109,6 +109,8 @@ def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, 
 def _public(labels: Tensor | None, num_examples: int, share: float, seed: int) -> Tensor:
     if labels is None:
         raise DataError("'data.public_share' is class-balanced and needs the labels of the training data. Set it to 0.")
+    if int(labels.min()) < 0:
+        raise DataError(f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0.")
     counts = torch.bincount(labels)
     present = counts[counts > 0]
     each = max(1, round(share * num_examples / len(present)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -254,8 +253,8 @@ class FederatedDataModule(LightningDataModule):
         """One round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
-        union = torch.cat([self.indices.order, self.division.public]).sort().values
-        return client_loader(self.holdings.source, union, None, in_memory=self._world_size == 1)
+        dataset, union = self.holdings.union("training")
+        return client_loader(self.holdings.source, union, None, self._world_size == 1, dataset)
 
     def val_dataloader(self) -> Any:
         """The server's validation set, split over the ranks without padding."""

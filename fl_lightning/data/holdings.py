@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from fl_lightning.data.client_dataset import Changes, changed_dataset
+from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels
@@ -112,7 +112,7 @@ class Holdings:
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool) -> Any:
         """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
         indices, changes, public = self.division.training[client], self._changes(client, "training"), self.division.public
-        repeated = torch.zeros(0, dtype=torch.int64)
+        repeated = NOTHING
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
@@ -135,14 +135,22 @@ class Holdings:
             indices = torch.arange(len(indices))
         return evaluation_loader(self.source, dataset, indices, batch_size)
 
-    def union_loader(self, part: Part, batch_size: int) -> Any:
-        """A part of all clients' examples, each once."""
+    def union(self, part: Part) -> tuple[Any, Tensor]:
+        """A part of all clients' examples as they have them, the public share with the training part: dataset and indices."""
         partition, dataset = self.part(part), self.source.dataset
-        indices = partition.order.sort().values
-        if self._noise is not None:
-            parts = [changed_dataset(dataset, own, self._changes(k, part)) for k, own in enumerate(partition)]
-            dataset, indices = _joined(parts), torch.arange(len(indices))
-        return evaluation_loader(self.source, dataset, indices, batch_size)
+        public = self.division.public if part == "training" else NOTHING
+        if self._noise is None:
+            return dataset, torch.cat([partition.order, public]).sort().values
+        parts = []
+        for client, own in enumerate(partition):
+            shared = public if client == 0 else NOTHING
+            changes = Changes(client, part, noise=self._noise, public=shared)
+            parts.append(changed_dataset(dataset, own, changes))
+        return _joined(parts), torch.arange(partition.order.numel() + public.numel())
+
+    def union_loader(self, part: Part, batch_size: int) -> Any:
+        """A part of all clients' examples in order, each once."""
+        return evaluation_loader(self.source, *self.union(part), batch_size)
 
 
 def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:

@@ -23,6 +23,10 @@ _MANY = 5_000
 """Images from which on reading them shows its progress."""
 
 
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for a file that is no image, or not a whole one."""
+
+
 @dataclass(frozen=True)
 class ImageFiles:
     """Which images there are, in the order of domains, classes and names.
@@ -53,15 +57,15 @@ def find_images(root: Path) -> ImageFiles:
     Raises:
         DataError: for a folder without images, with a single class, or whose domains have different classes.
     """
-    folders = _folders(root)
+    folders = folders_in(root)
     if not folders:
         raise DataError(
             f"'{root}' {'holds no folders' if root.is_dir() else 'is no folder'}. Set 'data.datamodule.root' to a folder of "
             "the form root/class/image or root/domain/class/image."
         )
-    of_domains = all(not _images(folder) and _folders(folder) for folder in folders)
+    of_domains = all(not _images(folder) and folders_in(folder) for folder in folders)
     domains = {folder.name: _inside(folder) for folder in folders} if of_domains else {"": root}
-    names = _common_classes({name: [f.name for f in _folders(folder)] for name, folder in domains.items()})
+    names = _common_classes({name: [f.name for f in folders_in(folder)] for name, folder in domains.items()})
     paths: list[str] = []
     targets: list[int] = []
     sizes: list[int] = []
@@ -82,12 +86,13 @@ def find_images(root: Path) -> ImageFiles:
     return ImageFiles(tuple(paths), torch.tensor(targets), names, domain_of, tuple(domains) if of_domains else ())
 
 
-def _folders(root: Path) -> list[Path]:
+def folders_in(root: Path) -> list[Path]:
+    """Of a folder, without hidden ones, sorted; none where there is no such folder."""
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
 
 
 def _inside(domain: Path) -> Path:
-    inner = _folders(domain)
+    inner = folders_in(domain)
     return inner[0] if [folder.name for folder in inner] == ["images"] else domain
 
 
@@ -129,14 +134,14 @@ class ImageReader:
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
 
-    def check(self, path: str) -> None:
-        """Read as much of a file as says that it is an image.
+    def header_size(self, path: str) -> tuple[int, int]:
+        """Height and width of an image, of whose file no more is read than says so.
 
         Raises:
             OSError: if it is none.
         """
-        with Image.open(path):
-            return
+        with Image.open(path) as file:
+            return file.height, file.width
 
     def shape(self, paths: Sequence[str]) -> tuple[int, int, int]:
         """Of an image: the first that can be read.
@@ -147,7 +152,7 @@ class ImageReader:
         for path in paths:
             try:
                 height, width = self.read(path).shape[1:]
-            except (OSError, SyntaxError, ValueError):
+            except UNREADABLE:
                 continue
             return self.channels, height, width
         raise DataError(f"None of the {len(paths)} images can be read, such as {paths[0]}.")
@@ -160,7 +165,7 @@ def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, s
     def attempt(position: int) -> None:
         try:
             work(position)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except UNREADABLE as error:
             short = isinstance(error, UnidentifiedImageError)
             failures[position] = "not an image" if short else str(error)
 
@@ -190,7 +195,7 @@ class LazyImages(Dataset[Any]):
         """Image, uint8, shape (C, H, W), and class."""
         try:
             return self._reader.read(self._paths[index]), int(self.targets[index])
-        except (OSError, SyntaxError, ValueError) as error:
+        except UNREADABLE as error:
             raise DataError(
                 f"{self._paths[index]} cannot be read ({error}). Mend it, or set 'data.datamodule.unreadable' to skip."
             ) from error

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, for_each
+from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, folders_in, for_each
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -82,10 +82,16 @@ class ImageFolderDataModule(ImageDataModule):
     def _folders(self) -> tuple[Path, Path | None]:
         """Where training and test images are."""
         root = Path(self.root)
-        inside = {path.name for path in root.iterdir() if path.is_dir()} if root.is_dir() else set()
+        inside = {path.name for path in folders_in(root)}
+        tests = [name for name in _TEST if name in inside]
         if self.test_root is None and _TRAIN in inside and inside <= {_TRAIN, *_TEST}:
-            test = next((name for name in _TEST if name in inside), None)
-            return root / _TRAIN, root / test if test else None
+            return root / _TRAIN, root / tests[0] if tests else None
+        if self.test_root is None and _TRAIN in inside and tests:
+            others = ", ".join(sorted(inside - {_TRAIN, *tests}))
+            raise DataError(
+                f"'{root}' holds '{_TRAIN}' and '{tests[0]}' beside {others}: is each of them a class or a domain, or what are "
+                f"they? Set 'data.datamodule.root' to '{root / _TRAIN}' and 'test_root' to '{root / tests[0]}', or move them."
+            )
         return root, Path(self.test_root) if self.test_root else None
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
@@ -123,30 +129,38 @@ class ImageFolderDataModule(ImageDataModule):
         reader = ImageReader(self.channels, self.image_size)
         shape = reader.shape(files.paths)
         if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 1e9:
-            return LazyImages(self._without(files, self._check(files, reader)), reader)
+            return LazyImages(self._without(files, self._check(files, reader, shape)), reader)
         images = torch.empty(len(files.paths), *shape, dtype=torch.uint8)
+        odd: list[str] = []
 
         def read(position: int) -> None:
             image = reader.read(files.paths[position])
             if image.shape != shape:
-                raise DataError(
-                    f"{files.paths[position]} has {image.shape[2]} x {image.shape[1]} pixels, others {shape[2]} x {shape[1]}. "
-                    "Set 'data.datamodule.image_size' to resize them all."
-                )
-            images[position] = image
+                odd.append(files.paths[position])
+            else:
+                images[position] = image
 
         failures = for_each(read, len(files.paths), "Reading images")
+        _refuse_sizes(odd, shape)
         kept = self._without(files, failures)
         if failures:
             images = images[_others(len(images), failures)]
         columns = {"classes": kept.classes, "domains": kept.domains, "domains_names": kept.domains_names}
         return image_dataset(images, kept.targets, **columns)
 
-    def _check(self, files: ImageFiles, reader: ImageReader) -> dict[int, str]:
+    def _check(self, files: ImageFiles, reader: ImageReader, shape: tuple[int, int, int]) -> dict[int, str]:
         """Which images cannot be read: by their headers, and where they are to be skipped by reading them once."""
-        if self.unreadable == "skip":
-            return for_each(lambda k: reader.read(files.paths[k]), len(files.paths), "Checking images")
-        return for_each(lambda k: reader.check(files.paths[k]), len(files.paths), "Checking images")
+        odd: list[str] = []
+
+        def check(position: int) -> None:
+            path = files.paths[position]
+            size = reader.read(path).shape[1:] if self.unreadable == "skip" else reader.header_size(path)
+            if self.image_size is None and tuple(size) != shape[1:]:
+                odd.append(path)
+
+        failures = for_each(check, len(files.paths), "Checking images")
+        _refuse_sizes(odd, shape)
+        return failures
 
     def _without(self, files: ImageFiles, failures: dict[int, str]) -> ImageFiles:
         if not failures:
@@ -162,6 +176,14 @@ class ImageFolderDataModule(ImageDataModule):
         if lost:
             raise DataError(f"{text} Then no image of class '{files.classes[min(lost)]}' is left. Mend them.")
         return kept
+
+
+def _refuse_sizes(odd: list[str], shape: tuple[int, int, int]) -> None:
+    if odd:
+        raise DataError(
+            f"Images have different sizes: {len(odd)}, such as {min(odd)}, have not the {shape[2]} x {shape[1]} pixels of the "
+            "first. Set 'data.datamodule.image_size' to resize them all."
+        )
 
 
 def _others(size: int, failures: dict[int, str]) -> Tensor:

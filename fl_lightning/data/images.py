@@ -107,7 +107,10 @@ class ImageDataModule(LightningDataModule):
         images = scaled_to_one(images)
         if self.augmentation is not None and self.trainer is not None and self.trainer.training:
             images = augment(images, self.augmentation)
-        return [self._normalized(images), *rest]
+        images = self._normalized(images)
+        if self.trainer is not None:  # bytes pass Lightning's own conversion, which comes before, unchanged
+            images = self.trainer.precision_plugin.convert_input(images)
+        return [images, *rest]
 
     def _normalized(self, images: Tensor) -> Tensor:
         if self.mean is not None and self.std is not None:
@@ -116,6 +119,15 @@ class ImageDataModule(LightningDataModule):
                 self._scale = mean, std
             images = (images - self._scale[0]) / self._scale[1]
         return images
+
+    @property
+    def num_images(self) -> int:
+        """In the training and the test set."""
+        return sum(len(part) for part in (self._train, self._test) if part is not None)
+
+    def first_images(self, count: int) -> Tensor:
+        """The first training images as the model gets them, without augmentation, shape (count, C, H, W)."""
+        return self._normalized(scaled_to_one(torch.stack([self._train[k][0] for k in range(count)])))
 
     def use_features(self, features: Callable[[Tensor], Tensor]) -> None:
         """Serve what is computed from the images in their place, until :meth:`use_images`.

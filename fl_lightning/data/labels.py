@@ -58,10 +58,13 @@ def _without_reading(dataset: Any) -> Tensor | None:
 def _own_labels(dataset: Any) -> Tensor | None:
     for name in ("targets", "labels"):
         values = getattr(dataset, name, None)
-        if values is not None and len(values) == len(dataset):
-            return torch.as_tensor(values)
+        try:
+            if values is not None and len(values) == len(dataset):
+                return torch.as_tensor(values).cpu()
+        except (TypeError, ValueError, RuntimeError):  # names, dictionaries, something else of that name
+            continue
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
-        return dataset.tensors[1]
+        return dataset.tensors[1].cpu()
     return None
 
 
@@ -93,20 +96,23 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
             f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "
             f"{len(dataset)} examples. Give it one, or set 'data.partitioner' to another."
         )
-    found, codes = np.unique(np.asarray(values), return_inverse=True)
-    known = getattr(dataset, f"{name}_names", None)
-    names = tuple(str(known[int(value)]) if known is not None else str(value) for value in found.tolist())
-    return torch.from_numpy(codes.reshape(-1)), names
+    found, codes = np.unique(values, return_inverse=True)
+    return torch.from_numpy(codes.reshape(-1)), tuple(str(value) for value in found.tolist())
 
 
 def _column(dataset: Any, name: str) -> Any:
+    """A column as an array; of datasets that consist of others, from those."""
     if isinstance(dataset, Subset):
         inner = _column(dataset.dataset, name)
-        return None if inner is None else np.asarray(inner)[np.asarray(dataset.indices)]
+        return None if inner is None else inner[np.asarray(dataset.indices)]
     values = getattr(dataset, name, None)
     if values is None and name in (getattr(dataset, "column_names", None) or ()):
-        values = dataset[name]
+        values = dataset[name][:]
     if values is None and isinstance(dataset, ConcatDataset):
         parts = [_column(part, name) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate([np.asarray(part) for part in parts])
-    return values if values is not None and len(values) == len(dataset) else None
+        return None if any(part is None for part in parts) else np.concatenate(parts)
+    if values is None or not hasattr(values, "__len__") or len(values) != len(dataset):
+        return None
+    column = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    known = getattr(dataset, f"{name}_names", None)
+    return np.asarray(known)[column] if known else column

@@ -12,7 +12,7 @@ parts that never change                the same everywhere, copied once: neither
 =====================================  =======================================================================
 
 A submodule declares what the server owns by an attribute ``server_buffers``, a tuple of its buffers' names, and what never
-changes by ``constant_parts``, a tuple of its children's names.
+changes by ``constant_parts``, a tuple of its children's names; one that has a trainable parameter after all is sent.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class ModelState:
 def _constant_modules(module: nn.Module) -> set[int]:
     """Ids of the modules inside of parts that never change."""
     parts = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
-    return {id(inner) for part in parts for inner in part.modules()}
+    frozen = [part for part in parts if not any(parameter.requires_grad for parameter in part.parameters())]
+    return {id(inner) for part in frozen for inner in part.modules()}
 
 
 def _can_be_averaged(buffer: Tensor) -> bool:

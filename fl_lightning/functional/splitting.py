@@ -24,6 +24,7 @@ def hold_out(
     """
     owners, order = partition.owners(), partition.order
     classes = torch.zeros_like(order) if labels is None else labels[order]
+    classes = classes - classes.min() if classes.numel() else classes  # -1 may stand for 'unlabelled'
     num_classes = int(classes.max()) + 1 if classes.numel() else 1
     group = owners * num_classes + classes
     shuffle = torch.randperm(len(order), generator=generator)

@@ -9,7 +9,8 @@ class FrozenBackbone(nn.Module):
     """A backbone that stays as it is and a head that is trained on its features.
 
     The backbone has no gradients and is always in evaluation mode: no dropout, BatchNorm with its own statistics. So an
-    example's features never change, and :class:`~fl_lightning.FeatureCache` computes them once.
+    example's features never change, and :class:`~fl_lightning.FeatureCache` computes them once. Parameters that are given
+    gradients again before the fit are trained and sent like any others.
 
     Args:
         backbone: maps images, shape (N, C, H, W), to features, shape (N, D).

@@ -101,10 +101,13 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     axes = figure.subplots(1, len(ratio), sharey=True, width_ratios=ratio, squeeze=False)[0]
     if summary.counts is not None:
         _draw_counts(figure, axes[0], summary, few)
-    sizes = torch.arange(clients)
+    places = torch.arange(clients)
     left = torch.zeros(clients)
     for name, part in summary.parts.items():
-        axes[-1].barh(sizes.numpy(), part.numpy(), left=left.numpy(), height=0.8 if few else 1.0, label=name)
+        if few:
+            axes[-1].barh(places.numpy(), part.numpy(), left=left.numpy(), label=name)
+        else:  # one shape instead of one for each client
+            axes[-1].fill_betweenx(places.numpy(), left.numpy(), (left + part).numpy(), step="mid", label=name)
         left = left + part
     axes[-1].set_xlabel("examples")
     axes[-1].margins(y=0.01)

@@ -19,7 +19,14 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
     log_table(trainer, name, ["true", *(f"predicted {c}" for c in range(len(rows)))], rows)
 
 
-def log_table(trainer: Trainer, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> None:
+def log_table(
+    trainer: Trainer,
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    round_idx: int | None = None,
+    **more: Any,
+) -> None:
     """Send a table to W&B, with its round; not from the sanity check, nor from ranks other than the first.
 
     Args:
@@ -27,16 +34,18 @@ def log_table(trainer: Trainer, name: str, columns: Sequence[str], rows: Sequenc
         name: its name there.
         columns: their names.
         rows: of as many cells.
+        round_idx: its round; the current one by default.
         more: what else goes with it by name, such as an image.
     """
     if not trainer.is_global_zero or trainer.sanity_checking:
         return
+    round_ = trainer.current_epoch if round_idx is None else round_idx
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             import wandb  # slow, and not everyone logs to it
 
             table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            logger.log_metrics({name: table, **more, "round": float(trainer.current_epoch)})  # type: ignore[dict-item]
+            logger.log_metrics({name: table, **more, "round": float(round_)})  # type: ignore[dict-item]
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
