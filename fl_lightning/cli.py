@@ -6,6 +6,7 @@ import inspect
 import os
 import secrets
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -88,7 +89,12 @@ class FederationTrainer(Trainer):
         (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
-        report.show(datamodule, Path(self.default_root_dir))
+        folder = Path(self.default_root_dir)
+        if any((folder / "checkpoints").glob("*.ckpt")):
+            print(f"'{folder}' holds a run: its files are left as they are.")
+            report.show(datamodule, None)
+        else:
+            report.show(datamodule, folder)
 
 
 class FederationCLI(LightningCLI):
@@ -132,9 +138,20 @@ class FederationCLI(LightningCLI):
                 f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
                 f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
             )
-        folder = Path(config.trainer.default_root_dir) / "checkpoints"
+        root = Path(config.trainer.default_root_dir)
+        if root.exists() and not root.is_dir():
+            raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
+        for section in ("local", "attackers", "client_evaluation"):
+            if not isinstance(config.federation[section], Namespace):
+                raise ConfigurationError(
+                    f"'federation.{section}' must hold settings, but is {config.federation[section]!r}. Leave it out for its "
+                    "defaults, or set what is in it one by one."
+                )
+        folder = root / "checkpoints"
         for section in ("best_checkpoint", "last_checkpoint"):
             config[section].dirpath = config[section].dirpath or str(folder)
+        if config.get("ckpt_path") == "best":
+            config.ckpt_path = self._best(Path(config.best_checkpoint.dirpath))
         if self.subcommand == "fit" and _is_first_rank():
             self._choose_start(Path(config.last_checkpoint.dirpath))
         if config.trainer.logger is None:
@@ -146,6 +163,13 @@ class FederationCLI(LightningCLI):
     def _config(self) -> Namespace:
         config: Namespace = self.config[self.config.subcommand]
         return config
+
+    def _best(self, folder: Path) -> str:
+        """The best checkpoint of the run's folder."""
+        path = folder / f"{BestCheckpoint().filename}.ckpt"
+        if not path.exists():
+            raise ConfigurationError(f"'ckpt_path best' finds no '{path}'. Give the path of a checkpoint, or fit first.")
+        return str(path)
 
     def _choose_start(self, folder: Path) -> None:
         """Refuse to resume from nothing, and to write over an earlier run."""
@@ -170,6 +194,20 @@ class FederationCLI(LightningCLI):
             os.environ.setdefault("WANDB_RUN_ID", kept.read_text().strip())
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
+
+    def instantiate_classes(self) -> None:
+        """Build everything; what a constructor refuses is a wrong setting."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None and _expected(cause) is None:
+                cause = cause.__cause__
+            if _expected(cause) is not None:
+                raise
+            frame = traceback.extract_tb(cause.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}"
+            raise ConfigurationError(f"A setting is refused by {where}: {cause}. Change it.") from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Build the Trainer; central runs, too, never leave half a checkpoint."""

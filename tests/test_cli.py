@@ -180,6 +180,31 @@ def test_validate_test_and_predict_on_a_federations_checkpoint(fl):
     assert torch.allclose(predictions.sum(1), torch.ones(200))
 
 
+def test_the_best_checkpoint_by_its_name(fl):
+    assert small(fl)[0] == 0
+    flags = [a for a in SMALL if "limit" not in a]
+    common = ["--config", ADAFED, *flags, "--trainer.logger=false", "--trainer.limit_test_batches=1"]
+    status, text = fl("test", *common, "--ckpt_path=best")
+    assert status == 0, text
+    status, text = fl("test", *common, "--ckpt_path=best", "--trainer.default_root_dir=elsewhere")
+    assert status == 1
+    assert "'ckpt_path best' finds no 'elsewhere/checkpoints/best.ckpt'" in text
+
+
+def test_a_run_in_a_file(fl):
+    Path("there").write_text("")
+    status, text = small(fl, "--trainer.default_root_dir=there")
+    assert status == 1
+    assert "error: 'trainer.default_root_dir' is 'there', a file. Set it to a folder for the run." in text
+
+
+def test_sections_that_are_null(fl):
+    Path("null.yaml").write_text("federation: {client_evaluation: null}")
+    status, text = small(fl, "--config=null.yaml")
+    assert status == 1
+    assert "'federation.client_evaluation' must hold settings, but is None. Leave it out for its defaults" in text
+
+
 def test_print_config_and_help(fl):
     status, text = fl("fit", "--config", ADAFED, "--print_config")
     assert status == 0

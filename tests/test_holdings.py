@@ -377,7 +377,8 @@ def test_clients_by_a_column_have_its_names():
     data = split(users, ColumnPartitioner("user_id"))
     assert [data.client_name(k) for k in range(3)] == ["ann", "bob", "eve"]
     assert [part.tolist() for part in data.indices] == [[3], [1, 4], [0, 2, 5]]
-    some = split(users, ColumnPartitioner("user_id", min_examples=2))
+    with pytest.warns(UserWarning, match=r"1 of 3 values of the column 'user_id' have fewer than 2 examples .* left out: ann"):
+        some = split(users, ColumnPartitioner("user_id", min_examples=2))
     assert [some.client_name(k) for k in range(2)] == ["bob", "eve"]
     numbers = split(Subset(Users([7, 5, 7, 5]), [3, 0, 2]), ColumnPartitioner("user_id"))
     assert [part.tolist() for part in numbers.indices] == [[0], [1, 2]]
@@ -413,6 +414,12 @@ def test_domains_keep_their_names_in_parts_and_unions():
     union = split(ConcatDataset([one, other]), DomainPartitioner())
     assert [union.client_name(k) for k in range(3)] == ["art", "photo", "sketch"]
     assert [own.tolist() for own in union.indices] == [[3], [1, 4], [0, 2]]
+
+
+@pytest.mark.parametrize("column", [["a", None, "b"], [0.5, float("nan"), 1.0], [[1, 2]] * 3, torch.ones(3, 2)])
+def test_columns_that_tell_no_clients_apart(column):
+    with pytest.raises(DataError, match=r"The column 'user_id' of Users must hold one number or one text per example"):
+        split(Users(column), ColumnPartitioner("user_id"))
 
 
 @pytest.mark.parametrize("labels", [["a", "b"] * 20, [{}] * 40, [[1], [2, 3]] * 20, 7])

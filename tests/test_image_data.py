@@ -106,6 +106,32 @@ def test_train_and_test_folders(by_class, tmp_path):
         set_up(root=str(by_class), test_root=str(tmp_path / "split" / "test"))
 
 
+def test_a_validation_folder_beside_the_test_folder(tmp_path):
+    """In any case, and by other common names."""
+    root = tmp_path / "split"
+    for part, count in (("Training", 4), ("VAL", 3), ("testing", 2)):
+        for name in ("cat", "dog"):
+            paint(root / part / name, count)
+    data = set_up(root=str(root))
+    assert data.origin.endswith("Training (8 + 6 + 4 images, 2 classes, no domains)")
+    assert len(batches(data.val_dataloader())[0]) == 6
+    assert len(batches(data.test_dataloader())[0]) == len(batches(data.predict_dataloader())[0]) == 4
+    with pytest.raises(DataError, match=r"'data.datamodule.test_root' .*VAL lies in 'root' .*split: its images"):
+        set_up(root=str(root), test_root=str(root / "VAL"))
+
+
+def test_images_of_sixteen_bits(tmp_path):
+    values = np.array([[0, 257, 65535]], dtype=np.uint16)
+    for name in ("cat", "dog"):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / "deep" / name / "0.png")
+    data = set_up(root=str(tmp_path / "deep"), channels=1)
+    assert data._train.tensors[0][0].flatten().tolist() == [0, 1, 255]
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "deep" / "cat" / "1.tiff")
+    with pytest.raises(DataError, match=r"1 of 3 images cannot be read: .*1.tiff \(its pixels are not whole numbers"):
+        set_up(root=str(tmp_path / "deep"), channels=1)
+
+
 def test_hidden_folders_and_those_that_could_be_anything(tmp_path):
     root = tmp_path / "split"
     for part in ("train", "test"):
@@ -125,6 +151,13 @@ def test_images_take_the_clients_precision(by_class, precision):
     run = trainer(1, FederatedOrchestrator(local=LocalTraining(precision=precision)), precision=precision)
     run.fit(ClassificationTask(LeNet(3, 16, 3), num_classes=3), data)
     assert 0 <= run.callback_metrics["val_accuracy"] <= 1
+
+
+def test_folders_without_domains(by_class):
+    for limit in (4.0, 0.0):
+        data = FederatedDataModule(ImageFolderDataModule(str(by_class), memory_limit=limit), DomainPartitioner())
+        with pytest.raises(DataError, match=r"has no column 'domains': .* or set 'data.partitioner' to another, such as"):
+            data.setup("fit")
 
 
 def test_without_a_test_set_lightning_sees_none(by_class):
@@ -198,6 +231,15 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
     paint(by_domain / "dslr" / "images" / "emu", 1)
     with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Give every domain a folder for every class"):
         set_up(root=str(by_domain))
+    paint(tmp_path / "far" / "a" / "b" / "cat", 1)
+    paint(tmp_path / "far" / "a" / "b" / "dog", 1)
+    paint(tmp_path / "far" / "a" / "c" / "cat", 1)
+    with pytest.raises(DataError, match=r"is nested deeper than root/domain/class/image: 'b' holds folders"):
+        set_up(root=str(tmp_path / "far"))
+    paint(tmp_path / "few" / "cat", 1)
+    paint(tmp_path / "few" / "dog", 1)
+    with pytest.raises(DataError, match=r"'data.datamodule.test_share' 0.99 leaves none of the 2 images to train on"):
+        set_up(root=str(tmp_path / "few"), test_share=0.99)
     paint(tmp_path / "bad" / "cat", 2)
     (tmp_path / "bad" / "dog").mkdir()
     (tmp_path / "bad" / "dog" / "0.png").write_text("")
@@ -372,3 +414,23 @@ def test_random_crops_are_windows_of_the_padded_image():
         RandomCropFlip(-1)
     with pytest.raises(ConfigurationError, match=r"'flip' must be in \[0, 1\]"):
         RandomCropFlip(1, 2)
+
+
+def test_a_model_with_more_classes_than_the_data(by_class):
+    data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
+    with pytest.warns(
+        UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes: .* Set 'model.num_classes' .* to 3"
+    ):
+        trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(3, 16, 10)), data)
+
+
+def test_a_network_for_other_images(by_class):
+    data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
+    with pytest.raises(
+        ConfigurationError, match=r"LeNet cannot take inputs of shape \(\d, 3, 16, 16\): .* Set 'model.network'"
+    ):
+        trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(1, 16, 3), 3), data)
+    with pytest.raises(
+        ConfigurationError, match=r"LeNet gives outputs of shape \(\d, 4\) for \d inputs, but the task has 3 classes"
+    ):
+        trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(3, 16, 4), 3), data)

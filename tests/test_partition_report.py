@@ -127,8 +127,18 @@ def test_the_command_shows_it_without_training(fl):
     assert sorted(path.name for path in Path("runs/adafed_mnist").iterdir()) == ["partition.csv", "partition.png"]
     status, text = fl("partition", "--config", ADAFED, "--config", skew, *SMALL, "--data.partitioner.num_clients=300")
     assert status == 1
-    assert "Lower 'data.partitioner.min_examples' or 'num_clients', raise 'beta'" in text
+    assert "Lower 'data.partitioner.min_examples' or 'num_clients', or raise 'beta'" in text
     assert "Traceback" not in text
+
+
+def test_the_command_leaves_a_finished_run_as_it_is(fl):
+    assert fit(fl, "--partition_report.enabled=true", "--trainer.logger=false")[0] == 0
+    before = Path("runs/adafed_mnist/partition.csv").read_text()
+    status, text = fl("partition", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
+    assert status == 0, text
+    assert "10 clients, 4000 training examples" in text
+    assert "'runs/adafed_mnist' holds a run: its files are left as they are." in text
+    assert Path("runs/adafed_mnist/partition.csv").read_text() == before
 
 
 def test_wandb_gets_tables_and_picture(fl):

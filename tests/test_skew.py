@@ -278,9 +278,9 @@ def test_draws_again_until_everybody_has_enough(partitioner, least):
 
 @pytest.mark.parametrize("partitioner", [DirichletPartitioner, QuantityPartitioner])
 def test_gives_up_after_ten_more_draws(partitioner):
-    message = r"After 11 draws .* fewer than 101 examples, at best with (\d+)\. .*'data\.partitioner\.min_examples'"
+    message = r"After 11 draws .* fewer than 99 examples, at best with (\d+)\. .*'data\.partitioner\.min_examples'"
     with pytest.raises(DataError, match=message) as caught:
-        partitioner(4, 0.5, min_examples=101).partition(400, torch.arange(4).repeat(100))
+        partitioner(4, 0.5, min_examples=99).partition(400, torch.arange(4).repeat(100))
     assert 0 < int(re.search(message, str(caught.value))[1]) <= 100
 
 

@@ -144,6 +144,10 @@ class ClientEvaluator:
             name = metric if isinstance(metric, str) else type(metric).__name__
             print(f"{name} on the clients' own test examples, after round {rounds - 1}:")
             print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
+            if "gain" in header:
+                before = "local only" if "local only" in columns else "global"
+                after = "personalised" if "personalised" in columns else "global"
+                print(f"gain: {after} over {before}, above 0 where it is better")
 
     def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         trainer = self._parts.trainer

@@ -105,7 +105,7 @@ class FederatedOrchestrator(Callback):
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         self._check(trainer, data)
-        self._run.begin(data.indices, self.route.keeps_models)
+        self._run.begin(data.indices, self.route.keeps_models, data.feature_noise)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         data.mislabel(self.attackers.wrong_labels, self.seed)

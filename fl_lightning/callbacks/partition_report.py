@@ -46,15 +46,17 @@ class PartitionReport(Callback):
             if any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
                 log_table(trainer, "partition", summary.columns, summary.rows, **_picture(trainer))
 
-    def show(self, data: FederatedDataModule, folder: Path) -> PartitionSummary:
+    def show(self, data: FederatedDataModule, folder: Path | None) -> PartitionSummary:
         """Print the table, and write the files into a folder.
 
         Args:
             data: after ``setup('fit')``.
-            folder: of the run.
+            folder: of the run; None writes nothing.
         """
         summary = summarize(data)
         print(summary.text(self.max_clients))
+        if folder is None:
+            return summary
         folder.mkdir(parents=True, exist_ok=True)
         summary.write(folder / "partition.csv")
         files = "partition.csv"

@@ -37,15 +37,16 @@ class RunState:
         self.client_scores = ClientScores()
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition, all_keep_models: bool) -> None:
+    def begin(self, training: Partition, all_keep_models: bool, noise: float = 0.0) -> None:
         """Set up for a fit, which may go on from an earlier one.
 
         Args:
             training: the clients' training examples.
             all_keep_models: whether every client goes on from its own model, or the attackers alone.
+            noise: on the clients' inputs.
         """
         self.num_clients = len(training)
-        self._partition = training.digest()
+        self._partition = f"{training.digest()} {noise}"
         self.memory.keepers = frozenset(range(len(training)) if all_keep_models else self._owner.attackers.discard_global)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,8 +105,8 @@ class RunState:
         if state["partition"] != self._partition:
             raise CheckpointError(
                 "The checkpoint's clients held other training examples than those of this run. Resume with the same data, "
-                "partitioner and its seed, 'data.client_validation', 'client_test' and 'public_share', or start again without "
-                "'ckpt_path'."
+                "partitioner and its seed, 'data.client_validation', 'client_test', 'public_share' and 'feature_noise', or "
+                "start again without 'ckpt_path'."
             )
         owner.strategy.load_state_dict(state["strategy_state"])
         self.memory.load_state_dict(state["memory"])

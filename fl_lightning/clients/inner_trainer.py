@@ -144,6 +144,7 @@ _ADVICE = (
     "ReduceLROnPlateau conditioned on metric",
     "You called `self.log",
     "There is a wandb run already in progress",
+    r"Found \d+ module\(s\) in eval mode",  # a frozen backbone is meant to be
     r"It is recommended to use `self.log\('(federation/|class_weight/|round')",  # the same on every rank
 )
 

@@ -189,7 +189,7 @@ class FederatedDataModule(LightningDataModule):
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(len(dataset), split, known, shares, self.public_share, seed)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
-        return Holdings(division, source, labels, noise, self.rebalancing)
+        return Holdings(division, source, known, noise, self.rebalancing)
 
     def reload(self) -> None:
         """Take the datamodule's training set anew: the same examples in another form."""

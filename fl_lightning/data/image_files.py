@@ -27,6 +27,9 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for a file that is no image, or not a whole one."""
 
 
+_SIXTEEN_BITS = 2**16 - 1
+
+
 @dataclass(frozen=True)
 class ImageFiles:
     """Which images there are, in the order of domains, classes and names.
@@ -45,10 +48,43 @@ class ImageFiles:
     domains: Tensor
     domains_names: tuple[str, ...]
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a dataset of these images has beside them: names of classes, and domains with their names if there are any."""
+        named = {"domains": self.domains, "domains_names": self.domains_names} if self.domains_names else {}
+        return {"classes": self.classes, **named}
+
     def select(self, kept: Tensor) -> ImageFiles:
         """Those at the given positions."""
         paths = tuple(self.paths[k] for k in kept.tolist())
         return ImageFiles(paths, self.targets[kept], self.classes, self.domains[kept], self.domains_names)
+
+
+_SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+
+
+def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
+    """Folders of the training, the validation and the test images: of those names in ``root``, else ``root`` alone.
+
+    Raises:
+        DataError: if other folders stand beside them.
+    """
+    inside = {path.name.lower(): path for path in folders_in(root)}
+    found = {part: next((inside[name] for name in names if name in inside), None) for part, names in _SPLITS.items()}
+    train, others = found["train"], set(inside.values()) - set(found.values())
+    if train is None or found["val"] is found["test"] is None:
+        return root, None, None
+    if others:
+        named, held = ", ".join(sorted(path.name for path in others)), found["test"] or found["val"]
+        raise DataError(
+            f"'{root}' holds '{train.name}' and '{held.name if held else ''}' beside {named}: is each of them a class or a "
+            f"domain, or what are they? Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move them."
+        )
+    return train, found["val"], found["test"]
 
 
 def find_images(root: Path) -> ImageFiles:
@@ -66,6 +102,12 @@ def find_images(root: Path) -> ImageFiles:
     of_domains = all(not _images(folder) and folders_in(folder) for folder in folders)
     domains = {folder.name: _inside(folder) for folder in folders} if of_domains else {"": root}
     names = _common_classes({name: [f.name for f in folders_in(folder)] for name, folder in domains.items()})
+    deep = [label for label in names if not _images(folder := next(iter(domains.values())) / label) and folders_in(folder)]
+    if deep:
+        raise DataError(
+            f"'{root}' is nested deeper than root/domain/class/image: '{deep[0]}' holds folders. Set 'data.datamodule.root' to "
+            "the folder above the domains or classes."
+        )
     paths: list[str] = []
     targets: list[int] = []
     sizes: list[int] = []
@@ -129,7 +171,7 @@ class ImageReader:
             OSError: if the file is not an image, or not a whole one.
         """
         with Image.open(path) as file:
-            image = file.convert("L" if self.channels == 1 else "RGB")
+            image = _in_bytes(file).convert("L" if self.channels == 1 else "RGB")
         if self.size is not None and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
@@ -158,6 +200,20 @@ class ImageReader:
         raise DataError(f"None of the {len(paths)} images can be read, such as {paths[0]}.")
 
 
+def _in_bytes(file: Image.Image) -> Image.Image:
+    """An image of 8 bits: Pillow would cut the 16 bits of medical images off at 255.
+
+    Raises:
+        ValueError: for pixels in floating point, whose range nobody knows, or of more than 16 bits.
+    """
+    if not file.mode.startswith(("I", "F")):
+        return file
+    values = np.asarray(file)
+    if file.mode == "F" or values.min() < 0 or values.max() > _SIXTEEN_BITS:
+        raise ValueError("its pixels are not whole numbers of 8 or 16 bits: save it as such")
+    return Image.fromarray((values.astype(np.uint32) // 257).astype(np.uint8))
+
+
 def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, str]:
     """Do something for each of n images in threads, with a bar; what went wrong, by position."""
     failures: dict[int, str] = {}
@@ -176,7 +232,7 @@ def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, s
 
 
 class LazyImages(Dataset[Any]):
-    """Images that are read from disk each time, with ``targets``, ``classes``, ``domains`` and their names.
+    """Images that are read from disk each time, with ``targets``, ``classes``, and ``domains`` where there are some.
 
     Args:
         files: which.
@@ -185,8 +241,8 @@ class LazyImages(Dataset[Any]):
 
     def __init__(self, files: ImageFiles, reader: ImageReader) -> None:
         self._paths, self._reader = files.paths, reader
-        self.targets, self.classes = files.targets, files.classes
-        self.domains, self.domains_names = files.domains, files.domains_names
+        self.targets = files.targets
+        vars(self).update(files.columns)
 
     def __len__(self) -> int:
         return len(self._paths)

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, folders_in, for_each
+from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -19,7 +19,6 @@ from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import hold_out
 
 _SHOWN = 5
-_TRAIN, _TEST = "train", ("test", "val", "valid", "validation")
 
 
 class ImageFolderDataModule(ImageDataModule):
@@ -29,7 +28,8 @@ class ImageFolderDataModule(ImageDataModule):
     :class:`~fl_lightning.DomainPartitioner` makes one client of each.
 
     Args:
-        root: the folder. With the subfolders train and test (or val) the server's set is the latter.
+        root: the folder. Where it consists of train (or training), test (or testing) and val (or valid, validation), the server
+            validates on val and tests on test, or does both on the one that is there.
         test_root: the server's test set in a folder of its own, with the same classes; None for none or that under ``root``.
         test_share: share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
             classes, where no folder has one. With 0 there is none: see ``server_set`` of the FederatedDataModule.
@@ -75,24 +75,21 @@ class ImageFolderDataModule(ImageDataModule):
         self.memory_limit = memory_limit
         self.unreadable = unreadable
         self.seed = seed
-        if not test_share and self._folders()[1] is None:
+        if not test_share and self._folders()[1:] == (None, None):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
                 vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that there is none
 
-    def _folders(self) -> tuple[Path, Path | None]:
-        """Where training and test images are."""
-        root = Path(self.root)
-        inside = {path.name for path in folders_in(root)}
-        tests = [name for name in _TEST if name in inside]
-        if self.test_root is None and _TRAIN in inside and inside <= {_TRAIN, *_TEST}:
-            return root / _TRAIN, root / tests[0] if tests else None
-        if self.test_root is None and _TRAIN in inside and tests:
-            others = ", ".join(sorted(inside - {_TRAIN, *tests}))
+    def _folders(self) -> tuple[Path, Path | None, Path | None]:
+        """Where training, validation and test images are."""
+        root, test = Path(self.root), Path(self.test_root) if self.test_root else None
+        if test is None:
+            return split_folders(root)
+        if root == test or root in test.parents:
             raise DataError(
-                f"'{root}' holds '{_TRAIN}' and '{tests[0]}' beside {others}: is each of them a class or a domain, or what are "
-                f"they? Set 'data.datamodule.root' to '{root / _TRAIN}' and 'test_root' to '{root / tests[0]}', or move them."
+                f"'data.datamodule.test_root' {test} lies in 'root' {root}: its images would be trained on. Set 'root' to the "
+                "folder of the training images alone."
             )
-        return root, Path(self.test_root) if self.test_root else None
+        return root, None, test
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Find and read the images.
@@ -100,22 +97,17 @@ class ImageFolderDataModule(ImageDataModule):
         Raises:
             DataError: for folders that are not of the form, and for images that cannot be read.
         """
-        folder, test_folder = self._folders()
+        folder, *held = self._folders()
         files = find_images(folder)
-        test_files = None
-        if test_folder is not None:
-            test_files = find_images(test_folder)
-            if test_files.classes != files.classes:
-                raise DataError(
-                    f"'{test_folder}' has the classes {', '.join(test_files.classes)}, but '{folder}' has "
-                    f"{', '.join(files.classes)}. Give both the same."
-                )
-        elif self.test_share:
-            files, test_files = self._held_out(files)
-        train, test = self._read(files), None if test_files is None else self._read(test_files)
-        sizes = f"{len(train)} + {0 if test is None else len(test)} images"  # type: ignore[arg-type]
+        others = [None if path is None else _like(files, folder, path) for path in held]
+        if others == [None, None] and self.test_share:
+            files, others[1] = self._held_out(files)
+        train = self._read(files)
+        self._val, test = (None if part is None else self._read(part) for part in others)
+        sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)  # type: ignore[arg-type]
         lazy = ", from disk" if isinstance(train, LazyImages) else ""
-        self.origin = f"{folder} ({sizes}, {len(files.classes)} classes, {len(files.domains_names) or 'no'} domains{lazy})"
+        domains = len(files.domains_names) or "no"
+        self.origin = f"{folder} ({sizes} images, {len(files.classes)} classes, {domains} domains{lazy})"
         return train, test
 
     def _held_out(self, files: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
@@ -123,6 +115,11 @@ class ImageFolderDataModule(ImageDataModule):
         strata = files.domains * len(files.classes) + files.targets
         size = torch.tensor([max(1, round(self.test_share * len(files.paths)))])
         rest, taken = hold_out(everything, size, strata, generator(self.seed, "test share"))
+        if not rest.order.numel():
+            raise DataError(
+                f"'data.datamodule.test_share' {self.test_share} leaves none of the {len(files.paths)} images to train on. "
+                "Lower it."
+            )
         return files.select(rest.order), files.select(taken.order)
 
     def _read(self, files: ImageFiles) -> Dataset[Any]:
@@ -145,8 +142,7 @@ class ImageFolderDataModule(ImageDataModule):
         kept = self._without(files, failures)
         if failures:
             images = images[_others(len(images), failures)]
-        columns = {"classes": kept.classes, "domains": kept.domains, "domains_names": kept.domains_names}
-        return image_dataset(images, kept.targets, **columns)
+        return image_dataset(images, kept.targets, **kept.columns)
 
     def _check(self, files: ImageFiles, reader: ImageReader, shape: tuple[int, int, int]) -> dict[int, str]:
         """Which images cannot be read: by their headers, and where they are to be skipped by reading them once."""
@@ -176,6 +172,17 @@ class ImageFolderDataModule(ImageDataModule):
         if lost:
             raise DataError(f"{text} Then no image of class '{files.classes[min(lost)]}' is left. Mend them.")
         return kept
+
+
+def _like(files: ImageFiles, folder: Path, other: Path) -> ImageFiles:
+    """The images of another folder, if it has the same classes."""
+    found = find_images(other)
+    if found.classes != files.classes:
+        raise DataError(
+            f"'{other}' has the classes {', '.join(found.classes)}, but '{folder}' has {', '.join(files.classes)}. Give both "
+            "the same."
+        )
+    return found
 
 
 def _refuse_sizes(odd: list[str], shape: tuple[int, int, int]) -> None:

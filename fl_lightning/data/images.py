@@ -61,8 +61,9 @@ class ImageDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.origin = "not loaded yet"
         self._train: Any = None
+        self._val: Any = None  # where it is another than the test set
         self._test: Any = None
-        self._images: tuple[Any, Any] | None = None  # where features stand in for them
+        self._images: tuple[Any, Any, Any] | None = None  # where features stand in for them
         self._scale: tuple[Tensor, Tensor] | None = None
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
@@ -83,18 +84,21 @@ class ImageDataModule(LightningDataModule):
         return DataLoader(self._train, batch_size=self.batch_size, shuffle=True, num_workers=self._workers(self._train))
 
     def val_dataloader(self) -> Any:
-        """The test set, which is the server's."""
-        if type(self._test) is TensorDataset:
-            return TensorLoader(self._test.tensors, self.eval_batch_size)
-        return DataLoader(self._test, batch_size=self.eval_batch_size, num_workers=self._workers(self._test))
+        """The validation set where there is one, else the test set: the server's."""
+        return self._evaluation(self._test if self._val is None else self._val)
 
     def test_dataloader(self) -> Any:
-        """The test set."""
-        return self.val_dataloader()
+        """The test set, else the validation set."""
+        return self._evaluation(self._val if self._test is None else self._test)
+
+    def _evaluation(self, dataset: Any) -> Any:
+        if type(dataset) is TensorDataset:
+            return TensorLoader(dataset.tensors, self.eval_batch_size)
+        return DataLoader(dataset, batch_size=self.eval_batch_size, num_workers=self._workers(dataset))
 
     def predict_dataloader(self) -> Any:
-        """The test set."""
-        return self.val_dataloader()
+        """The test set, else the validation set."""
+        return self.test_dataloader()
 
     def _workers(self, dataset: Any) -> int:
         return 0 if type(dataset) is TensorDataset else self.num_workers
@@ -122,8 +126,8 @@ class ImageDataModule(LightningDataModule):
 
     @property
     def num_images(self) -> int:
-        """In the training and the test set."""
-        return sum(len(part) for part in (self._train, self._test) if part is not None)
+        """In all sets."""
+        return sum(len(part) for part in (self._train, self._val, self._test) if part is not None)
 
     def first_images(self, count: int) -> Tensor:
         """The first training images as the model gets them, without augmentation, shape (count, C, H, W)."""
@@ -135,8 +139,9 @@ class ImageDataModule(LightningDataModule):
         Args:
             features: maps normalised images, shape (B, C, H, W), to features on the CPU, shape (B, D).
         """
-        images = self._train, self._test
-        self._train, self._test = (None if part is None else self._computed(part, features) for part in images)
+        images = self._train, self._val, self._test
+        computed = (None if part is None else self._computed(part, features) for part in images)
+        self._train, self._val, self._test = computed
         self._images = images
 
     def _computed(self, dataset: Any, features: Callable[[Tensor], Tensor]) -> TensorDataset:
@@ -152,7 +157,7 @@ class ImageDataModule(LightningDataModule):
     def use_images(self) -> None:
         """Serve the images again."""
         if self._images is not None:
-            (self._train, self._test), self._images = self._images, None
+            (self._train, self._val, self._test), self._images = self._images, None
 
 
 def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:

@@ -94,10 +94,19 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
     if values is None:
         raise DataError(
             f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "
-            f"{len(dataset)} examples. Give it one, or set 'data.partitioner' to another."
+            f"{len(dataset)} examples. Give it one, or set 'data.partitioner' to another, such as IIDPartitioner."
         )
-    found, codes = np.unique(values, return_inverse=True)
-    return torch.from_numpy(codes.reshape(-1)), tuple(str(value) for value in found.tolist())
+    kind = getattr(values, "ndim", 0) == 1
+    try:
+        found, codes = np.unique(values, return_inverse=True)
+    except TypeError:  # numbers beside texts, or None among them
+        kind = False
+    if not kind or (found.dtype.kind == "f" and np.isnan(found).any()):
+        raise DataError(
+            f"The column '{name}' of {type(dataset).__name__} must hold one number or one text per example, all of a kind and "
+            "none missing. Fill the gaps, or give another 'data.partitioner.column'."
+        )
+    return torch.from_numpy(codes), tuple(str(value) for value in found.tolist())
 
 
 def _column(dataset: Any, name: str) -> Any:

@@ -84,8 +84,8 @@ def iid_partition(num_examples: int, num_clients: int, generator: torch.Generato
     return Partition(torch.randperm(num_examples, generator=generator), offsets(sizes))
 
 
-def require_enough(num_examples: int, num_clients: int) -> None:
-    """Refuse more clients than examples.
+def require_enough(num_examples: int, num_clients: int, each: int = 1) -> None:
+    """Refuse more clients than there are examples for.
 
     Raises:
         DataError: saying what to set.
@@ -94,6 +94,11 @@ def require_enough(num_examples: int, num_clients: int) -> None:
         raise DataError(
             f"{num_clients} clients cannot share {num_examples} examples: every client needs at least one. "
             "Set 'data.partitioner.num_clients' to at most the number of examples."
+        )
+    if num_examples < num_clients * each:
+        raise DataError(
+            f"{num_clients} clients of at least {each} examples need {num_clients * each}, but there are {num_examples}. Lower "
+            "'data.partitioner.min_examples' or 'num_clients'."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,7 @@ class ColumnPartitioner(Partitioner):
 
     Args:
         column: its name.
-        min_examples: clients with fewer are left out; at least 1, the default, leaves nobody out.
+        min_examples: clients with fewer are left out, with a warning; at least 1, the default, leaves nobody out.
     """
 
     needs_labels = False
@@ -49,6 +50,13 @@ class ColumnPartitioner(Partitioner):
             raise DataError(
                 f"No value of the column '{self.column}' has {self.min_examples} examples; the most has {int(counts.max())}. "
                 "Lower 'data.partitioner.min_examples'."
+            )
+        if not kept.all():
+            left = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]
+            warnings.warn(
+                f"{len(left)} of {len(names)} values of the column '{self.column}' have fewer than {self.min_examples} examples"
+                f" and are left out: {', '.join(left[:5])}{' ...' if len(left) > 5 else ''}.",
+                stacklevel=2,
             )
         client = torch.where(kept, kept.cumsum(0) - 1, -1)
         chosen = tuple(name for name, keep in zip(names, kept.tolist(), strict=True) if keep)

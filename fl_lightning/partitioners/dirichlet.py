@@ -43,10 +43,11 @@ class DirichletPartitioner(Partitioner):
             DataError: if a client has too few examples after ten more draws.
         """
         classes = require_labels(labels, self)
-        require_enough(num_examples, self.num_clients)
+        require_enough(num_examples, self.num_clients, self.min_examples)
         rng = np.random.default_rng(derive_seed(self.seed, "DirichletPartitioner"))
         return draw_until(
             lambda: dirichlet_labels(classes, self.num_clients, self.beta, self.capped, rng),
             self.min_examples,
-            "Lower 'data.partitioner.min_examples' or 'num_clients', raise 'beta', or set 'capped' to true.",
+            "Lower 'data.partitioner.min_examples' or 'num_clients', or raise 'beta'"
+            + ("." if self.capped else ", or set 'capped' to true."),
         )

@@ -29,6 +29,10 @@ class FlowerLike(Protocol):
 class FlowerPartitioner(Partitioner):
     """Splits as a partitioner of flwr-datasets does, by a column ``label`` (pip install flwr-datasets).
 
+    Examples keep their order, as in flwr-datasets without its shuffle: its IidPartitioner then gives each client a slice of
+    data that may be sorted, so take :class:`~fl_lightning.IIDPartitioner` for that. The label is the only column there is; for
+    domains and clients' ids there are DomainPartitioner and ColumnPartitioner.
+
     Args:
         partitioner: a new one, such as ``flwr_datasets.partitioner.DirichletPartitioner(10, partition_by="label", alpha=0.5)``;
             its own seed decides.

@@ -39,7 +39,7 @@ class QuantityPartitioner(Partitioner):
         Raises:
             DataError: if a client has too few examples after ten more draws.
         """
-        require_enough(num_examples, self.num_clients)
+        require_enough(num_examples, self.num_clients, self.min_examples)
         rng = np.random.default_rng(derive_seed(self.seed, "QuantityPartitioner"))
         return draw_until(
             lambda: dirichlet_sizes(num_examples, self.num_clients, self.beta, rng),

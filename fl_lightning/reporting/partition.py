@@ -57,7 +57,7 @@ class PartitionSummary:
         """For the terminal: the first clients, without the counts of each class where there are many, and what all come to."""
         width = len(self.columns) if len(self.classes) <= _FEW_CLASSES else len(self.columns) - len(self.classes)
         rows = [row[:width] for row in self.rows[:max_clients]]
-        lines = [text_table(self.columns[:width], rows)]
+        lines = [text_table([_short(name, 10) for name in self.columns[:width]], rows)]
         if len(self.clients) > max_clients:
             lines.append(f"... and {len(self.clients) - max_clients} clients more")
         sizes = self.parts["training"]
@@ -122,13 +122,16 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
 
 
 def _draw_counts(figure: Any, axis: Any, summary: PartitionSummary, few_clients: bool) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     counts = summary.counts
     assert counts is not None
-    image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", interpolation="nearest")
+    image = axis.imshow(counts.numpy(), aspect="auto", cmap="Blues", interpolation="nearest", vmin=0)
     axis.set_xlabel("class")
     few = len(summary.classes) <= 2 * _FEW_CLASSES
     if few:
-        axis.set_xticks(range(len(summary.classes)), summary.classes, rotation=45 if max(map(len, summary.classes)) > 2 else 0)
+        slanted = {"rotation": 45, "ha": "right"} if max(map(len, summary.classes)) > 2 else {}
+        axis.set_xticks(range(len(summary.classes)), [_short(name, 20) for name in summary.classes], **slanted)
     if few and few_clients:
         dark = counts.max() * 0.6
         for client, row in enumerate(counts.tolist()):
@@ -136,4 +139,9 @@ def _draw_counts(figure: Any, axis: Any, summary: PartitionSummary, few_clients:
                 if count:
                     colour = "white" if count > dark else "black"
                     axis.text(label, client, count, ha="center", va="center", fontsize=6, color=colour)
-    figure.colorbar(image, ax=axis, label="training examples", shrink=0.8)
+    axis.set_title("training examples", fontsize="medium")
+    figure.colorbar(image, ax=axis, shrink=0.8, ticks=MaxNLocator(5, integer=True, min_n_ticks=1))
+
+
+def _short(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"

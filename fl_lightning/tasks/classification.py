@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import (
@@ -75,7 +76,10 @@ class ClassificationTask(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, with its scheduler if there is one."""
-        optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        try:
+            optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        except ValueError as error:
+            raise ConfigurationError(f"'model.optimizer' refuses its settings: {error}. Change them.") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
@@ -94,7 +98,14 @@ class ClassificationTask(LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         labels = getattr(data, "labels", None)
         if isinstance(labels, Tensor) and labels.numel():
-            self._refuse_labels(int(labels.min()), int(labels.max()))
+            highest = int(labels.max())
+            self._refuse_labels(int(labels.min()), highest)
+            if highest + 1 < self.num_classes and hasattr(data, "has_validation_set"):
+                rank_zero_warn(
+                    f"The labels go from {int(labels.min())} to {highest}, but the model has {self.num_classes} classes: those "
+                    "without an example count as zero in means over classes. Set 'model.num_classes' (and the network's) to "
+                    f"{highest + 1} if there are no others."
+                )
         if self._adaptive and hasattr(data, "has_validation_set") and not self.trainer.enable_validation:
             raise ConfigurationError(
                 "F1WeightedCrossEntropy adapts to the F1 on the server's validation set, and there is none. Give the "
@@ -107,6 +118,24 @@ class ClassificationTask(LightningModule):
                 f"The labels go from {lowest} to {highest}, but the model has classes 0 to {self.num_classes - 1}. Set "
                 "'model.num_classes' (and the network's) to fit the data, or mend the labels."
             )
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        """Of the network; where it does not fit the data or the number of classes, which settings to change."""
+        try:
+            logits: Tensor = self(inputs)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("shape", "size", "channels")):
+                raise
+            raise ConfigurationError(
+                f"{type(self.network).__name__} cannot take inputs of shape {tuple(inputs.shape)}: {error}. Set "
+                "'model.network' (its channels, image size or number of inputs) to fit the data, or the data to fit it."
+            ) from error
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+            raise ConfigurationError(
+                f"{type(self.network).__name__} gives outputs of shape {tuple(logits.shape)} for {len(inputs)} inputs, but the "
+                f"task has {self.num_classes} classes. Set 'model.num_classes' and the network's to the same number."
+            )
+        return logits
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         try:
@@ -124,7 +153,7 @@ class ClassificationTask(LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         inputs, labels = batch[0], batch[1]
-        logits = self(inputs)
+        logits = self._logits(inputs)
         loss = self._loss(logits, labels)
         self.train_accuracy.update(logits, labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
@@ -145,7 +174,7 @@ class ClassificationTask(LightningModule):
 
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         inputs, labels = batch[0], batch[1]
-        logits = self(inputs)
+        logits = self._logits(inputs)
         mean_loss.update(self._loss(logits, labels), len(labels))
         metrics.update(logits, labels)
 
