@@ -80,7 +80,7 @@ def memory_of(clients: int, images: str | None) -> dict[str, float]:
     data = FederatedDataModule(base, IIDPartitioner(clients), client_test=0.2)
     local = LocalTraining(limit_train_batches=4)
     trainer(3, FederatedOrchestrator(local=local, clients_per_round=10)).fit(module, data)
-    held = sum(part.tensors[0].numel() for part in (base._train, base._test)) / MEBI**2
+    held = sum(part.tensors[0].numel() for part in (base._train, base._test) if part is not None) / MEBI**2
     return {"images": held, "before": before, "read": read, "after": peak()}
 
 
