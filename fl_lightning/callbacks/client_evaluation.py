@@ -163,6 +163,7 @@ class ClientEvaluator:
         trainer = self._parts.local.with_settings(max_epochs=self._settings.personal_epochs, max_steps=-1)
 
         def personalise(client: int) -> float:
+            """One client's own model, from the global one."""
             trainer.train(client, self._parts.data, self._parts.server, rounds)
             return self._measure(trainer.module, client)
 
@@ -174,6 +175,7 @@ class ClientEvaluator:
         trainer = self._parts.local.with_settings()
 
         def train_alone(client: int) -> float:
+            """One client's own model, from the first one."""
             model = start
             for owner, round_idx, period, epochs in self._scores.turns:
                 if owner == client:

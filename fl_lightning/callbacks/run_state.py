@@ -72,12 +72,20 @@ class RunState:
         Raises:
             CheckpointError: if it was written by a federation that this one cannot continue.
         """
-        owner = self._owner
         if state.get("format") != FORMAT:
             raise CheckpointError(
                 f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
                 f"{FORMAT}. Resume with the version that wrote it."
             )
+        self._compare(state)
+        self._owner.strategy.load_state_dict(state["strategy_state"])
+        self.memory.load_state_dict(state["memory"])
+        self.client_scores.load_state_dict(state["client_scores"])
+        self._random_state = state["random_state"]
+
+    def _compare(self, state: dict[str, Any]) -> None:
+        """Refuse another federation; warn of another number of threads."""
+        owner = self._owner
         mine = {
             "strategy": type(owner.strategy).__name__,
             "route": type(owner.route).__name__,
@@ -108,10 +116,6 @@ class RunState:
                 "partitioner and its seed, 'data.client_validation', 'client_test', 'public_share' and 'feature_noise', or "
                 "start again without 'ckpt_path'."
             )
-        owner.strategy.load_state_dict(state["strategy_state"])
-        self.memory.load_state_dict(state["memory"])
-        self.client_scores.load_state_dict(state["client_scores"])
-        self._random_state = state["random_state"]
 
     def restore_random_state(self) -> None:
         """Put the global random state of the checkpoint in place, once."""

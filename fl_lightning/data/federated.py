@@ -176,6 +176,7 @@ class FederatedDataModule(LightningDataModule):
             partitioner = partitioner.for_stand_in(labels)
 
         def split(chosen: Tensor) -> Partition:
+            """The partition of the examples that are left to divide."""
             if isinstance(partitioner, ColumnPartitioner):
                 codes, names = read_column(dataset, partitioner.column)
                 found: Any = partitioner.partition_by(codes[chosen], names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -117,7 +118,7 @@ class Holdings:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
         dataset = None
-        changes = Changes(client, "training", changes.true, changes.labels, repeated, self._rebalancing, changes.noise, public)
+        changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
         else:

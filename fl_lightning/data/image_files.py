@@ -219,6 +219,7 @@ def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, s
     failures: dict[int, str] = {}
 
     def attempt(position: int) -> None:
+        """Do it, and keep what went wrong."""
         try:
             work(position)
         except UNREADABLE as error:

@@ -131,6 +131,7 @@ class ImageFolderDataModule(ImageDataModule):
         odd: list[str] = []
 
         def read(position: int) -> None:
+            """Read one image to its place."""
             image = reader.read(files.paths[position])
             if image.shape != shape:
                 odd.append(files.paths[position])
@@ -149,6 +150,7 @@ class ImageFolderDataModule(ImageDataModule):
         odd: list[str] = []
 
         def check(position: int) -> None:
+            """Look at one image."""
             path = files.paths[position]
             size = reader.read(path).shape[1:] if self.unreadable == "skip" else reader.header_size(path)
             if self.image_size is None and tuple(size) != shape[1:]:
