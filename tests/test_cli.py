@@ -240,8 +240,7 @@ def test_completion_in_the_shell(tmp_path):
 
 def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
     def no_network(*args, **kwargs):
-        if kwargs.get("download"):
-            raise OSError("Network is unreachable")
+        raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
     monkeypatch.setattr("fl_lightning.data.mnist.MNIST", no_network)
     with pytest.warns(UserWarning, match=r"could not be downloaded \(OSError: Network is unreachable\).*not the paper's"):

@@ -419,9 +419,7 @@ def test_random_crops_are_windows_of_the_padded_image():
 def test_a_model_with_more_classes_than_the_data(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
     run, module = trainer(1, FederatedOrchestrator()), ClassificationTask(LeNet(3, 16, 10))
-    with pytest.warns(
-        UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes: .* Set 'model.num_classes' .* 3"
-    ):
+    with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes: .* 'model.num_classes'"):
         run.fit(module, data)
     assert run.callback_metrics["val_f1/9"] == 0
 
