@@ -173,17 +173,17 @@ class ClientEvaluator:
         """Every client from the federation's first model, by itself, turn for turn as it trained in the federation."""
         server, start = self._parts.server, self._scores.start
         trainer = self._parts.local.with_settings()
+        turns: dict[int, list[Turn]] = {}
+        for turn in self._scores.turns:
+            turns.setdefault(turn[0], []).append(turn)
 
         def train_alone(client: int) -> float:
             """One client's own model, from the first one."""
             model = start
-            for owner, round_idx, period, epochs in self._scores.turns:
-                if owner == client:
-                    fewer = None if epochs < 0 else epochs
-                    update = trainer.train(
-                        client, self._parts.data, server, round_idx, start=model, period=period, epochs=fewer
-                    )
-                    model = update.snapshot
+            for _, round_idx, period, epochs in turns.get(client, []):
+                fewer = None if epochs < 0 else epochs
+                update = trainer.train(client, self._parts.data, server, round_idx, start=model, period=period, epochs=fewer)
+                model = update.snapshot
             return self._measure(trainer.load(server, model), client)
 
         return torch.tensor(self._each(train_alone), dtype=torch.float64)
