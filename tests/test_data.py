@@ -167,11 +167,25 @@ def test_simulation_2_on_full_mnist():
     assert data.origin.endswith("(60000 + 10000 images)")
 
 
-def test_iid_needs_no_labels():
-    data = FederatedDataModule(Blobs(), IIDPartitioner(4))
+def test_iid_needs_no_labels_and_reads_no_example_for_them():
+    class Unread(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            raise AssertionError("nobody needs it")
+
+    class Data(Blobs):
+        def train_dataloader(self):
+            return DataLoader(Unread(), batch_size=5)
+
+    data = FederatedDataModule(Data(), IIDPartitioner(4), client_test=0.2)
     data.setup("fit")
     assert data.labels is None
     assert data.num_clients == 4
+    at_hand = FederatedDataModule(Blobs(), IIDPartitioner(4))
+    at_hand.setup("fit")
+    assert torch.equal(at_hand.labels, at_hand.datamodule.train[1])  # they cost nothing
 
 
 def test_what_a_broken_off_download_leaves_is_not_taken_for_mnist(tmp_path, monkeypatch):
