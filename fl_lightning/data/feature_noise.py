@@ -17,7 +17,7 @@ from fl_lightning.functional.seeding import generator
 class FeatureNoise:
     """Noise of variance sigma * i / N on all examples of client i = 1 .. N, the same in every round (FedLoss thesis, 3.2).
 
-    Images in uint8 are scaled to [0, 1] first; values are not clipped.
+    Values are not clipped.
 
     Args:
         sigma: noise level, the variance at the last client, >= 0.
@@ -34,10 +34,10 @@ class FeatureNoise:
         return math.sqrt(self.sigma * (client + 1) / self.num_clients)
 
     def add(self, inputs: Any, client: int, what: int | str) -> Tensor:
-        """Noisy inputs in floating point.
+        """Noisy inputs.
 
         Args:
-            inputs: a tensor, one example or many.
+            inputs: a tensor in floating point, one example or many; see :func:`scaled_to_one`.
             client: whose they are.
             what: which of the client's inputs: another name draws other noise.
 
@@ -49,9 +49,8 @@ class FeatureNoise:
                 f"'data.feature_noise' adds noise to tensors, but the dataset gives a {type(inputs).__name__}. Let its "
                 "transform end in a tensor, or leave the noise out."
             )
-        scaled = scaled_to_one(inputs)
         draw = generator(self.seed, client, what, "feature noise")
-        return scaled + self.deviation(client) * torch.randn(scaled.shape, generator=draw, dtype=scaled.dtype)
+        return inputs + self.deviation(client) * torch.randn(inputs.shape, generator=draw, dtype=inputs.dtype)
 
 
 def scaled_to_one(inputs: Tensor) -> Tensor:

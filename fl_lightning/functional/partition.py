@@ -72,6 +72,13 @@ def offsets(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
 
 
+def even_sizes(total: int, parts: int) -> Tensor:
+    """Sizes of parts that differ by at most one, the larger first, int64, shape (parts,)."""
+    sizes = torch.full((parts,), total // parts)
+    sizes[: total % parts] += 1
+    return sizes
+
+
 def iid_partition(num_examples: int, num_clients: int, generator: torch.Generator) -> Partition:
     """Shuffle, then deal out evenly: sizes differ by at most one, every example goes to exactly one client.
 
@@ -79,9 +86,7 @@ def iid_partition(num_examples: int, num_clients: int, generator: torch.Generato
         DataError: if there are fewer examples than clients.
     """
     require_enough(num_examples, num_clients)
-    sizes = torch.full((num_clients,), num_examples // num_clients)
-    sizes[: num_examples % num_clients] += 1
-    return Partition(torch.randperm(num_examples, generator=generator), offsets(sizes))
+    return Partition(torch.randperm(num_examples, generator=generator), offsets(even_sizes(num_examples, num_clients)))
 
 
 def require_enough(num_examples: int, num_clients: int, each: int = 1) -> None:

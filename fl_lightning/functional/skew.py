@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.functional.partition import Partition, offsets
+from fl_lightning.functional.partition import Partition, even_sizes, offsets
 
 Ints = NDArray[np.int64]
 
@@ -49,8 +49,7 @@ def label_shards(labels: Tensor, num_clients: int, per_client: int, rng: np.rand
     """Sort by class, cut into K * s pieces whose sizes differ by at most one, deal each client s (McMahan et al. 2017)."""
     grouped, _ = _by_class(labels.numpy(), rng)
     shards = num_clients * per_client
-    counts = np.full(shards, len(grouped) // shards)
-    counts[: len(grouped) % shards] += 1
+    counts = even_sizes(len(grouped), shards).numpy()
     owner_of_shard = np.empty(shards, dtype=np.int64)
     owner_of_shard[rng.permutation(shards)] = np.repeat(np.arange(num_clients), per_client)
     owners = np.empty(len(grouped), dtype=np.int64)
@@ -61,7 +60,7 @@ def label_shards(labels: Tensor, num_clients: int, per_client: int, rng: np.rand
 def classes_per_client(labels: Tensor, num_clients: int, per_client: int, rng: np.random.Generator) -> Partition:
     """Every client holds ``per_client`` classes; who holds a class shares its examples evenly.
 
-    Classes are dealt from shuffled decks, so that the numbers of holders of any two classes differ by at most one deal.
+    Classes are dealt from shuffled decks, so that the numbers of holders of any two classes differ by at most one.
     Classes that nobody was dealt, which is so where K * per_client is below the number of classes, go to nobody.
     """
     values = labels.numpy()
@@ -77,8 +76,7 @@ def classes_per_client(labels: Tensor, num_clients: int, per_client: int, rng: n
         if not len(holders):
             continue
         size = int(begin[position + 1] - begin[position])
-        counts = np.full(len(holders), size // len(holders))
-        counts[: size % len(holders)] += 1
+        counts = even_sizes(size, len(holders)).numpy()
         owners[grouped[begin[position] : begin[position + 1]]] = np.repeat(rng.permutation(holders), counts)
     return Partition.of_owners(torch.from_numpy(owners), num_clients)
 
