@@ -67,7 +67,7 @@ class ModelEvaluation:
         scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
         with quiet(), torch.random.fork_rng(devices=[]):
             self._trainer.validate(scored, datamodule=data, verbose=False)
-        logged = scalar_metrics(self._trainer)
+        logged = scalar_metrics(self._trainer.callback_metrics)
         name = "score" if isinstance(self.metric, Metric) else self.metric
         if name not in logged:
             raise ConfigurationError(

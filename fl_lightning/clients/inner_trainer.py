@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.fit_loop import _FitLoop
@@ -21,7 +21,9 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
-_ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
+from fl_lightning.data.views import TRANSFER_HOOKS
+
+ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
 
 
 class _ResidentStrategy(SingleDeviceStrategy):
@@ -35,7 +37,9 @@ class _ResidentStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         """See whether batches are in place already."""
-        self._in_place = self.root_device.type == "cpu" and not _transfers(trainer)
+        self._in_place = self.root_device.type == "cpu" and not transfer_hooks(
+            trainer.lightning_module, getattr(trainer, "datamodule", None)
+        )
         super().setup(trainer)
 
     def model_to_device(self) -> None:
@@ -55,13 +59,15 @@ class _ResidentStrategy(SingleDeviceStrategy):
         self.precision_plugin.teardown()
 
 
-def _transfers(trainer: Trainer) -> bool:
-    """Whether module or datamodule have something of their own to do with a batch before it is used."""
-    data = getattr(trainer, "datamodule", None)
-    return any(
-        is_overridden(hook, trainer.lightning_module) or (data and is_overridden(hook, data, LightningDataModule))
-        for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-    )
+def transfer_hooks(module: LightningModule, data: LightningDataModule | None) -> dict[str, Callable[..., Any]]:
+    """What module or datamodule have of their own to do with a batch before it is used: by hook, the datamodule's first."""
+    found: dict[str, Callable[..., Any]] = {}
+    for hook in TRANSFER_HOOKS:
+        if data is not None and is_overridden(hook, data, LightningDataModule):
+            found[hook] = getattr(data, hook)
+        elif is_overridden(hook, module):
+            found[hook] = getattr(module, hook)
+    return found
 
 
 class _NoProfiler(PassThroughProfiler):
@@ -76,7 +82,7 @@ class _NoProfiler(PassThroughProfiler):
 
 def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bool = False, **flags: Any) -> Trainer:
     """A Trainer on one device without checkpoints, bars, summary or sanity check; its logger, if any, writes nothing."""
-    kind = _ACCELERATORS.get(device.type, device.type)
+    kind = ACCELERATORS.get(device.type, device.type)
     with quiet():
         trainer = Trainer(
             accelerator=kind,

@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
+from fl_lightning.clients.engines.fabric import FabricEngine
+from fl_lightning.clients.engines.trainer import TrainerEngine
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.partial_work import PartialWork
-from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable, scalar_metrics
+from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.local_steps import control_change
@@ -62,22 +63,15 @@ class LocalTrainer:
         self.device = device
         self.seed = seed
         self.memory = memory or ClientMemory()
-        self._fast_dev_run = fast_dev_run
-        self._flags: dict[str, Any] = {
-            "logger": logger,
+        self._options: dict[str, Any] = {
             "precision": precision,
-            "max_epochs": 1 if fast_dev_run else local.max_epochs,
-            "max_steps": local.max_steps,
-            "gradient_clip_val": local.gradient_clip_val,
-            "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
-            "accumulate_grad_batches": local.accumulate_grad_batches,
-            "limit_train_batches": 1 if fast_dev_run else local.limit_train_batches,
-            "limit_val_batches": 0,
-            "detect_anomaly": local.detect_anomaly or detect_anomaly,
-            "deterministic": local.deterministic,
+            "device": device,
+            "fast_dev_run": fast_dev_run,
+            "logger": logger,
+            "detect_anomaly": detect_anomaly,
         }
         self._session = ClientSession(local.proximal_mu, local.lr_decay)
-        self._trainer: Trainer | None = None
+        self._engine: TrainerEngine | FabricEngine | None = None
         self._bytes = (0, 0)
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._state = None if rebuilt else ModelState(module)
@@ -117,15 +111,15 @@ class LocalTrainer:
         start = self.memory.recall(client) or start
         correction = None if control is None else self._correction(client, control)
         self._session.begin(server, self._state, round_idx, start, correction)
-        self._fit(client, data, round_idx, period, epochs)
+        steps, metrics = self._fit(client, data, round_idx, period, epochs)
         state = self._session.client
         update = ClientUpdate(
             client=client,
             round_idx=round_idx,
             num_examples=data.num_examples(client),
-            num_steps=self._trained.global_step - self._session.skipped,
+            num_steps=steps - self._session.skipped,
             train_loss=self._session.mean_loss,
-            metrics=scalar_metrics(self._trained),
+            metrics=metrics,
             seconds=time.perf_counter() - begun,
             bytes_down=self._bytes[0],
             bytes_up=self._bytes[1],
@@ -137,14 +131,17 @@ class LocalTrainer:
         self.memory.remember(client, update.snapshot)
         return update if control is None else self._with_control(update, control, server, start)
 
-    def _fit(self, client: int, data: FederatedDataModule, round_idx: int, period: int, epochs: int | None) -> None:
-        trainer = self._trained = self._next_trainer()
-        all_epochs: int = self._flags["max_epochs"]
-        trainer.fit_loop.max_epochs = all_epochs if epochs is None else min(epochs, all_epochs)
+    def _fit(
+        self, client: int, data: FederatedDataModule, round_idx: int, period: int, epochs: int | None
+    ) -> tuple[int, dict[str, float]]:
+        if self._engine is None:
+            kind = FabricEngine if self.local.engine == "fabric" else TrainerEngine
+            self._engine = kind(self.local, session=self._session, **self._options)
         key = (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
-        with quiet(), isolated_rng(derive_seed(*key, "training"), self.device):
+        with isolated_rng(derive_seed(*key, "training"), self.device):
             shuffle = derive_seed(*key, "shuffle")
-            trainer.fit(self.module, datamodule=data.client(client, shuffle, self.local.full_batch, self._drop_single))
+            examples = data.client(client, shuffle, self.local.full_batch, self._drop_single)
+            return self._engine.fit(self.module, examples, epochs)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)
@@ -178,19 +175,8 @@ class LocalTrainer:
         other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), **changes)
         other.memory = ClientMemory()
         other._session = ClientSession(0.0, self.local.lr_decay)
-        other._flags = self._flags if self._fast_dev_run else self._flags | changes
-        other._trainer = None
+        other._engine = None
         return other
-
-    def _next_trainer(self) -> Trainer:
-        # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.
-        if self._trainer is None or self.local.callbacks:
-            self._trainer = inner_trainer(
-                self.device, [self._session, *copy.deepcopy(self.local.callbacks or [])], **self._flags
-            )
-        else:
-            restart(self._trainer)
-        return self._trainer
 
 
 def client_copy(module: LightningModule) -> LightningModule:

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.errors import require
 
+Engine = Literal["trainer", "fabric", "stacked", "auto"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
 
 
@@ -44,6 +45,7 @@ class LocalTraining:
         ConfigurationError: for a value outside its range.
     """
 
+    engine: Engine = "trainer"
     max_epochs: int = 1
     max_steps: int = -1
     precision: Precision = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -197,10 +198,10 @@ def match_trainable(client: ModelState, server: ModelState) -> None:
         mine.requires_grad_(theirs.requires_grad)
 
 
-def scalar_metrics(trainer: Trainer) -> dict[str, float]:
+def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
     """What the module logged, as numbers; one transfer for all of them."""
-    names = [name for name in trainer.callback_metrics if not name.endswith("_step")]
+    names = [name for name in logged if not name.endswith("_step")]
     if not names:
         return {}
-    values = torch.stack([trainer.callback_metrics[name].double().mean() for name in names]).tolist()
+    values = torch.stack([logged[name].double().mean() for name in names]).tolist()
     return dict(zip(names, values, strict=True))

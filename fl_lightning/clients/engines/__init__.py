@@ -1,0 +1,1 @@
+"""How a client is trained: engines with the same results and other costs."""

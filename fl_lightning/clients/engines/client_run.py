@@ -1,0 +1,125 @@
+"""What stands in for ``self.trainer`` where a client is trained without a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.errors import ConfigurationError
+
+_SETTABLE = ("should_stop",)
+"""What a callback may change of a running fit."""
+
+
+class ClientRun:
+    """The state of one client's fit, under the names that a Trainer has for it.
+
+    Anything else that a module or a callback asks of its Trainer is refused by name, so that nothing is lost silently.
+
+    Args:
+        engine: the name of the engine, for messages.
+        local: the settings of the local training.
+        data: the client's examples.
+        callbacks: of this fit.
+        precision: converts inputs, and scales the loss.
+        device: where the client trains.
+        logger: whether the module finds a (silent) logger.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        local: LocalTraining,
+        data: LightningDataModule,
+        callbacks: Sequence[Callback],
+        precision: Any,
+        device: torch.device,
+        logger: bool = False,
+    ) -> None:
+        loggers = [DummyLogger()] if logger else []
+        optimizers: list[Optimizer] = []
+        metrics: dict[str, Tensor] = {}
+        vars(self).update(
+            {
+                "_engine": engine,
+                "_asking": "The module",
+                "datamodule": data,
+                "callbacks": list(callbacks),
+                "precision_plugin": precision,
+                "precision": precision.precision,
+                "strategy": SimpleNamespace(root_device=device),
+                "optimizers": optimizers,
+                "lr_scheduler_configs": [],
+                "callback_metrics": metrics,
+                "logged_metrics": metrics,
+                "accumulate_grad_batches": local.accumulate_grad_batches,
+                "gradient_clip_val": local.gradient_clip_val,
+                "gradient_clip_algorithm": local.gradient_clip_algorithm,
+                "max_epochs": local.max_epochs,
+                "max_steps": local.max_steps,
+                "num_training_batches": 0,
+                "current_epoch": 0,
+                "global_step": 0,
+                "should_stop": False,
+                "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
+                "training": True,
+                "validating": False,
+                "testing": False,
+                "predicting": False,
+                "sanity_checking": False,
+                "evaluating": False,
+                "fast_dev_run": False,
+                "barebones": False,
+                "enable_validation": False,
+                "num_val_batches": [],
+                "world_size": 1,
+                "num_devices": 1,
+                "num_nodes": 1,
+                "global_rank": 0,
+                "local_rank": 0,
+                "node_rank": 0,
+                "is_global_zero": True,
+                "is_last_batch": False,
+                "loggers": loggers,
+                "logger": loggers[0] if loggers else None,
+            }
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What a Trainer has and this has not.
+
+        Raises:
+            ConfigurationError: naming it, and who asked.
+        """
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ConfigurationError(
+            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training has not. Set "
+            "'federation.local.engine' to 'trainer'."
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What a Trainer lets a callback change.
+
+        Raises:
+            ConfigurationError: naming what cannot be changed here, and who tried.
+        """
+        if name not in _SETTABLE:
+            raise ConfigurationError(
+                f"{self._asking} sets 'trainer.{name}', which the engine '{self._engine}' of local training does not follow. "
+                "Set 'federation.local.engine' to 'trainer'."
+            )
+        vars(self)[name] = value
+
+    def note(self, **state: Any) -> None:
+        """Set the engine's own state."""
+        vars(self).update(state)

@@ -1,0 +1,108 @@
+"""The engine ``fabric``: a lean loop on Lightning Fabric, with the results of ``trainer`` to the last bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from fl_lightning.clients.engines.client_fit import ClientFit
+from fl_lightning.clients.engines.client_run import ClientRun
+from fl_lightning.clients.engines.log_recorder import LogRecorder
+from fl_lightning.clients.inner_trainer import ACCELERATORS, quiet
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.session import ClientSession, scalar_metrics
+from fl_lightning.errors import ConfigurationError
+
+_NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients")
+"""What a module may override for a Trainer, and for this loop not."""
+
+
+def refuse_module(module: LightningModule, engine: str, more: tuple[str, ...] = ()) -> None:
+    """Refuse a module that asks for what only a Trainer does.
+
+    Raises:
+        ConfigurationError: naming what it overrides.
+    """
+    remedy = f"which the engine '{engine}' of local training does not follow. Set 'federation.local.engine' to 'trainer'."
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        raise ConfigurationError(f"{name} optimizes manually ('automatic_optimization = False'), {remedy}")
+    for hook in (*_NOT_HERE, *more):
+        if is_overridden(hook, module):
+            raise ConfigurationError(f"{name} overrides '{hook}', {remedy}")
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigurationError(f"{name}.training_step takes 'dataloader_iter', {remedy}")
+
+
+class FabricEngine:
+    """Fits clients one after another by a loop that does what the module, its callbacks and the settings ask for.
+
+    Args: as :class:`TrainerEngine`.
+
+    Raises:
+        ConfigurationError: for a module that only a Trainer can train.
+    """
+
+    def __init__(
+        self,
+        local: LocalTraining,
+        precision: str,
+        device: torch.device,
+        session: ClientSession,
+        fast_dev_run: bool = False,
+        logger: bool = False,
+        detect_anomaly: bool = False,
+    ) -> None:
+        self._local, self._device, self._session, self._logger = local, device, session, logger
+        self._fast = fast_dev_run
+        self._anomalies = local.detect_anomaly or detect_anomaly
+        kind = ACCELERATORS.get(device.type, device.type)
+        devices: Any = [device.index or 0] if kind == "gpu" else 1
+        plugins: Any = [LightningEnvironment()]
+        settings: Any = precision
+        with quiet():
+            self._fabric = Fabric(accelerator=kind, devices=devices, precision=settings, plugins=plugins)
+        self._precision = self._fabric.strategy.precision
+        if local.deterministic is not None:
+            torch.use_deterministic_algorithms(local.deterministic)
+        self._checked: LightningModule | None = None
+
+    def fit(self, module: LightningModule, data: LightningDataModule, epochs: int | None) -> tuple[int, dict[str, float]]:
+        """Train one client; see :meth:`TrainerEngine.fit`."""
+        if self._checked is not module:
+            refuse_module(module, "fabric")
+            self._checked = module
+        if getattr(self._precision, "scaler", None) is not None:
+            self._precision.scaler = torch.amp.GradScaler(self._device.type)
+        callbacks = [self._session, *copy.deepcopy(self._local.callbacks or [])]
+        run = ClientRun("fabric", self._local, data, callbacks, self._precision, self._device, self._logger)
+        most = 1 if self._fast else self._local.max_epochs
+        most = most if epochs is None else min(epochs, most)
+        run.note(max_epochs=most)
+        fit = ClientFit(module, run, self._local, self._precision, most, self._fast)
+        with self._attached(module, data, run, fit.recorder), torch.autograd.set_detect_anomaly(self._anomalies):
+            fit.run_all()
+        run.callback_metrics.update(fit.recorder.metrics)
+        return run.global_step, scalar_metrics(run.callback_metrics)
+
+    @contextmanager
+    def _attached(
+        self, module: LightningModule, data: LightningDataModule, run: ClientRun, recorder: LogRecorder
+    ) -> Iterator[None]:
+        stand_in: Any = run
+        module.trainer = data.trainer = stand_in
+        vars(module)["log"] = recorder.log
+        try:
+            yield
+        finally:
+            del vars(module)["log"]
+            data.teardown("fit")

@@ -1,0 +1,124 @@
+"""``self.log`` without a Trainer: the same figures as Lightning's, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError
+
+_REDUCTIONS: dict[Any, str] = {
+    "mean": "mean",
+    torch.mean: "mean",
+    "max": "max",
+    torch.max: "max",
+    "min": "min",
+    torch.min: "min",
+    "sum": "sum",
+    torch.sum: "sum",
+}
+
+
+@dataclass
+class _Entry:
+    """What was logged under one name in one hook during an epoch."""
+
+    reduction: str
+    on_step: bool
+    values: list[tuple[Tensor, int]] = field(default_factory=list)
+    metric: Metric | None = None
+
+    def compute(self) -> Tensor:
+        """The epoch's figure, added up in the order of the steps, as Lightning does."""
+        if self.metric is not None:
+            value: Tensor = self.metric.compute()
+            self.metric.reset()
+            return value
+        if self.reduction == "mean":
+            total = torch.zeros((), device=self.values[0][0].device)
+            for value, size in self.values:
+                total = total + value * size
+            return total / torch.tensor(sum(size for _, size in self.values), device=total.device)
+        result = self.values[0][0]
+        for value, _ in self.values[1:]:
+            result = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}[self.reduction](result, value)
+        return result
+
+
+class LogRecorder:
+    """Takes the place of a module's ``log`` for one fit.
+
+    Attributes:
+        hook: the hook that runs now; it decides whether a value counts for the step or the epoch.
+        batch: the batch of the step that runs now.
+        metrics: by name, what a Trainer would have in ``callback_metrics``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.hook = "training_step"
+        self.batch: Any = None
+        self.metrics: dict[str, Tensor] = {}
+        self._device = device
+        self._entries: dict[tuple[str, str], _Entry] = {}
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """As :meth:`lightning.pytorch.LightningModule.log`; bars, loggers and other ranks are not a client's.
+
+        Raises:
+            ConfigurationError: for a reduction of the module's own.
+        """
+        on_step, on_epoch = _FxValidator.check_logging_and_get_default_levels(self.hook, on_step, on_epoch)
+        reduction = _REDUCTIONS.get(reduce_fx)
+        if reduction is None:
+            raise ConfigurationError(
+                f"'{name}' is logged with the reduction {reduce_fx!r}; only mean, min, max and sum are known. Take one of them."
+            )
+        if not isinstance(value, Metric):
+            default = torch.get_default_dtype()
+            if isinstance(value, Tensor):
+                value = value.detach().clone().squeeze()
+            else:
+                value = torch.tensor(value, device=self._device, dtype=default)
+            value = value if value.dtype in (torch.float32, torch.float64) else value.to(default)
+        if on_step:
+            self.metrics[name] = value._forward_cache if isinstance(value, Metric) else value
+        if not on_epoch:
+            return
+        entry = self._entries.setdefault((self.hook, name), _Entry(reduction, on_step))
+        if isinstance(value, Metric):
+            entry.metric = value
+            return
+        if reduction == "mean" and batch_size is None:
+            batch_size = 1 if self.batch is None else extract_batch_size(self.batch)
+        entry.values.append((value, batch_size or 1))
+
+    def end_epoch(self) -> None:
+        """Work out the epoch's figures."""
+        for (_, name), entry in self._entries.items():
+            self.metrics[name] = entry.compute()
+            if entry.on_step:
+                self.metrics[f"{name}_epoch"] = self.metrics[name]
+        self._entries = {}
