@@ -12,8 +12,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.callbacks.exchange import gather, spread
-from fl_lightning.callbacks.round import Federation
+from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.client_evaluation import ClientEvaluation
+from fl_lightning.clients.local_trainer import Turn
 from fl_lightning.errors import CheckpointError
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
@@ -23,7 +24,7 @@ _SETTING = "federation.client_evaluation.metric"
 _SHOWN = 30
 """Clients that the terminal shows; the files have all."""
 
-Turn = tuple[int, int, int, int]
+PastTurn = tuple[int, int, int, int]
 """That a client trained: its id, round, period, and epochs where they were fewer than the settings say, else -1."""
 
 
@@ -32,7 +33,7 @@ class ClientScores:
 
     def __init__(self) -> None:
         self.rounds: dict[int, Tensor] = {}
-        self.turns: list[Turn] = []
+        self.turns: list[PastTurn] = []
         self.start: Snapshot | None = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +94,7 @@ class ClientEvaluator:
         server = self._parts.server
         return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
 
-    def end_round(self, round_idx: int, turns: Sequence[Turn]) -> dict[str, float]:
+    def end_round(self, round_idx: int, turns: Sequence[PastTurn]) -> dict[str, float]:
         """Evaluate the new global model at all clients, if it is time; see ``spread_of_clients``."""
         if self._settings.compare_alone:
             self._scores.turns += sorted(turn for theirs in gather(self._parts.trainer, list(turns)) for turn in theirs)
@@ -164,7 +165,7 @@ class ClientEvaluator:
 
         def personalise(client: int) -> float:
             """One client's own model, from the global one."""
-            trainer.train(client, self._parts.data, self._parts.server, rounds)
+            trainer.train(Turn(client), self._parts.data, self._parts.server, rounds)
             return self._measure(trainer.module, client)
 
         return torch.tensor(self._each(personalise), dtype=torch.float64)
@@ -173,7 +174,7 @@ class ClientEvaluator:
         """Every client from the federation's first model, by itself, turn for turn as it trained in the federation."""
         server, start = self._parts.server, self._scores.start
         trainer = self._parts.local.with_settings()
-        turns: dict[int, list[Turn]] = {}
+        turns: dict[int, list[PastTurn]] = {}
         for turn in self._scores.turns:
             turns.setdefault(turn[0], []).append(turn)
 
@@ -182,7 +183,7 @@ class ClientEvaluator:
             model = start
             for _, round_idx, period, epochs in turns.get(client, []):
                 fewer = None if epochs < 0 else epochs
-                update = trainer.train(client, self._parts.data, server, round_idx, start=model, period=period, epochs=fewer)
+                update = trainer.train(Turn(client, model, period, fewer), self._parts.data, server, round_idx)
                 model = update.snapshot
             return self._measure(trainer.load(server, model), client)
 

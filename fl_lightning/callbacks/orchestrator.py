@@ -20,9 +20,10 @@ from fl_lightning.callbacks.compatibility import (
     check_strategy,
 )
 from fl_lightning.callbacks.exchange import share_memory
+from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer
-from fl_lightning.callbacks.round import Federation, FederationRound, RoundResult
+from fl_lightning.callbacks.round import FederationRound, RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
 from fl_lightning.clients.attackers import Attackers

@@ -6,35 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.callbacks.cohort_training import CohortTraining
 from fl_lightning.callbacks.exchange import add_sums, elementwise_maximum, gather_updates, no_counters, spread
+from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
-from fl_lightning.clients.evaluation import Measures
-from fl_lightning.clients.local_trainer import LocalTrainer, refuse_non_finite
-from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.exact_sum import Sums, wide
-from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains, Cohort
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
-
-
-@dataclass(frozen=True)
-class Federation:
-    """What stays the same from round to round."""
-
-    trainer: Trainer
-    strategy: Strategy
-    data: FederatedDataModule
-    server: ModelState
-    local: LocalTrainer
-    measures: Measures
 
 
 @dataclass(frozen=True)
@@ -73,7 +57,7 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
-        self.turns: list[tuple[int, int, int, int]] = []  # of this rank: client, round, period, epochs or -1 for all
+        self._training = CohortTraining(self.federation, self.round_idx, self.epochs)
 
     # ---------------------------------------------------------------- what routes ask for
 
@@ -83,8 +67,7 @@ class FederationRound(Cohort):
         self._chains = chains
         control = self.federation.strategy.control
         try:
-            for chain in self._mine(chains):
-                updates = self._train_chain(chain, control=control)
+            for updates in self._training.train(chains, control=control):
                 weighed = self._take_in(_as_one(updates))
                 self._updates += _shared_out(weighed, updates)
                 announce(self._trainer, "on_client_end", weighed)
@@ -96,8 +79,7 @@ class FederationRound(Cohort):
         mine: list[ClientUpdate] = []
         failure: Exception | None = None
         try:
-            for chain in self._mine(chains):
-                updates = self._train_chain(chain, (starts or {}).get(chain[0]), period)
+            for updates in self._training.train(chains, starts, period):
                 announce(self._trainer, "on_client_end", updates[-1])
                 mine += updates
         except Exception as error:
@@ -150,51 +132,17 @@ class FederationRound(Cohort):
         """See :attr:`Cohort.model_bytes`."""
         return self._server.nbytes(upward=True)
 
+    @property
+    def turns(self) -> list[tuple[int, int, int, int]]:
+        """What this rank's clients did: client, round, period, and epochs or -1 for all."""
+        return self._training.turns
+
     # ---------------------------------------------------------------- how it is done
 
     def _start_strategy(self) -> None:
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
         self.federation.strategy.start_round(start)
-
-    def _mine(self, chains: Chains) -> list[Sequence[int]]:
-        """This rank's chains, balanced by their examples."""
-        examples = {k: sum(self.federation.data.num_examples(c) for c in chain) for k, chain in enumerate(chains)}
-        return [chains[k] for k in balanced_shares(range(len(chains)), examples, self._ranks)[self._rank]]
-
-    def _train_chain(
-        self, chain: Sequence[int], start: Snapshot | None = None, period: int = 0, control: Tensor | None = None
-    ) -> list[ClientUpdate]:
-        updates: list[ClientUpdate] = []
-        for client in chain:
-            if updates:
-                announce(self._trainer, "on_client_end", updates[-1])
-                start = updates[-1].snapshot
-                updates[-1] = updates[-1].without_state()
-            announce(self._trainer, "on_client_start", self.round_idx, client)
-            updates.append(self._train_client(client, start, period, control))
-        return updates
-
-    def _train_client(self, client: int, start: Snapshot | None, period: int, control: Tensor | None) -> ClientUpdate:
-        parts = self.federation
-        strategy, before = parts.strategy, None
-        if strategy.global_metric is not None:
-            module = parts.local.load(self._server)
-            before = parts.measures.on_client(module, strategy.global_metric, client, "training")
-        update = parts.local.train(
-            client,
-            parts.data,
-            self._server,
-            self.round_idx,
-            start=start,
-            period=period,
-            epochs=self.epochs.get(client),
-            control=control,
-        )
-        self.turns.append((client, self.round_idx, period, self.epochs.get(client, -1)))
-        if not strategy.tolerates_broken:
-            refuse_non_finite(update)
-        return replace(update, global_score=before)
 
     def _take_in(self, update: ClientUpdate) -> ClientUpdate:
         """Score a model that is in the clients' module, and give it to the strategy."""

@@ -6,7 +6,8 @@ import copy
 import functools
 import math
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.clients.engines.fabric import FabricEngine
+from fl_lightning.clients.engines.stacked import StackedEngine
+from fl_lightning.clients.engines.stacked_fit import Assignment
 from fl_lightning.clients.engines.trainer import TrainerEngine
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
@@ -26,6 +29,23 @@ from fl_lightning.functional.local_steps import control_change
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
 from fl_lightning.types import ClientUpdate, Snapshot
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One client's turn to train.
+
+    Attributes:
+        client: its id.
+        start: the model to start from, where that is not the global one.
+        period: how often the client has trained in this round already; its random numbers differ.
+        epochs: fewer local epochs than the settings say.
+    """
+
+    client: int
+    start: Snapshot | None = None
+    period: int = 0
+    epochs: int | None = None
 
 
 class LocalTrainer:
@@ -72,46 +92,36 @@ class LocalTrainer:
         }
         self._session = ClientSession(local.proximal_mu, local.lr_decay)
         self._engine: TrainerEngine | FabricEngine | None = None
+        self._stacked: StackedEngine | None = None
         self._bytes = (0, 0)
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._state = None if rebuilt else ModelState(module)
 
     def train(
-        self,
-        client: int,
-        data: FederatedDataModule,
-        server: ModelState,
-        round_idx: int,
-        *,
-        start: Snapshot | None = None,
-        period: int = 0,
-        epochs: int | None = None,
-        control: Tensor | None = None,
+        self, turn: Turn, data: FederatedDataModule, server: ModelState, round_idx: int, control: Tensor | None = None
     ) -> ClientUpdate:
         """Train one client from the global model.
 
         Args:
-            client: its id.
+            turn: who trains, and from what.
             data: holds the client's examples.
             server: the view of the global model, which is not changed.
             round_idx: from 0.
-            start: the model to start from, where that is not the global one.
-            period: how often the client has trained in this round already; its random numbers differ.
-            epochs: fewer local epochs than the settings say.
             control: SCAFFOLD's c, shape (p,): the client corrects its steps by it and updates its own c_k.
 
         Returns:
             The update, with its state.
         """
+        client = turn.client
         begun = time.perf_counter()
         if self._bytes == (0, 0):  # the same for every client and round
             self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
         if self._state is not None:
             match_trainable(self._state, server)
-        start = self.memory.recall(client) or start
+        start = self.memory.recall(client) or turn.start
         correction = None if control is None else self._correction(client, control)
         self._session.begin(server, self._state, round_idx, start, correction)
-        steps, metrics = self._fit(client, data, round_idx, period, epochs)
+        steps, metrics = self._fit(turn, data, round_idx)
         state = self._session.client
         update = ClientUpdate(
             client=client,
@@ -129,30 +139,98 @@ class LocalTrainer:
             counters=state.counters(),
         )
         self.memory.remember(client, update.snapshot)
-        return update if control is None else self._with_control(update, control, server, start)
+        return update if control is None else self._with_control(update, control, server, start, self._session.rates)
 
-    def _fit(
-        self, client: int, data: FederatedDataModule, round_idx: int, period: int, epochs: int | None
-    ) -> tuple[int, dict[str, float]]:
+    @property
+    def stacks(self) -> bool:
+        """Whether clients are trained side by side, by :meth:`train_together`."""
+        return self.local.engine == "stacked"
+
+    def train_together(
+        self,
+        turns: Sequence[Turn],
+        data: FederatedDataModule,
+        server: ModelState,
+        round_idx: int,
+        control: Tensor | None = None,
+    ) -> Iterator[ClientUpdate]:
+        """Train several clients side by side.
+
+        Args:
+            turns: who trains, from what.
+            data, server, round_idx, control: as for :meth:`train`.
+
+        Returns:
+            The updates, each as soon as its stack is done: not in the order of the turns.
+        """
+        begun = time.perf_counter()
+        if self._state is None:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} builds its networks in 'setup' or 'configure_model', which stacked clients "
+                "cannot share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
+        if self._stacked is None:
+            self._stacked = StackedEngine(self.module, self.local, **self._options)
+        if self._bytes == (0, 0):
+            self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
+        match_trainable(self._state, server)
+        jobs = [self._assignment(turn, data, round_idx, control) for turn in turns]
+        for job, trained in self._stacked.fit(jobs, server, self._state, round_idx):
+            update = ClientUpdate(
+                client=job.client,
+                round_idx=round_idx,
+                num_examples=data.num_examples(job.client),
+                num_steps=trained.num_steps,
+                train_loss=trained.train_loss,
+                metrics=trained.metrics,
+                seconds=(time.perf_counter() - begun) / len(jobs),
+                bytes_down=self._bytes[0],
+                bytes_up=self._bytes[1],
+                normalizer=trained.normalizer,
+                optimizer=trained.optimizer,
+                state=trained.snapshot.vector,
+                counters=trained.snapshot.counters,
+            )
+            self.memory.remember(job.client, update.snapshot)
+            yield update if control is None else self._with_control(update, control, server, job.start, trained.rates)
+
+    def _assignment(self, turn: Turn, data: FederatedDataModule, round_idx: int, control: Tensor | None) -> Assignment:
+        key = self._key(turn.client, round_idx, turn.period)
+        return Assignment(
+            turn.client,
+            data.client(turn.client, derive_seed(*key, "shuffle"), self.local.full_batch, self._drop_single),
+            derive_seed(*key, "training"),
+            turn.epochs,
+            self.memory.recall(turn.client) or turn.start,
+            None if control is None else self._correction(turn.client, control),
+        )
+
+    def _key(self, client: int, round_idx: int, period: int) -> tuple[int, ...]:
+        """What a client's random numbers depend on."""
+        return (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
+
+    def _fit(self, turn: Turn, data: FederatedDataModule, round_idx: int) -> tuple[int, dict[str, float]]:
         if self._engine is None:
-            kind = FabricEngine if self.local.engine == "fabric" else TrainerEngine
+            kind = TrainerEngine if self.local.engine == "trainer" else FabricEngine
             self._engine = kind(self.local, session=self._session, **self._options)
-        key = (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
+        key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):
             shuffle = derive_seed(*key, "shuffle")
-            examples = data.client(client, shuffle, self.local.full_batch, self._drop_single)
-            return self._engine.fit(self.module, examples, epochs)
+            examples = data.client(turn.client, shuffle, self.local.full_batch, self._drop_single)
+            return self._engine.fit(self.module, examples, turn.epochs)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)
         return (control if own is None else control - own.to(control)).to(self.device)
 
-    def _with_control(self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None) -> ClientUpdate:
+    def _with_control(
+        self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None, rates: float
+    ) -> ClientUpdate:
         """The update with the change of c_k, which the client keeps too; both travel like the parameters."""
         size = server.num_parameters
         before = (server.vector() if start is None else start.vector)[:size]
         assert update.state is not None
-        change = control_change(control, before, update.state[:size], self._session.rates)
+        change = control_change(control, before, update.state[:size], rates)
         self.memory.change_control(update.client, change)
         more = change.numel() * change.element_size()
         return replace(update, control=change, bytes_down=update.bytes_down + more, bytes_up=update.bytes_up + more)
@@ -176,6 +254,7 @@ class LocalTrainer:
         other.memory = ClientMemory()
         other._session = ClientSession(0.0, self.local.lr_decay)
         other._engine = None
+        other._stacked = None
         return other
 
 

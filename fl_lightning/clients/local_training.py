@@ -46,6 +46,9 @@ class LocalTraining:
     """
 
     engine: Engine = "trainer"
+    stack_size: int = 64
+    compile: bool = False
+    channels_last: bool = False
     max_epochs: int = 1
     max_steps: int = -1
     precision: Precision = "auto"

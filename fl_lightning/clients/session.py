@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,15 +117,7 @@ class ClientSession(Callback):
             require_plain_sgd(trainer.optimizers, self.optimizer)
         terms = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
         self._mu = self.proximal_mu + terms
-        factor = self.lr_decay**self.round_idx
-        if factor != 1:
-            for optimizer in trainer.optimizers:
-                for group in optimizer.param_groups:
-                    for rate in ("lr", "initial_lr", "max_lr", "min_lr"):
-                        if rate in group:
-                            group[rate] *= factor
-            for config in trainer.lr_scheduler_configs:
-                _scale_schedule(config.scheduler, factor)
+        scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self.lr_decay**self.round_idx)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -169,6 +161,19 @@ class ClientSession(Callback):
         if self._correction is not None:
             corrections = [self._corrections[k] for k in chosen]
             add_to_gradients([parameters[k] for k in chosen], corrections, scale)
+
+
+def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: float) -> None:
+    """Scale every learning rate, and those that schedules compute from."""
+    if factor == 1:
+        return
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for rate in ("lr", "initial_lr", "max_lr", "min_lr"):
+                if rate in group:
+                    group[rate] *= factor
+    for config in schedules:
+        _scale_schedule(config.scheduler, factor)
 
 
 def _scale_schedule(scheduler: Any, factor: float) -> None:

@@ -75,6 +75,12 @@ class ModelState:
                 else:
                     yield owner, name
 
+    def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
+        """The names within the module of parameters, averaged buffers, counters, and buffers that are not sent back."""
+        prefixes = {id(owner): f"{prefix}.".lstrip(".") for prefix, owner in self._module.named_modules()}
+        parameters, floats, counters, local = ([prefixes[id(o)] + name for o, name in slots] for slots in self._kinds())
+        return parameters, floats, counters, local
+
     @staticmethod
     def _tensors(slots: list[_Slot]) -> list[Tensor]:
         return [getattr(owner, name).detach() for owner, name in slots]

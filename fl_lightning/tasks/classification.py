@@ -43,6 +43,9 @@ class ClassificationTask(LightningModule):
         ConfigurationError: if the loss has weights for another number of classes.
     """
 
+    stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end")
+    """See :class:`~fl_lightning.clients.engines.StackedEngine`."""
+
     def __init__(
         self,
         network: nn.Module,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.core.optimizer import (
@@ -24,11 +22,12 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.inner_trainer import TRANSFER_HOOKS, transfer_hooks
+from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 
-_HOOKS = (
+HOOKS = (
     "on_fit_start",
     "on_train_start",
     "on_train_epoch_start",
@@ -42,6 +41,7 @@ _HOOKS = (
     "on_train_end",
     "on_fit_end",
 )
+
 
 class ClientFit:
     """One client's fit: the steps of a Trainer's, in its order, without what nobody asked for.
@@ -63,10 +63,10 @@ class ClientFit:
         self._scaler = getattr(precision, "scaler", None)
         self._data: LightningDataModule = run.datamodule
         self.recorder = LogRecorder(run.strategy.root_device)
-        self._hooks = {name: self._methods(name) for name in _HOOKS}
+        self._hooks = {name: self._methods(name) for name in HOOKS}
         self._transfers = transfer_hooks(module, self._data)
         in_place = run.strategy.root_device.type == "cpu" and not self._transfers
-        self._in_place = in_place and type(precision).__name__ in ("Precision", "MixedPrecision")
+        self._in_place = in_place and type(precision).__name__ in ("Precision", "_Mixed")
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._own_zero_grad = is_overridden("optimizer_zero_grad", module)
         self._own_schedule = is_overridden("lr_scheduler_step", module)
@@ -108,7 +108,7 @@ class ClientFit:
         self._configure()
         self._call("on_fit_start")
         loader = self._data.train_dataloader()
-        run.note(train_dataloader=loader, num_training_batches=self._limit(loader))
+        run.note(train_dataloader=loader, num_training_batches=batches_per_epoch(len(loader), self._local, self._fast))
         if run.num_training_batches:
             torch.set_grad_enabled(True)
             self._call("on_train_start")
@@ -121,14 +121,12 @@ class ClientFit:
         module.teardown("fit")
 
     def _configure(self) -> None:
-        optimizers, schedulers, monitor = _configure_optimizers(self.module.configure_optimizers() or [])
+        optimizers, configs = configured_optimizers(self.module)
         if len(optimizers) != 1:
             raise ConfigurationError(
-                f"{type(self.module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine 'fabric' "
-                "of local training takes one. Give one, or set 'federation.local.engine' to 'trainer'."
+                f"{type(self.module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine "
+                "'fabric' of local training takes one. Give one, or set 'federation.local.engine' to 'trainer'."
             )
-        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-        _validate_scheduler_api(configs, self.module)
         self.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]
         self._wrapped = None
@@ -137,21 +135,8 @@ class ClientFit:
             wrapped._strategy = self
             self._wrapped = wrapped
 
-    def _limit(self, loader: Any) -> int:
-        """Batches of an epoch."""
-        length, limit = len(loader), 1 if self._fast else self._local.limit_train_batches
-        if isinstance(limit, int):
-            return min(length, limit)
-        count = int(length * limit)
-        if length and not count:
-            raise ConfigurationError(
-                f"'federation.local.limit_train_batches' is {limit}, but a client has {length} batches: that is less than one. "
-                f"Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
-            )
-        return count
-
     def _steps_done(self) -> bool:
-        return 0 <= self._local.max_steps <= self.run.global_step
+        return bool(0 <= self._local.max_steps <= self.run.global_step)
 
     def _done(self) -> bool:
         epochs_done = self._max_epochs != -1 and self.run.current_epoch >= self._max_epochs
@@ -231,7 +216,7 @@ class ClientFit:
     def _training_step(self, batch: Any, batch_idx: int, result: dict[str, Any]) -> Tensor | None:
         self.recorder.hook = "training_step"
         self.run.note(_asking=type(self.module).__name__)
-        with self._forward_context():
+        with self._precision.forward_context():
             output: Any = self.module.training_step(batch, batch_idx) if self._takes_index else self.module.training_step(batch)
         if isinstance(output, Mapping):
             result |= {key: value for key, value in output.items() if key != "loss"}
@@ -241,14 +226,6 @@ class ClientFit:
         loss: Tensor = output / self._local.accumulate_grad_batches if self._local.accumulate_grad_batches > 1 else output
         result["loss"] = loss.detach().clone()
         return loss
-
-    def _forward_context(self) -> AbstractContextManager[Any]:
-        if isinstance(self._precision, MixedPrecision):
-            # Fabric's own keeps cast weights until the outermost autocast ends, which is the round's: they would be stale.
-            dtype = torch.bfloat16 if self._precision.precision == "bf16-mixed" else torch.half
-            return torch.autocast(self.run.strategy.root_device.type, dtype=dtype, cache_enabled=False)
-        context: AbstractContextManager[Any] = self._precision.forward_context()
-        return context
 
     def _zero_grad(self, batch_idx: int) -> None:
         self._call("on_before_zero_grad", self._optimizer)
@@ -304,7 +281,8 @@ class ClientFit:
                 if value is None:
                     if config.strict:
                         raise ConfigurationError(
-                            f"A scheduler watches {config.monitor!r}, which {type(self.module).__name__} does not log in training."
+                            f"A scheduler watches {config.monitor!r}, which {type(self.module).__name__} does not log in "
+                            "training. Log it, or let the scheduler watch something else."
                         )
                     continue
             if self._own_schedule:
@@ -313,3 +291,30 @@ class ClientFit:
                 config.scheduler.step()
             else:
                 config.scheduler.step(value)
+
+
+def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
+    """What the module configures, as Lightning reads it: optimizers, and the configurations of their schedulers."""
+    answer: Any = module.configure_optimizers() or []
+    optimizers, schedulers, monitor = _configure_optimizers(answer)
+    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    _validate_scheduler_api(configs, module)
+    return optimizers, configs
+
+
+def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
+    """Batches of a local epoch, out of those that a client has.
+
+    Raises:
+        ConfigurationError: if a share of them is less than one.
+    """
+    limit = 1 if fast else local.limit_train_batches
+    if isinstance(limit, int):
+        return min(length, limit)
+    count = int(length * limit)
+    if length and not count:
+        raise ConfigurationError(
+            f"'federation.local.limit_train_batches' is {limit}, but a client has {length} batches: that is less than one. "
+            f"Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
+        )
+    return count

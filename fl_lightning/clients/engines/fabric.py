@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.clients.engines.client_fit import ClientFit
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.inner_trainer import ACCELERATORS, quiet
+from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import ClientSession, scalar_metrics
 from fl_lightning.errors import ConfigurationError
@@ -65,13 +63,7 @@ class FabricEngine:
         self._local, self._device, self._session, self._logger = local, device, session, logger
         self._fast = fast_dev_run
         self._anomalies = local.detect_anomaly or detect_anomaly
-        kind = ACCELERATORS.get(device.type, device.type)
-        devices: Any = [device.index or 0] if kind == "gpu" else 1
-        plugins: Any = [LightningEnvironment()]
-        settings: Any = precision
-        with quiet():
-            self._fabric = Fabric(accelerator=kind, devices=devices, precision=settings, plugins=plugins)
-        self._precision = self._fabric.strategy.precision
+        self._precision = fabric_precision(precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
         self._checked: LightningModule | None = None

@@ -25,6 +25,8 @@ _REDUCTIONS: dict[Any, str] = {
     torch.sum: "sum",
 }
 
+_PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}
+
 
 @dataclass
 class _Entry:
@@ -48,7 +50,7 @@ class _Entry:
             return total / torch.tensor(sum(size for _, size in self.values), device=total.device)
         result = self.values[0][0]
         for value, _ in self.values[1:]:
-            result = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}[self.reduction](result, value)
+            result = _PAIRWISE[self.reduction](result, value)
         return result
 
 
@@ -104,7 +106,8 @@ class LogRecorder:
                 value = torch.tensor(value, device=self._device, dtype=default)
             value = value if value.dtype in (torch.float32, torch.float64) else value.to(default)
         if on_step:
-            self.metrics[name] = value._forward_cache if isinstance(value, Metric) else value
+            latest: Any = value._forward_cache if isinstance(value, Metric) else value
+            self.metrics[name] = latest
         if not on_epoch:
             return
         entry = self._entries.setdefault((self.hook, name), _Entry(reduction, on_step))

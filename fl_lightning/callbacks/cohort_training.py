@@ -1,0 +1,113 @@
+"""A rank's share of a round's training: chains of clients, one after another or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from fl_lightning.callbacks.federation import Federation
+from fl_lightning.callbacks.hooks import announce
+from fl_lightning.clients.local_trainer import Turn, refuse_non_finite
+from fl_lightning.functional.scheduling import balanced_shares
+from fl_lightning.routes.base import Chains
+from fl_lightning.types import ClientUpdate, Snapshot
+
+
+class CohortTraining:
+    """Trains the clients of one round that fall to this rank.
+
+    Args:
+        federation: what stays from round to round.
+        round_idx: from 0.
+        epochs: of the clients that do fewer local epochs than the others.
+
+    Attributes:
+        turns: of this rank: client, round, period, and epochs or -1 for all.
+    """
+
+    def __init__(self, federation: Federation, round_idx: int, epochs: Mapping[int, int]) -> None:
+        self._federation, self._round_idx, self._epochs = federation, round_idx, epochs
+        self.turns: list[tuple[int, int, int, int]] = []
+
+    def train(
+        self,
+        chains: Chains,
+        starts: Mapping[int, Snapshot] | None = None,
+        period: int = 0,
+        control: Tensor | None = None,
+    ) -> Iterator[list[ClientUpdate]]:
+        """The updates of each of this rank's chains as soon as it is done; its last model is in the clients' module.
+
+        Args:
+            chains: of all ranks.
+            starts: for the first client of a chain the model it starts from, where that is not w_t.
+            period: from 0.
+            control: SCAFFOLD's c.
+        """
+        mine, given = self._mine(chains), starts or {}
+        if self._federation.local.stacks:
+            yield from self._side_by_side(mine, given, period, control)
+            return
+        for chain in mine:
+            updates: list[ClientUpdate] = []
+            start = given.get(chain[0])
+            for client in chain:
+                if updates:
+                    start = self._pass_on(updates)
+                turn, before = self._begin(client, start, period)
+                parts = self._federation
+                trained = parts.local.train(turn, parts.data, parts.server, self._round_idx, control)
+                updates.append(self._end(trained, before))
+            yield updates
+
+    def _mine(self, chains: Chains) -> list[Sequence[int]]:
+        """This rank's chains, longest first and balanced: by their examples, and by the evaluation of each chain's model."""
+        data, trainer = self._federation.data, self._federation.trainer
+        examples = {k: sum(data.num_examples(c) for c in chain) for k, chain in enumerate(chains)}
+        return [chains[k] for k in balanced_shares(range(len(chains)), examples, trainer.world_size)[trainer.global_rank]]
+
+    def _side_by_side(
+        self, chains: Sequence[Sequence[int]], starts: Mapping[int, Snapshot], period: int, control: Tensor | None
+    ) -> Iterator[list[ClientUpdate]]:
+        """All first clients of the chains together, then all second ones, and so on."""
+        parts = self._federation
+        done: dict[int, list[ClientUpdate]] = {number: [] for number in range(len(chains))}
+        for position in range(max((len(chain) for chain in chains), default=0)):
+            number_of = {chain[position]: number for number, chain in enumerate(chains) if position < len(chain)}
+            begun = {}
+            for client, number in number_of.items():
+                start = self._pass_on(done[number]) if position else starts.get(client)
+                begun[client] = self._begin(client, start, period)
+            turns = [turn for turn, _ in begun.values()]
+            for trained in parts.local.train_together(turns, parts.data, parts.server, self._round_idx, control):
+                number = number_of[trained.client]
+                done[number].append(self._end(trained, begun[trained.client][1]))
+                if position + 1 == len(chains[number]):
+                    parts.local.load(parts.server, trained.snapshot)
+                    yield done.pop(number)
+
+    def _pass_on(self, updates: list[ClientUpdate]) -> Snapshot:
+        """The model that the next client of a chain starts from."""
+        announce(self._federation.trainer, "on_client_end", updates[-1])
+        model = updates[-1].snapshot
+        updates[-1] = updates[-1].without_state()
+        return model
+
+    def _begin(self, client: int, start: Snapshot | None, period: int) -> tuple[Turn, float | None]:
+        """Announce a client, and score the global model on its examples where the strategy asks for it."""
+        parts = self._federation
+        announce(parts.trainer, "on_client_start", self._round_idx, client)
+        before = None
+        if parts.strategy.global_metric is not None:
+            module = parts.local.load(parts.server)
+            before = parts.measures.on_client(module, parts.strategy.global_metric, client, "training")
+        fewer = self._epochs.get(client)
+        self.turns.append((client, self._round_idx, period, -1 if fewer is None else fewer))
+        return Turn(client, start, period, fewer), before
+
+    def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
+        if not self._federation.strategy.tolerates_broken:
+            refuse_non_finite(update)
+        return replace(update, global_score=before)

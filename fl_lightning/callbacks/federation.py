@@ -1,0 +1,34 @@
+"""What stays the same from round to round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning.pytorch import Trainer
+
+from fl_lightning.clients.evaluation import Measures
+from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The parts of a running federation on this rank.
+
+    Attributes:
+        trainer: the user's.
+        strategy: combines the updates.
+        data: spread over the clients.
+        server: the view of the global model.
+        local: trains the clients.
+        measures: evaluates models.
+    """
+
+    trainer: Trainer
+    strategy: Strategy
+    data: FederatedDataModule
+    server: ModelState
+    local: LocalTrainer
+    measures: Measures

@@ -1,0 +1,91 @@
+"""The models of a stack of clients: each tensor once, with an axis of clients before its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.types import Snapshot
+
+Tensors = dict[str, Tensor]
+
+
+class ClientStack:
+    """K copies of a module's parameters and buffers.
+
+    Args:
+        module: with the model in it that clients start from.
+        state: the view of the module.
+        starts: for each client the model it starts from, where that is not the module's.
+
+    Attributes:
+        parameters: by name, each of shape (K, ...); frozen ones only where clients start from models of their own.
+        buffers: by name, each of shape (K, ...).
+    """
+
+    def __init__(self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None]) -> None:
+        named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        self.size = len(starts)
+        self._names, self._floats, self._counters, local = state.names()
+        own = any(start is not None for start in starts)
+        self.parameters: Tensors = {n: self._copies(named[n]) for n in self._names if named[n].requires_grad or own}
+        self.buffers: Tensors = {name: self._copies(named[name]) for name in (*self._floats, *self._counters, *local)}
+        self._shared = {name: named[name].detach() for name in self._names if name not in self.parameters}
+        for position, start in enumerate(starts):
+            if start is not None:
+                self._fill(position, [*self._names, *self._floats], start.vector)
+                self._fill(position, self._counters, start.counters)
+        for name, tensor in self.parameters.items():
+            tensor.requires_grad_(named[name].requires_grad)
+
+    def _copies(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().expand(self.size, *tensor.shape).clone()
+
+    def _fill(self, position: int, names: Sequence[str], source: Tensor) -> None:
+        begin = 0
+        for name in names:
+            target = (self.parameters | self.buffers)[name][position]
+            target.copy_(source[begin : begin + target.numel()].view_as(target))
+            begin += target.numel()
+
+    @property
+    def trained(self) -> Tensors:
+        """The parameters that are not frozen."""
+        return {name: tensor for name, tensor in self.parameters.items() if tensor.requires_grad}
+
+    def part(self, positions: Tensor | None) -> tuple[Tensors, Tensors]:
+        """Parameters and buffers of some clients, or with None of all."""
+        if positions is None:
+            return {name: tensor.detach() for name, tensor in self.parameters.items()}, self.buffers
+        parameters, buffers = (
+            {name: tensor.detach()[positions] for name, tensor in kind.items()} for kind in (self.parameters, self.buffers)
+        )
+        return parameters, buffers
+
+    def like_parameters(self, vectors: Tensor) -> Tensors:
+        """Vectors as long as a model's parameters, shape (K, p), in the shapes of :attr:`parameters`."""
+        shapes = {name: (self._shared[name] if name in self._shared else self.parameters[name][0]) for name in self._names}
+        pieces = torch.split(vectors, [shapes[name].numel() for name in self._names], dim=1)
+        return {
+            name: piece.reshape(self.size, *shapes[name].shape).to(shapes[name])
+            for name, piece in zip(self._names, pieces, strict=True)
+            if name in self.parameters
+        }
+
+    def snapshots(self) -> list[Snapshot]:
+        """Each client's model."""
+        vectors = self._matrix([*self._names, *self._floats])
+        counters = self._matrix(self._counters).long()
+        return [Snapshot(vectors[k], counters[k]) for k in range(self.size)]
+
+    def _matrix(self, names: Sequence[str]) -> Tensor:
+        rows = []
+        for name in names:
+            shared = self._shared.get(name)
+            tensor = (self.parameters | self.buffers)[name] if shared is None else shared.expand(self.size, *shared.shape)
+            rows.append(tensor.detach().reshape(self.size, -1))
+        return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, dtype=torch.int64)

@@ -1,0 +1,45 @@
+"""Fabric's precision, as a Lightning Trainer has it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+
+from fl_lightning.clients.inner_trainer import ACCELERATORS, quiet
+
+
+class _Mixed(MixedPrecision):
+    """Fabric casts inputs where a Trainer does not, and its autocast keeps cast weights until the outermost one ends.
+
+    The latter is the whole round's here: the weights would be stale.
+    """
+
+    def convert_input(self, data: Any) -> Any:
+        """Leave inputs to autocast."""
+        return data
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Autocast that keeps nothing."""
+        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.half
+        return torch.autocast(self.device, dtype=dtype, cache_enabled=False)
+
+
+def fabric_precision(precision: str, device: torch.device) -> Any:
+    """Fabric's plugin for a precision that a Trainer takes, on one device."""
+    kind = ACCELERATORS.get(device.type, device.type)
+    devices: Any = [device.index or 0] if kind == "gpu" else 1
+    plugins: list[Any] = [LightningEnvironment()]
+    settings: Any = precision
+    if precision in ("16-mixed", "bf16-mixed"):
+        if kind == "cpu":
+            precision = "bf16-mixed"  # as a Trainer does
+        mixed: Any = precision
+        plugins.append(_Mixed(mixed, device.type))
+        settings = None
+    with quiet():
+        return Fabric(accelerator=kind, devices=devices, precision=settings, plugins=plugins).strategy.precision
