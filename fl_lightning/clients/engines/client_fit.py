@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 
@@ -41,6 +42,7 @@ HOOKS = (
     "on_train_end",
     "on_fit_end",
 )
+_SEPARATE = ("optimizer_zero_grad", "lr_scheduler_step", "optimizer_step", "prepare_data")
 
 
 class ClientFit:
@@ -48,33 +50,66 @@ class ClientFit:
 
     Args:
         module: the clients' copy of the user's module.
-        run: what stands in for its Trainer.
+        callbacks: of the fit.
         local: the settings of the local training.
         precision: Fabric's plugin.
-        max_epochs: local epochs; -1 for no limit.
+        device: where the clients train.
         fast: one batch only.
+        logger: whether the module finds a (silent) logger.
     """
 
     def __init__(
-        self, module: LightningModule, run: ClientRun, local: LocalTraining, precision: Any, max_epochs: int, fast: bool
+        self,
+        module: LightningModule,
+        callbacks: Sequence[Callback],
+        local: LocalTraining,
+        precision: Any,
+        device: torch.device,
+        fast: bool,
+        logger: bool,
     ) -> None:
-        self.module, self.run, self._local, self._precision = module, run, local, precision
-        self._max_epochs, self._fast = max_epochs, fast
-        self._scaler = getattr(precision, "scaler", None)
-        self._data: LightningDataModule = run.datamodule
-        self.recorder = LogRecorder(run.strategy.root_device)
+        self.module, self._callbacks, self._local, self._precision = module, list(callbacks), local, precision
+        self._device, self._fast, self._logger = device, fast, logger
         self._hooks = {name: self._methods(name) for name in HOOKS}
-        self._transfers = transfer_hooks(module, self._data)
-        in_place = run.strategy.root_device.type == "cpu" and not self._transfers
-        self._in_place = in_place and type(precision).__name__ in ("Precision", "_Mixed")
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self._own_zero_grad = is_overridden("optimizer_zero_grad", module)
-        self._own_schedule = is_overridden("lr_scheduler_step", module)
+        own = {name for name in _SEPARATE if is_overridden(name, module)}
+        self._own_zero_grad, self._own_schedule = "optimizer_zero_grad" in own, "lr_scheduler_step" in own
+        self._own_step, self._prepares = "optimizer_step" in own, "prepare_data" in own
+        self._sets_up = [callback for callback in callbacks if is_overridden("setup", callback, Callback)]
+        self._tears_down = [callback for callback in callbacks if is_overridden("teardown", callback, Callback)]
+        self._plain = device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
+
+    def fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+        """Train a client.
+
+        Args:
+            data: its examples.
+            max_epochs: local epochs; -1 for no limit.
+
+        Returns:
+            The optimizer's steps and what the module logged.
+        """
+        module, attributes = self.module, vars(self.module)
+        self._scaler = getattr(self._precision, "scaler", None)
+        self.run = ClientRun("fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger)
+        self.run.note(max_epochs=max_epochs)
+        self._data, self._max_epochs, self.recorder = data, max_epochs, LogRecorder(self._device)
+        stand_in: Any = self.run
+        module.trainer = data.trainer = stand_in
+        attributes["log"] = self.recorder.log
+        data.setup("fit")
+        try:
+            self._run_all()
+        finally:
+            del attributes["log"]
+            data.teardown("fit")
+        self.run.callback_metrics.update(self.recorder.metrics)
+        return self.run.global_step, scalar_metrics(self.run.callback_metrics)
 
     def _methods(self, hook: str) -> list[tuple[str, Callable[..., Any]]]:
         """Who overrides a hook: callbacks, then the module; without the first two arguments of a callback's."""
         found: list[tuple[str, Callable[..., Any]]] = []
-        for callback in self.run.callbacks:
+        for callback in self._callbacks:
             if is_overridden(hook, callback, Callback):
                 method = getattr(callback, hook)
                 found.append((type(callback).__name__, lambda *a, method=method: method(self.run, self.module, *a)))
@@ -93,18 +128,21 @@ class ClientFit:
 
     # ---------------------------------------------------------------- the fit
 
-    def run_all(self) -> None:
+    def _run_all(self) -> None:
         """Everything from set-up to teardown, in the order of a Trainer."""
         module, run = self.module, self.run
-        if is_overridden("prepare_data", module):
+        stand_in: Any = run
+        if self._prepares:
             module.prepare_data()
-        self._data.setup("fit")
-        for callback in run.callbacks:
-            callback.setup(run, module, "fit")
+        for callback in self._sets_up:
+            callback.setup(stand_in, module, "fit")
         module.setup("fit")
         module.configure_model()
         self._precision.convert_module(module)
-        module.to(run.strategy.root_device)
+        if any(parameter.device != self._device for parameter in module.parameters()):
+            module.to(self._device)
+        self._transfers = transfer_hooks(module, self._data)
+        self._in_place = self._plain and not self._transfers
         self._configure()
         self._call("on_fit_start")
         loader = self._data.train_dataloader()
@@ -116,8 +154,8 @@ class ClientFit:
                 self._epoch(loader)
             self._call("on_train_end")
         self._call("on_fit_end")
-        for callback in run.callbacks:
-            callback.teardown(run, module, "fit")
+        for callback in self._tears_down:
+            callback.teardown(stand_in, module, "fit")
         module.teardown("fit")
 
     def _configure(self) -> None:
@@ -130,7 +168,7 @@ class ClientFit:
         self.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]
         self._wrapped = None
-        if is_overridden("optimizer_step", self.module):
+        if self._own_step:
             wrapped: Any = LightningOptimizer(self._optimizer)
             wrapped._strategy = self
             self._wrapped = wrapped
@@ -182,9 +220,8 @@ class ClientFit:
             return batch
         batch = self._precision.convert_input(batch)
         before, move, after = (self._transfers.get(name) for name in TRANSFER_HOOKS)
-        device = self.run.strategy.root_device
         batch = before(batch, 0) if before else batch
-        batch = move(batch, device, 0) if move else move_data_to_device(batch, device)
+        batch = move(batch, self._device, 0) if move else move_data_to_device(batch, self._device)
         return after(batch, 0) if after else batch
 
     # ---------------------------------------------------------------- a batch

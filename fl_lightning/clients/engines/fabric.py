@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -13,11 +10,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.clients.engines.client_fit import ClientFit
-from fl_lightning.clients.engines.client_run import ClientRun
-from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.local_training import LocalTraining
-from fl_lightning.clients.session import ClientSession, scalar_metrics
+from fl_lightning.clients.session import ClientSession
 from fl_lightning.errors import ConfigurationError
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients")
@@ -66,35 +61,17 @@ class FabricEngine:
         self._precision = fabric_precision(precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
-        self._checked: LightningModule | None = None
+        self._fit: ClientFit | None = None
 
     def fit(self, module: LightningModule, data: LightningDataModule, epochs: int | None) -> tuple[int, dict[str, float]]:
         """Train one client; see :meth:`TrainerEngine.fit`."""
-        if self._checked is not module:
+        if self._fit is None:
             refuse_module(module, "fabric")
-            self._checked = module
         if getattr(self._precision, "scaler", None) is not None:
             self._precision.scaler = torch.amp.GradScaler(self._device.type)
-        callbacks = [self._session, *copy.deepcopy(self._local.callbacks or [])]
-        run = ClientRun("fabric", self._local, data, callbacks, self._precision, self._device, self._logger)
+        if self._fit is None or self._local.callbacks:  # the user's get copies for each client
+            callbacks = [self._session, *copy.deepcopy(self._local.callbacks or [])]
+            self._fit = ClientFit(module, callbacks, self._local, self._precision, self._device, self._fast, self._logger)
         most = 1 if self._fast else self._local.max_epochs
-        most = most if epochs is None else min(epochs, most)
-        run.note(max_epochs=most)
-        fit = ClientFit(module, run, self._local, self._precision, most, self._fast)
-        with self._attached(module, data, run, fit.recorder), torch.autograd.set_detect_anomaly(self._anomalies):
-            fit.run_all()
-        run.callback_metrics.update(fit.recorder.metrics)
-        return run.global_step, scalar_metrics(run.callback_metrics)
-
-    @contextmanager
-    def _attached(
-        self, module: LightningModule, data: LightningDataModule, run: ClientRun, recorder: LogRecorder
-    ) -> Iterator[None]:
-        stand_in: Any = run
-        module.trainer = data.trainer = stand_in
-        vars(module)["log"] = recorder.log
-        try:
-            yield
-        finally:
-            del vars(module)["log"]
-            data.teardown("fit")
+        with torch.autograd.set_detect_anomaly(self._anomalies):
+            return self._fit.fit(data, most if epochs is None else min(epochs, most))
