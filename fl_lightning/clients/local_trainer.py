@@ -298,5 +298,6 @@ def refuse_non_finite(update: ClientUpdate) -> None:
     if update.train_loss is not None and not math.isfinite(update.train_loss):
         raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
     assert update.state is not None
-    if not bool(torch.isfinite(update.state).all()):
+    low, high = torch.aminmax(update.state) if update.state.numel() else (torch.zeros(()), torch.zeros(()))
+    if not (math.isfinite(float(low)) and math.isfinite(float(high))):  # NaN comes out of aminmax
         raise ClientError(f"{who}: the trained weights are not finite. {remedy}")

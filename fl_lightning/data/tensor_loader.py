@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+_GATHERED_AT_ONCE = 2**22
+"""Bytes of an iteration up to which its examples are gathered beforehand; larger ones a batch at a time."""
+
 
 class TensorLoader:
     """Iterates over tensors of equal length in batches: one indexing call per batch and tensor, none per example.
@@ -47,12 +50,18 @@ class TensorLoader:
         if self.generator is not None:
             shuffle = torch.randperm(size, generator=self.generator)
             order = shuffle if order is None else order[shuffle]
+        tensors = self.tensors
+        if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small client's epoch: one indexing call
+            tensors, order = tuple(tensor[order] for tensor in tensors), None
         for start in range(0, size - self._dropped, self.batch_size):
             stop = min(start + self.batch_size, size)
             if order is None:
-                yield [tensor[start:stop] for tensor in self.tensors]
+                yield [tensor[start:stop] for tensor in tensors]
             else:
-                yield [tensor[order[start:stop]] for tensor in self.tensors]
+                yield [tensor[order[start:stop]] for tensor in tensors]
+
+    def _row_bytes(self) -> int:
+        return sum(tensor[:1].numel() * tensor.element_size() for tensor in self.tensors)
 
     def shard(self, rank: int, ranks: int) -> TensorLoader:
         """Every ``ranks``-th example from ``rank`` on: nobody twice, nobody lost."""

@@ -17,6 +17,10 @@ _LOW = 2.0**62
 _LIMIT = 2.0**42
 """Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
 
+_QUICK = 2.0**36
+_MAGIC = 1.5 * 2.0**52
+_MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
+
 
 def wide(tensor: Tensor) -> Tensor:
     """A tensor in float64; on the CPU where its device has none (Apple's GPUs)."""
@@ -49,16 +53,27 @@ class ExactSum:
         """
         if not values.numel():
             return
-        product = values.double() * weight
-        high = product.mul(_HIGH).round_()
-        self.bound += float(high.abs().max()) / _HIGH
+        low, high = torch.aminmax(values)
+        self.bound += float(torch.maximum(-low, high)) * abs(weight)
         if not self.bound < _LIMIT:  # NaN is not below it either
             raise ClientError(
                 "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed "
                 "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
             )
-        self.limbs[0] += high.long()
-        self.limbs[1] += product.sub_(high.div_(_HIGH)).mul_(_LOW).round_().long()
+        product = values.double() * weight
+        if self.bound < _QUICK:
+            self._add_quickly(product)
+            return
+        upper = product.mul(_HIGH).round_()
+        self.limbs[0] += upper.long()
+        self.limbs[1] += product.sub_(upper.div_(_HIGH)).mul_(_LOW).round_().long()
+
+    def _add_quickly(self, product: Tensor) -> None:
+        """The same for summands below 2**37: adding 1.5 * 2**52 rounds a double and leaves the integer in its low bits."""
+        upper = product.mul(_HIGH).add_(_MAGIC)
+        self.limbs[0].add_(upper.view(torch.int64).sub(_MAGIC_BITS))
+        product.sub_(upper.sub_(_MAGIC), alpha=1 / _HIGH).mul_(_LOW).add_(_MAGIC)
+        self.limbs[1].add_(product.view(torch.int64).sub_(_MAGIC_BITS))
 
     def value(self) -> Tensor:
         """The sum, float64, shape (d,)."""

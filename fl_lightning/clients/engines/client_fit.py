@@ -119,8 +119,11 @@ class ClientFit:
 
     def _call(self, hook: str, *args: Any) -> Any:
         """Call a hook; what the module's own gives back."""
+        methods = self._hooks[hook]
+        if not methods:
+            return None
         answer = None
-        for name, method in self._hooks[hook]:
+        for name, method in methods:
             self.run.note(_asking=name)
             self.recorder.hook = hook
             answer = method(*args)
@@ -230,7 +233,6 @@ class ClientFit:
         """Train on a batch; what Lightning hands to ``on_train_batch_end``."""
         result: dict[str, Any] = {}
 
-        @torch.enable_grad()
         def closure() -> Tensor | None:
             loss = self._training_step(batch, batch_idx, result)
             if batch_idx % self._local.accumulate_grad_batches == 0:
