@@ -1,81 +1,88 @@
 """Federated learning as an ordinary Lightning run: one callback federates any LightningModule."""
 
-from fl_lightning.callbacks import (
-    AtomicCheckpointIO,
-    BestCheckpoint,
-    FeatureCache,
-    FederatedOrchestrator,
-    FederationCallback,
-    FederationProgressBar,
-    LastCheckpoint,
-    PartitionReport,
-)
-from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork
-from fl_lightning.data import (
-    CIFAR10DataModule,
-    CIFAR100DataModule,
-    FashionMNISTDataModule,
-    FederatedDataModule,
-    ImageDataModule,
-    ImageFolderDataModule,
-    LabelAveraging,
-    MNISTDataModule,
-    RandomCropFlip,
-    SVHNDataModule,
-    TensorLoader,
-    USPSDataModule,
-)
-from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError
-from fl_lightning.functional import Partition, Sums
-from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
-from fl_lightning.metrics import DiagnosticOddsRatio
-from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
-from fl_lightning.optimizers import Yogi
-from fl_lightning.partitioners import (
-    AdaFedSimulation1,
-    ClassesPartitioner,
-    ColumnPartitioner,
-    DirichletPartitioner,
-    DomainPartitioner,
-    FlowerPartitioner,
-    IIDPartitioner,
-    Partitioner,
-    QuantityPartitioner,
-    ShardPartitioner,
-    TablePartitioner,
-)
-from fl_lightning.routes import (
-    Cohort,
-    FedCyclic,
-    FedStar,
-    LocalOnly,
-    Mediators,
-    PeriodRoute,
-    RingFed,
-    Route,
-    ServerRoute,
-    WarmStart,
-)
-from fl_lightning.strategies import (
-    AdaFed,
-    FedAvg,
-    FedAvgM,
-    FedLoss,
-    FedMedian,
-    FedNova,
-    FedSGD,
-    Focus,
-    JointStrategy,
-    LastClient,
-    RunningStrategy,
-    Scaffold,
-    ShapleyValues,
-    Strategy,
-    WeightedAverage,
-    Worth,
-)
-from fl_lightning.tasks import ClassificationTask
-from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl_lightning.allocator import keep_freed_memory
+    from fl_lightning.callbacks import (
+        AtomicCheckpointIO,
+        BestCheckpoint,
+        FeatureCache,
+        FederatedOrchestrator,
+        FederationCallback,
+        FederationProgressBar,
+        LastCheckpoint,
+        PartitionReport,
+    )
+    from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork
+    from fl_lightning.data import (
+        CIFAR10DataModule,
+        CIFAR100DataModule,
+        FashionMNISTDataModule,
+        FederatedDataModule,
+        ImageDataModule,
+        ImageFolderDataModule,
+        LabelAveraging,
+        MNISTDataModule,
+        RandomCropFlip,
+        SVHNDataModule,
+        TensorLoader,
+        USPSDataModule,
+    )
+    from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError
+    from fl_lightning.functional import Partition, Sums
+    from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
+    from fl_lightning.metrics import DiagnosticOddsRatio
+    from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
+    from fl_lightning.optimizers import Yogi
+    from fl_lightning.partitioners import (
+        AdaFedSimulation1,
+        ClassesPartitioner,
+        ColumnPartitioner,
+        DirichletPartitioner,
+        DomainPartitioner,
+        FlowerPartitioner,
+        IIDPartitioner,
+        Partitioner,
+        QuantityPartitioner,
+        ShardPartitioner,
+        TablePartitioner,
+    )
+    from fl_lightning.routes import (
+        Cohort,
+        FedCyclic,
+        FedStar,
+        LocalOnly,
+        Mediators,
+        PeriodRoute,
+        RingFed,
+        Route,
+        ServerRoute,
+        WarmStart,
+    )
+    from fl_lightning.strategies import (
+        AdaFed,
+        FedAvg,
+        FedAvgM,
+        FedLoss,
+        FedMedian,
+        FedNova,
+        FedSGD,
+        Focus,
+        JointStrategy,
+        LastClient,
+        RunningStrategy,
+        Scaffold,
+        ShapleyValues,
+        Strategy,
+        WeightedAverage,
+        Worth,
+    )
+    from fl_lightning.tasks import ClassificationTask
+    from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
 __version__ = "0.1.0"
 
@@ -164,4 +171,40 @@ __all__ = [
     "Worth",
     "Yogi",
     "__version__",
+    "keep_freed_memory",
 ]
+
+_PARTS = (
+    "errors",
+    "types",
+    "functional",
+    "losses",
+    "metrics",
+    "models",
+    "optimizers",
+    "partitioners",
+    "strategies",
+    "routes",
+    "tasks",
+    "data",
+    "clients",
+    "callbacks",
+    "allocator",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is: ``import fl_lightning`` alone does not wait for torch."""
+    if name in _PARTS:
+        return import_module(f"fl_lightning.{name}")
+    if name in __all__:
+        for part in _PARTS:
+            found = getattr(import_module(f"fl_lightning.{part}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *_PARTS]

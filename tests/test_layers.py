@@ -12,6 +12,7 @@ import fl_lightning
 ROOT = Path(fl_lightning.__file__).parent
 LAYER = {
     "errors": 0,
+    "allocator": 0,
     "types": 0,
     "functional": 1,
     **dict.fromkeys(("losses", "metrics", "models", "optimizers", "partitioners", "strategies", "routes", "reporting"), 2),
@@ -20,6 +21,7 @@ LAYER = {
     "callbacks": 5,
     **dict.fromkeys(("cli_messages", "__init__"), 6),
     "cli": 7,
+    "command": 8,
 }
 
 

@@ -1,0 +1,48 @@
+"""The command ``fl-lightning``: answers what needs no training at once, and leaves the rest to :mod:`fl_lightning.cli`."""
+
+from __future__ import annotations
+
+import sys
+
+SUBCOMMANDS = {
+    "fit": "Train a federation: one epoch is one communication round.",
+    "validate": "Evaluate a checkpoint on the server's validation set.",
+    "test": "Evaluate a checkpoint on the server's test set.",
+    "predict": "Write a checkpoint's predictions to a file.",
+    "partition": "Show what each client would hold, without training.",
+}
+
+HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
+
+Federated learning as an ordinary Lightning run.
+
+subcommands:
+{lines}
+
+options:
+  -h, --help            Show this help message and exit.
+  -c, --config CONFIG   Path to a configuration file in json or yaml format.
+  --print_config[=flags]
+                        Print the configuration after applying all other arguments and exit.
+  --version             Print version and exit.
+
+For the settings of a subcommand: fl-lightning fit --help; of a class: fl-lightning fit --federation.strategy.help AdaFed.
+A first run: fl-lightning fit --config configs/adafed_mnist.yaml
+"""
+
+
+def main() -> None:
+    """Run the command line. Help and version don't wait for torch, whose import takes seconds."""
+    arguments = sys.argv[1:]
+    if arguments in (["--help"], ["-h"]):
+        lines = "\n".join(f"  {name:<22}{text}" for name, text in SUBCOMMANDS.items())
+        print(HELP.format(subcommand="{" + ",".join(SUBCOMMANDS) + "}", lines=lines), end="")
+        return
+    if arguments == ["--version"]:
+        import fl_lightning
+
+        print(f"fl-lightning {fl_lightning.__version__}")
+        return
+    from fl_lightning.cli import main as run
+
+    run()
