@@ -14,7 +14,7 @@ fit: .venv/installed
 		--trainer.default_root_dir runs/fit-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         LastCheckpoint,
         PartitionReport,
     )
-    from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork
+    from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork, ServerEvaluation
     from fl_lightning.data import (
         CIFAR10DataModule,
         CIFAR100DataModule,
@@ -157,6 +157,7 @@ __all__ = [
     "RunningStrategy",
     "SVHNDataModule",
     "Scaffold",
+    "ServerEvaluation",
     "ServerRoute",
     "ShapleyValues",
     "ShardPartitioner",

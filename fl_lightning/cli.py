@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fl_lightning
+from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
 from fl_lightning.callbacks.feature_cache import FeatureCache
@@ -127,6 +128,12 @@ class FederationCLI(LightningCLI):
         parser.add_lightning_class_args(FeatureCache, "feature_cache")
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
+        parser.add_argument(
+            "--keep_freed_memory",
+            type=bool,
+            default=True,
+            help="Let the C library keep freed memory instead of faulting it in anew each step; see docs/speed.md.",
+        )
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
         parser.set_defaults({"trainer.default_root_dir": "runs/default"})
 
@@ -138,10 +145,12 @@ class FederationCLI(LightningCLI):
                 f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
                 f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
             )
+        if config.keep_freed_memory and self.subcommand == "fit":
+            keep_freed_memory()
         root = Path(config.trainer.default_root_dir)
         if root.exists() and not root.is_dir():
             raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
-        for section in ("local", "attackers", "client_evaluation"):
+        for section in ("local", "attackers", "client_evaluation", "server_evaluation"):
             if not isinstance(config.federation[section], Namespace):
                 raise ConfigurationError(
                     f"'federation.{section}' must hold settings, but is {config.federation[section]!r}. Leave it out for its "

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
+from fl_lightning.callbacks.exchange import gather_or_raise
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
+from fl_lightning.clients.engines.choice import choose
 from fl_lightning.clients.local_trainer import Turn, refuse_non_finite
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains
@@ -47,6 +50,7 @@ class CohortTraining:
             control: SCAFFOLD's c.
         """
         mine, given = self._mine(chains), starts or {}
+        self._choose_engine(mine)
         if self._federation.local.stacks:
             yield from self._side_by_side(mine, given, period, control)
             return
@@ -62,11 +66,30 @@ class CohortTraining:
                 updates.append(self._end(trained, before))
             yield updates
 
+    def _choose_engine(self, mine: Sequence[Sequence[int]]) -> None:
+        """Once, where that was left to us: the same on all ranks."""
+        parts = self._federation
+        if parts.local.engine != "auto":
+            return
+        trials, failure = {}, None
+        try:
+            trials = parts.local.trial([Turn(chain[0]) for chain in mine], parts.data, parts.server, self._round_idx)
+        except Exception as error:
+            failure = error
+        parts.local.engine, why = choose(gather_or_raise(parts.trainer, trials, failure))
+        rank_zero_info(why)
+
     def _mine(self, chains: Chains) -> list[Sequence[int]]:
         """This rank's chains, longest first and balanced: by their examples, and by the evaluation of each chain's model."""
         data, trainer = self._federation.data, self._federation.trainer
-        examples = {k: sum(data.num_examples(c) for c in chain) for k, chain in enumerate(chains)}
-        return [chains[k] for k in balanced_shares(range(len(chains)), examples, trainer.world_size)[trainer.global_rank]]
+        epochs = max(1, self._federation.local.local.max_epochs)
+        # A step costs about three times what evaluating its examples does: forward, and backward twice that.
+        cost = {
+            number: sum(3 * self._epochs.get(client, epochs) * data.num_examples(client) for client in chain)
+            + self._federation.examples_to_score
+            for number, chain in enumerate(chains)
+        }
+        return [chains[k] for k in balanced_shares(range(len(chains)), cost, trainer.world_size)[trainer.global_rank]]
 
     def _side_by_side(
         self, chains: Sequence[Sequence[int]], starts: Mapping[int, Snapshot], period: int, control: Tensor | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +16,18 @@ from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.types import ClientUpdate
 
+_WAITED = [0.0]
+"""Seconds that this rank has spent in exchanges since they were last reported."""
+
 
 def gather(trainer: Trainer, mine: Any) -> list[Any]:
     """What every rank has, in the order of ranks."""
     if trainer.world_size == 1:
         return [mine]
     everyone: list[Any] = [None] * trainer.world_size
+    begun = time.perf_counter()
     dist.all_gather_object(everyone, mine)
+    _WAITED[0] += time.perf_counter() - begun
     return everyone
 
 
@@ -100,9 +106,17 @@ def no_counters(like: Tensor) -> Tensor:
     return torch.full_like(like, torch.iinfo(torch.int64).min)
 
 
-def share_memory(trainer: Trainer, memory: ClientMemory) -> None:
-    """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it."""
+def share_memory(trainer: Trainer, memory: ClientMemory) -> dict[str, float]:
+    """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it.
+
+    Returns:
+        On several ranks ``waiting_seconds``, what a rank has lost in the round on average by waiting for the others.
+    """
     changes = memory.changes()
-    if trainer.world_size > 1:
-        for theirs in gather(trainer, changes):
-            memory.update(theirs)
+    if trainer.world_size == 1:
+        return {}
+    everyone = gather(trainer, (changes, _WAITED[0]))
+    _WAITED[0] = 0.0
+    for theirs, _ in everyone:
+        memory.update(theirs)
+    return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lightning.pytorch import Trainer
@@ -24,6 +25,7 @@ class Federation:
         server: the view of the global model.
         local: trains the clients.
         measures: evaluates models.
+        updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
     """
 
     trainer: Trainer
@@ -32,3 +34,9 @@ class Federation:
     server: ModelState
     local: LocalTrainer
     measures: Measures
+    updates_in_memory: float = math.inf
+
+    @property
+    def examples_to_score(self) -> int:
+        """On which the strategy measures each client's model."""
+        return 0 if self.strategy.metric is None else self.measures.num_server_examples

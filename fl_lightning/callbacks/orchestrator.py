@@ -22,7 +22,7 @@ from fl_lightning.callbacks.compatibility import (
 from fl_lightning.callbacks.exchange import share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
-from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer
+from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.round import FederationRound, RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
@@ -32,8 +32,9 @@ from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
+from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
@@ -57,9 +58,12 @@ class FederatedOrchestrator(Callback):
         route: who sends a model to whom; from the server to the clients and back by default.
         attackers: clients that misbehave; none by default.
         client_evaluation: what is measured on the clients' own test parts; nothing by default.
+        server_evaluation: what measuring clients' models on the server's set may cost; everything by default.
         clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: given the parameters, steps on the pseudo-gradient ``w_t - average`` once per round.
             By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
+        updates_in_memory: GiB of clients' models that each rank may hold for a strategy that needs a round's models all at
+            once, such as FedMedian; beyond it they go to files in ``trainer.default_root_dir`` until the round's end.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
 
@@ -74,8 +78,10 @@ class FederatedOrchestrator(Callback):
         route: Route | None = None,
         attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
         client_evaluation: ClientEvaluation = ClientEvaluation(),  # noqa: B008 (frozen)
+        server_evaluation: ServerEvaluation = ServerEvaluation(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
+        updates_in_memory: float = 4.0,
         seed: int = 0,
         enabled: bool = True,
     ) -> None:
@@ -84,8 +90,11 @@ class FederatedOrchestrator(Callback):
         self.local = local
         self.attackers = attackers
         self.client_evaluation = client_evaluation
+        self.server_evaluation = server_evaluation
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
+        require(updates_in_memory >= 0, "federation.updates_in_memory", "0 or above, in GiB", updates_in_memory)
+        self.updates_in_memory = updates_in_memory
         self.seed = seed
         self.enabled = enabled
         self._run = RunState(self)
@@ -113,9 +122,7 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(data.mislabel, {}, self.seed)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup)
-        if self.local.threads is not None:
-            self._cleanup.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(self.local.threads)
+        set_threads(self.local.threads, trainer, self._cleanup)
         self._takeover = Takeover(
             pl_module, lambda: self._run_round(trainer, pl_module), lambda: self._server_optimizer(pl_module)
         )
@@ -148,8 +155,12 @@ class FederatedOrchestrator(Callback):
         single, memory = check_batch_norm(pl_module, data), self._run.memory
         local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single)
         inference = trainer.validate_loop.inference_mode
-        measures = Measures(data, precision, device, trainer.limit_val_batches, logger, inference)
-        self._federation = Federation(trainer, self.strategy, data, ModelState(pl_module), local, measures)
+        limit = trainer.limit_val_batches
+        measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
+        in_memory = self.updates_in_memory * 2**30
+        self._federation = Federation(
+            trainer, self.strategy, data, ModelState(pl_module), local, measures, self.updates_in_memory * 2**30
+        )
         scores = self._run.client_scores
         self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores)
 
@@ -184,9 +195,10 @@ class FederatedOrchestrator(Callback):
         self.route.run(federation_round)
         result = federation_round.result()
         self._step_server(module, result)
-        share_memory(trainer, self._run.memory)
+        waited = share_memory(trainer, self._run.memory)
         announce(trainer, "on_aggregated", result.updates)
-        own = self.strategy.figures() | ({"stragglers": float(len(epochs))} if self.local.partial_work.share else {})
+        own = self.strategy.figures() | waited
+        own |= {"stragglers": float(len(epochs))} if self.local.partial_work.share else {}
         self._log(trainer, module, result.updates, own, time.perf_counter() - begun)
         return federation_round.turns
 

@@ -50,3 +50,12 @@ def keep_global_step(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     steps = loop.manual_optimization.optim_step_progress.total.completed
     loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
+
+
+def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:
+    """Intra-op threads of the clients: as asked; else one where ranks share a CPU, or they would fight for its cores."""
+    shares = trainer.strategy.root_device.type == "cpu" and trainer.num_devices > 1
+    threads = 1 if wanted is None and shares else wanted
+    if threads is not None:
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.callbacks.cohort_training import CohortTraining
-from fl_lightning.callbacks.exchange import add_sums, elementwise_maximum, gather_updates, no_counters, spread
+from fl_lightning.callbacks.exchange import (
+    add_sums,
+    elementwise_maximum,
+    gather,
+    gather_or_raise,
+    gather_updates,
+    no_counters,
+    spread,
+)
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
+from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
@@ -53,7 +63,11 @@ class FederationRound(Cohort):
         self._sums = Sums(self._trainer.strategy.root_device)
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
+        self._store: UpdateStore | None = None
         self._kept: list[ClientUpdate] = []  # of this rank, with states, for a strategy that needs all
+        joint = isinstance(self.federation.strategy, JointStrategy)
+        if joint and len(self.clients) * self.model_bytes > self.federation.updates_in_memory:
+            self._store = UpdateStore(Path(self._trainer.default_root_dir) / "updates", self._rank)
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
@@ -148,15 +162,29 @@ class FederationRound(Cohort):
         """Score a model that is in the clients' module, and give it to the strategy."""
         strategy, measures, module = self.federation.strategy, self.federation.measures, self.federation.local.module
         if strategy.metric is not None:
-            update = replace(update, score=measures.on_server(module, strategy.metric))
+            update = replace(update, score=self._score(update.client, strategy.metric))
         if strategy.local_metric is not None:
             local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
             update = replace(update, local_score=local_score)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if isinstance(strategy, RunningStrategy):
             return replace(update, weight=strategy.take_in(update, self._sums))
-        self._kept.append(update)
-        return update
+        if self._store is None:
+            self._kept.append(update)
+            return update
+        self._store.keep(update)
+        return update.without_state()
+
+    def _score(self, client: int, metric: str | Metric) -> float:
+        """Of the model in the clients' module; in rounds without evaluation the client's last."""
+        memory, evaluation = self.federation.local.memory, self.federation.measures.server_evaluation
+        kept = None if evaluation.due(self.round_idx) else memory.score(client)
+        if kept is not None:
+            return kept
+        score = self.federation.measures.on_server(self.federation.local.module, metric)
+        if evaluation.every_n_rounds > 1:
+            memory.remember_score(client, score)
+        return score
 
     def _worth(self, models: Sequence[Callable[[], Tensor]], metric: str | Metric, setting: str) -> list[float]:
         """A metric of models on the server's set, spread over the ranks."""
@@ -188,14 +216,33 @@ class FederationRound(Cohort):
             aggregate = strategy.aggregate(self._sums)
         return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates))
 
+    def _everyone(self) -> list[ClientUpdate]:
+        """All updates with their states, in memory or mapped from files."""
+        if self._store is None:
+            return gather_updates(self._trainer, self._kept, None)
+        stored = [kept for theirs in gather(self._trainer, self._store.kept) for kept in theirs]
+        stored.sort(key=lambda kept: kept.update.client)
+        updates: list[ClientUpdate] = []
+        failure: Exception | None = None
+        try:
+            updates = [kept.load() for kept in stored]
+        except Exception as error:
+            failure = error
+        gather_or_raise(self._trainer, None, failure)  # all have opened the files: they may be deleted
+        return updates
+
     def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
-        everyone = gather_updates(self._trainer, self._kept, None)
+        everyone = self._everyone()
 
         def worth(models: Sequence[Callable[[], Tensor]]) -> list[float]:
             assert strategy.worth_metric is not None
             return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
 
-        aggregate, weights = strategy.combine(everyone, worth)
+        try:
+            aggregate, weights = strategy.combine(everyone, worth)
+        finally:
+            if self._store is not None:
+                self._store.close()
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
         per_example = {client: handed[chain[-1]] for chain in self._chains for client in chain}
         return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]

@@ -5,5 +5,6 @@ from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.partial_work import PartialWork
+from fl_lightning.clients.server_evaluation import ServerEvaluation
 
-__all__ = ["Attackers", "ClientEvaluation", "LocalTrainer", "LocalTraining", "PartialWork"]
+__all__ = ["Attackers", "ClientEvaluation", "LocalTrainer", "LocalTraining", "PartialWork", "ServerEvaluation"]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
+from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.holdings import Part
 from fl_lightning.errors import ConfigurationError
 
 _STRATEGY = "federation.strategy.metric"
+_BATCH_SIZES = (100, 250, 500, 1000, 2000)
 
 
 class ModelEvaluation:
@@ -103,6 +107,8 @@ class Measures:
         limit_batches: of the server's set, as the outer Trainer's ``limit_val_batches``.
         logger: whether the module finds a (silent) logger.
         inference_mode: as the outer Trainer's: whether no gradient can be had in validation.
+        server: what measuring on the server's set may cost.
+        seed: of the federation.
     """
 
     def __init__(
@@ -113,9 +119,12 @@ class Measures:
         limit_batches: int | float,
         logger: bool,
         inference_mode: bool = True,
+        server: ServerEvaluation = ServerEvaluation(),  # noqa: B008 (frozen)
+        seed: int = 0,
     ) -> None:
-        self._data = data
-        self._server_view = data.server_view()
+        self._data, self.server_evaluation, self._seed = data, server, seed
+        self._server_view: LightningDataModule | None = None
+        self._num_server_examples: int | None = None
         self._limit = limit_batches
         self._flags: dict[str, Any] = {
             "precision": precision,
@@ -127,7 +136,36 @@ class Measures:
 
     def on_server(self, module: LightningModule, metric: str | Metric, setting: str = _STRATEGY) -> float:
         """A metric of a model on the server's validation set."""
-        return self._evaluation(metric, setting, server=True).score(module, self._server_view)
+        evaluation = self._evaluation(metric, setting, server=True)
+        if self._server_view is None:
+            self._server_view = self._choose_view(module, evaluation)
+        return evaluation.score(module, self._server_view)
+
+    @property
+    def num_server_examples(self) -> int:
+        """On which a model is measured, as far as the server's loader tells; 0 where it does not."""
+        if self._num_server_examples is None:
+            view = self._data.server_view(self.server_evaluation.examples, None, self._seed)
+            loader = view.val_dataloader()
+            size = len(loader) * (getattr(loader, "batch_size", None) or 0) if hasattr(loader, "__len__") else 0
+            self._num_server_examples = size
+        return self._num_server_examples
+
+    def _choose_view(self, module: LightningModule, evaluation: ModelEvaluation) -> LightningDataModule:
+        """The server's set as the settings say; with ``auto`` in batches of the size that is fastest here."""
+        examples, size = self.server_evaluation.examples, self.server_evaluation.batch_size
+        if size != "auto":
+            return self._data.server_view(examples, size, self._seed)
+        seconds: dict[int, float] = {}
+        for candidate in _BATCH_SIZES:
+            view = self._data.server_view(examples, candidate, self._seed)
+            evaluation.score(module, view)
+            begun = time.perf_counter()
+            evaluation.score(module, view)
+            seconds[candidate] = time.perf_counter() - begun
+        fastest = min(seconds, key=lambda candidate: seconds[candidate])
+        rank_zero_info(f"Evaluation on the server's set in batches of {fastest}: the fastest of {_BATCH_SIZES}.")
+        return self._data.server_view(examples, fastest, self._seed)
 
     def on_client(
         self,
@@ -146,8 +184,10 @@ class Measures:
         if key not in self._evaluations:
             if server:
                 require_server_set(metric, self._data, self._limit, setting)
-            limit = self._limit if server else 1.0
-            self._evaluations[key] = ModelEvaluation(metric, setting, limit_batches=limit, **self._flags)
+            flags = self._flags | {"limit_batches": self._limit if server else 1.0}
+            if server and self.server_evaluation.precision not in (None, "auto"):
+                flags["precision"] = self.server_evaluation.precision
+            self._evaluations[key] = ModelEvaluation(metric, setting, **flags)
         return self._evaluations[key]
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from fl_lightning.clients.engines.choice import Trial, attempt
 from fl_lightning.clients.engines.fabric import FabricEngine
 from fl_lightning.clients.engines.stacked import StackedEngine
 from fl_lightning.clients.engines.stacked_fit import Assignment
@@ -29,6 +30,9 @@ from fl_lightning.functional.local_steps import control_change
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
 from fl_lightning.types import ClientUpdate, Snapshot
+
+_TRIAL_CLIENTS, _TRIAL_STEPS = 3, 10
+"""What the engine ``auto`` tries."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ class LocalTrainer:
         self.module = module
         self._drop_single = drop_single
         self.local = local
+        self.engine: str = local.engine
+        if local.channels_last:
+            module.to(memory_format=torch.channels_last)
         self.device = device
         self.seed = seed
         self.memory = memory or ClientMemory()
@@ -144,7 +151,28 @@ class LocalTrainer:
     @property
     def stacks(self) -> bool:
         """Whether clients are trained side by side, by :meth:`train_together`."""
-        return self.local.engine == "stacked"
+        return self.engine == "stacked"
+
+    def trial(self, turns: Sequence[Turn], data: FederatedDataModule, server: ModelState, round_idx: int) -> dict[str, Trial]:
+        """Time each engine on some of the clients, whose results are thrown away; nothing without clients."""
+        if not turns:
+            return {}
+        few = turns[: self.local.stack_size]
+        fewer = few[:_TRIAL_CLIENTS]
+        limit = _TRIAL_STEPS if self.local.max_steps == -1 else min(_TRIAL_STEPS, self.local.max_steps)
+
+        def measure(name: str) -> float:
+            """Seconds per client, the second time."""
+            other = self.with_settings(engine=name, max_steps=limit)
+            for _ in range(2):
+                begun = time.perf_counter()
+                if other.stacks:
+                    done = len(list(other.train_together(few, data, server, round_idx)))
+                else:
+                    done = len([other.train(turn, data, server, round_idx) for turn in fewer])
+            return (time.perf_counter() - begun) / done
+
+        return attempt(measure)
 
     def train_together(
         self,
@@ -211,7 +239,7 @@ class LocalTrainer:
 
     def _fit(self, turn: Turn, data: FederatedDataModule, round_idx: int) -> tuple[int, dict[str, float]]:
         if self._engine is None:
-            kind = TrainerEngine if self.local.engine == "trainer" else FabricEngine
+            kind = TrainerEngine if self.engine == "trainer" else FabricEngine
             self._engine = kind(self.local, session=self._session, **self._options)
         key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):
@@ -251,6 +279,7 @@ class LocalTrainer:
         """
         other = copy.copy(self)
         other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), **changes)
+        other.engine = changes.get("engine", self.engine)
         other.memory = ClientMemory()
         other._session = ClientSession(0.0, self.local.lr_decay)
         other._engine = None

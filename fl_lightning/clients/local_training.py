@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -22,6 +22,13 @@ class LocalTraining:
     Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
 
     Args:
+        engine: what trains a client, with the same result: ``trainer``, a Lightning Trainer for each; ``fabric``, a lean loop
+            that calls what the module and callbacks override, equal to the last bit on a CPU; ``stacked``, many clients at
+            once, equal within rounding; ``auto``, the fastest of them here, by a trial in the first round.
+        stack_size: clients that ``stacked`` trains at once, >= 1: memory grows with it.
+        compile: let ``stacked`` compile each shape of a step: half a minute once, then faster.
+        channels_last: keep the weights of convolutions in channels_last order: faster for larger images and channels, other
+            last bits.
         max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
         max_steps: at most this many optimizer steps per round; -1 for no limit.
         precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is not its
@@ -35,8 +42,8 @@ class LocalTraining:
         lr_decay: factor on every learning rate per round: round r trains at ``lr * lr_decay ** r``; in (0, 1].
         proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
             and before clipping; w_t is the model that the client starts from, on routes another client's.
-        threads: intra-op CPU threads per client; None keeps torch's. Another number changes the last bits of the
-            result, so fix it where runs on several ranks must agree with one.
+        threads: intra-op CPU threads per client; None is 1 where ranks share a CPU, and else torch's number. Another
+            number changes the last bits of the result, so fix it where runs on several ranks must agree with one.
         callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
         full_batch: one batch of all a client's examples, for FedSGD.
         partial_work: let a share of the clients do fewer epochs; see :class:`PartialWork`.
@@ -68,6 +75,11 @@ class LocalTraining:
     def __post_init__(self) -> None:
         name = "federation.local."
         unlimited = self.max_epochs == -1 and self.max_steps > 0
+        known = get_args(Engine)
+        require(self.engine in known, name + "engine", f"one of {', '.join(known)}", self.engine)
+        require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
+        compiles = not self.compile or self.engine in ("stacked", "auto")
+        require(compiles, name + "compile", f"false with the engine '{self.engine}'; 'stacked' compiles", self.compile)
         epochs_ok = self.max_epochs >= 1 or unlimited
         require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
         steps_ok = self.max_steps >= 1 or self.max_steps == -1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from fl_lightning.types import Snapshot
 
 Kept = dict[str, Tensor]
-"""By name: ``control``, ``vector``, ``counters``."""
+"""By name: ``control``, ``vector``, ``counters``, ``score``."""
 
 
 class ClientMemory:
@@ -46,6 +47,15 @@ class ClientMemory:
         """Add a change to c_k."""
         own = self.control(client)
         self._put(client, control=change if own is None else own.to(change) + change)
+
+    def score(self, client: int) -> float | None:
+        """What the client's model scored when it was measured last; None where it never was, or scores are not kept."""
+        kept = self._kept.get(client, {}).get("score")
+        return None if kept is None else float(kept)
+
+    def remember_score(self, client: int, score: float) -> None:
+        """Keep a score for rounds in which nothing is measured."""
+        self._put(client, score=torch.tensor(score, dtype=torch.float64))
 
     def _put(self, client: int, **kept: Tensor) -> None:
         self._kept.setdefault(client, {}).update({name: tensor.cpu() for name, tensor in kept.items()})

@@ -14,7 +14,7 @@ from fl_lightning.data.division import Division, divide, whole
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
-from fl_lightning.data.loaders import client_loader, sharded, training_loader
+from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
@@ -246,9 +246,9 @@ class FederatedDataModule(LightningDataModule):
             return self.holdings.union_loader("test", self._evaluation_batch_size())
         return getattr(self.datamodule, name)()
 
-    def server_view(self) -> LightningDataModule:
-        """The whole validation set for an inner Trainer, not split over ranks."""
-        return ServerView(self.datamodule, lambda: self._server_loader("val_dataloader"))
+    def server_view(self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0) -> LightningDataModule:
+        """The validation set for an inner Trainer, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`."""
+        return ServerView(self.datamodule, lambda: reduced(self._server_loader("val_dataloader"), examples, batch_size, seed))
 
     def train_dataloader(self) -> Any:
         """One round per epoch, or without a federation the union of the clients' examples."""
@@ -270,7 +270,9 @@ class FederatedDataModule(LightningDataModule):
         return sharded(self._server_loader("predict_dataloader"), *self._rank)
 
     def teardown(self, stage: str) -> None:
-        """Let the user's datamodule clean up."""
+        """Let the user's datamodule clean up, and workers go."""
+        if self._holdings is not None:
+            self._holdings.release()
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:

@@ -14,8 +14,9 @@ from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader
+from fl_lightning.data.loaders import client_loader, evaluation_loader, resident_loader
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.errors import DataError
 from fl_lightning.functional.labels import client_label_counts, wrong_labels
 from fl_lightning.functional.partition import Partition
@@ -48,6 +49,7 @@ class Holdings:
         self._wrong: dict[int, float] = {}
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
+        self._resident: ResidentLoader | None = None
 
     def part(self, part: Part) -> Partition:
         """One part of every client's examples.
@@ -117,16 +119,29 @@ class Holdings:
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset = None
+        dataset, resident = None, None
         changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
+            resident = self._workers()
         else:
             dataset = changed_dataset(self.source.dataset, indices, changes)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
-        return client_loader(self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single)
+        return client_loader(
+            self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
+        )
+
+    def _workers(self) -> ResidentLoader | None:
+        """Those of the training set, started once and kept for all clients and rounds."""
+        if self._resident is None or self._resident.dataset is not self.source.dataset:
+            self._resident = resident_loader(self.source)
+        return self._resident
+
+    def release(self) -> None:
+        """Let workers go."""
+        self._resident = None
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """A part of a client's examples in order, each once."""
@@ -134,7 +149,7 @@ class Holdings:
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)
             indices = torch.arange(len(indices))
-        return evaluation_loader(self.source, dataset, indices, batch_size)
+        return evaluation_loader(self.source, dataset, indices, batch_size, self._workers() if changes.none else None)
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
         """A part of all clients' examples as they have them, the public share with the training part: dataset and indices."""

@@ -19,8 +19,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fl_lightning.data.labels import read_labels
+from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import hold_out
 
 
 def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
@@ -59,7 +64,8 @@ def client_loader(
     dataset: Any = None,
     batch_size: int | None = None,
     drop_single: bool = False,
-) -> TensorLoader | DataLoader[Any]:
+    resident: ResidentLoader | None = None,
+) -> Any:
     """A loader like ``source`` over some of its examples.
 
     Args:
@@ -70,6 +76,7 @@ def client_loader(
         dataset: what ``indices`` refer to, where that is not the dataset of ``source``.
         batch_size: another than that of ``source``: then every example counts.
         drop_single: leave out a last batch of a single example.
+        resident: workers that read the dataset already.
     """
     dataset = source.dataset if dataset is None else dataset
     shuffle = isinstance(source.sampler, RandomSampler)
@@ -82,6 +89,8 @@ def client_loader(
         if shuffle and generator is None:
             generator = torch.default_generator
         return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
+    if resident is not None:
+        return ClientLoader(resident, indices, size, generator, shuffle, drop_last or single)
     part = Subset(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator: the sampler's must not be moved by it.
     sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
@@ -96,11 +105,57 @@ def client_loader(
     )
 
 
-def evaluation_loader(source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int) -> Any:
+def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:
+    """Workers for the dataset of a loader that has some; None where the main process reads."""
+    return ResidentLoader(source.dataset, _worker_settings(source)) if source.num_workers else None
+
+
+def evaluation_loader(
+    source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
+) -> Any:
     """A loader like ``source`` over some examples in order, each once."""
+    if resident is not None:
+        return ClientLoader(resident, indices, batch_size, None, shuffle=False)
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
         return TensorLoader(dataset.tensors, batch_size, indices)
     return DataLoader(Subset(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(source))
+
+
+def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: int) -> Any:
+    """An evaluation loader that can be read again and again, over a part of its examples or in other batches.
+
+    Args:
+        loaders: the user's.
+        examples: a number, or a share in (0, 1]; as many of each class in proportion, drawn by the seed.
+        batch_size: None for its own.
+        seed: decides which examples.
+
+    Raises:
+        DataError: if there are several loaders, or one that cannot be divided.
+    """
+    plain = isinstance(loaders, DataLoader) and loaders.batch_size is not None and type(loaders.sampler) is SequentialSampler
+    plain = plain and not isinstance(loaders.dataset, IterableDataset)
+    whole = examples == 1.0 and isinstance(examples, float)
+    if not plain and not isinstance(loaders, TensorLoader):
+        if whole and batch_size is None:
+            return loaders
+        raise DataError(
+            f"'federation.server_evaluation' cannot divide a {type(loaders).__name__}. Let 'val_dataloader' give one "
+            "DataLoader over a map-style dataset in order, or leave 'examples' and 'batch_size' as they are."
+        )
+    size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(loaders.dataset)
+    chosen = torch.arange(size) if isinstance(loaders, DataLoader) or loaders.indices is None else loaders.indices
+    if not whole:
+        known = TensorDataset(*loaders.tensors) if isinstance(loaders, TensorLoader) else loaders.dataset
+        count = min(size, examples if isinstance(examples, int) else max(1, round(examples * size)))
+        part, counts = Partition.of_parts([chosen]), torch.tensor([count])
+        chosen = hold_out(part, counts, read_labels(known), generator(seed, "server evaluation"))[1][0]
+    own = batch_size or loaders.batch_size
+    if isinstance(loaders, TensorLoader):
+        return TensorLoader(loaders.tensors, own, None if whole and loaders.indices is None else chosen)
+    if whole and batch_size is None and (loaders.drop_last or not loaders.num_workers):
+        return loaders
+    return evaluation_loader(loaders, loaders.dataset, chosen, own, resident_loader(loaders))
 
 
 def sharded(loaders: Any, rank: int, ranks: int) -> Any:

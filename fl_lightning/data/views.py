@@ -49,15 +49,18 @@ class TrainingView(_ClientView):
 
 
 class ServerView(_View):
-    """The server's validation set, not split over ranks."""
+    """The server's validation set, not split over ranks; made once, so that its workers stay."""
 
-    def __init__(self, base: LightningDataModule, loaders: Callable[[], Any]) -> None:
+    def __init__(self, base: LightningDataModule, make: Callable[[], Any]) -> None:
         super().__init__(base)
-        self._loaders = loaders
+        self._make = make
+        self._made: Any = None
 
     def val_dataloader(self) -> Any:
-        """The server's whole validation set."""
-        return self._loaders()
+        """The server's validation set."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
 
 class EvaluationView(_ClientView):

@@ -12,7 +12,8 @@ from fl_lightning.functional.exact_sum import wide
 from fl_lightning.strategies.base import JointStrategy, Worth
 from fl_lightning.types import ClientUpdate
 
-_PIECE = 2**20
+_PIECE = 2**25
+"""Numbers of all models together that are sorted at once."""
 
 
 class FedMedian(JointStrategy):
@@ -30,7 +31,8 @@ class FedMedian(JointStrategy):
             ClientError: if so many models are not finite that the median is not.
         """
         # In pieces: sorting makes an index of 8 bytes for each number.
-        pieces = zip(*(torch.split(update.state, _PIECE) for update in updates if update.state is not None), strict=True)
+        size = max(1, _PIECE // len(updates))
+        pieces = zip(*(torch.split(update.state, size) for update in updates if update.state is not None), strict=True)
         median = torch.cat([_median(torch.stack(piece)) for piece in pieces])
         if not bool(torch.isfinite(median).all()):
             raise ClientError(

@@ -1,0 +1,50 @@
+"""How the server measures clients' models for its strategy: as the module validates, or cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_lightning.clients.local_training import Precision
+from fl_lightning.errors import require
+
+_NAME = "federation.server_evaluation."
+
+
+@dataclass(frozen=True)
+class ServerEvaluation:
+    """What a strategy's measurements on the server's set may cost. The validation of the aggregated model stays whole.
+
+    A strategy such as AdaFed evaluates every client's model every round, which can be most of a round. The defaults measure
+    exactly what the module logs in validation.
+
+    Args:
+        every_n_rounds: measure clients' models in rounds 0, n, 2n, ...; in between each weighs by the score that it had last,
+            and one that has none yet is measured. Scores for Shapley values and routes are always measured.
+        examples: of the server's set, as many of each class in proportion, drawn once by the federation's seed: a number,
+            or a share in (0, 1].
+        batch_size: of evaluation; null for that of the server's loader; ``auto`` times a few sizes and keeps the fastest.
+            It changes a metric by rounding where the module logs means over examples, and by more where it does not.
+        precision: of evaluation; null for that of local training. Weights are made of these scores: their last digits
+            change with it.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    every_n_rounds: int = 1
+    examples: int | float = 1.0
+    batch_size: int | Literal["auto"] | None = None
+    precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        require(self.every_n_rounds >= 1, _NAME + "every_n_rounds", "1 or above", self.every_n_rounds)
+        whole = isinstance(self.examples, int)
+        fits = self.examples >= 1 if whole else 0 < self.examples <= 1
+        require(fits, _NAME + "examples", "a number of 1 or above, or a share in (0, 1]", self.examples)
+        size = self.batch_size
+        require(size in (None, "auto") or (isinstance(size, int) and size >= 1), _NAME + "batch_size", "1 or above", size)
+
+    def due(self, round_idx: int) -> bool:
+        """Whether clients' models are measured in this round."""
+        return round_idx % self.every_n_rounds == 0
