@@ -157,7 +157,6 @@ class FederatedOrchestrator(Callback):
         inference = trainer.validate_loop.inference_mode
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
-        in_memory = self.updates_in_memory * 2**30
         self._federation = Federation(
             trainer, self.strategy, data, ModelState(pl_module), local, measures, self.updates_in_memory * 2**30
         )

@@ -1,22 +1,17 @@
-"""Seconds per round against a loop written by hand, on the same work, in one process, interleaved.
+"""The workloads of the benchmark, the loop that a researcher would write by hand for them, and ours.
 
-    python tools/benchmark_round.py            # both workloads, about five minutes on two cores
-    python tools/benchmark_round.py S --repeats 9
+W       AdaFed's Simulation 2: its table of counts, the Keras CNN, B = 100, E = 1, SGD, FedAvg, one evaluation of the
+        aggregated model on 10,000 images per round.
+W-eval  The same as AdaFed: each client's model is evaluated on the 10,000 images, too.
+S       100 clients with 100 examples each, 10 a round, LeNet, B = 10, E = 1, SGD, FedAvg, no evaluation.
 
-W  AdaFed's Simulation 2: its table of counts, the Keras CNN, B = 100, E = 1, SGD, FedAvg, one evaluation of the
-   aggregated model on 10,000 images per round.
-S  100 clients with 100 examples each, 10 a round, LeNet, B = 10, E = 1, SGD, FedAvg, no evaluation.
-
-Images are random: speed does not depend on what they show. Each repeat runs hand, ours, hand again; the table gives
-medians over repeats, the ratio of ours to the hand-written loop, and as a control the ratio of that loop to itself.
+Images are random: speed does not depend on what they show.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import logging
-import statistics
 import time
 import warnings
 from collections.abc import Sequence
@@ -31,18 +26,21 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
-    ClassificationTask,
+    AdaFed,
+    FedAvg,
     FederatedDataModule,
     FederatedOrchestrator,
     KerasCNN,
     LeNet,
     LocalTraining,
     Partitioner,
+    ServerEvaluation,
     TensorLoader,
 )
 from fl_lightning.functional import draw_cohort
 
 LR = 0.01
+ROUNDS = {"W": 2, "W-eval": 2, "S": 15}
 
 
 class Sizes(Partitioner):
@@ -93,21 +91,53 @@ class Plain(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=LR)
 
 
+class Clock(L.Callback):
+    """Seconds from the first round to the last, the first left out where it has something to prepare."""
+
+    def __init__(self, skipped: int = 0) -> None:
+        self.skipped = skipped
+        self.begun = self.seconds = 0.0
+
+    def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == self.skipped:
+            self.begun = time.perf_counter()
+
+    def on_train_end(self, *_: Any) -> None:
+        self.seconds = time.perf_counter() - self.begun
+
+
 class Workload:
-    def __init__(self, name: str) -> None:
+    """One workload on one device.
+
+    Args:
+        name: W, W-eval or S.
+        device: ``cpu`` or ``cuda``.
+        clients: of S.
+        cohort: of S.
+    """
+
+    def __init__(self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
         counts = table["data"]["partitioner"]["init_args"]["counts"]
-        simulation = name == "W"
-        self.sizes = [sum(row) for row in counts] if simulation else [100] * 100
-        self.cohort: int | float = 1.0 if simulation else 10
-        self.rounds = 2 if simulation else 15
+        simulation = name != "S"
+        self.name, self.device = name, torch.device(device)
+        self.sizes = [sum(row) for row in counts] if simulation else [100] * clients
+        self.cohort: int | float = 1.0 if simulation else cohort
+        self.rounds = ROUNDS[name]
+        torch.manual_seed(0)
         self.net = KerasCNN() if simulation else LeNet()
         self.data = Images(sum(self.sizes), 100 if simulation else 10, 10_000 if simulation else 0)
 
+    def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+        net.eval()
+        with torch.inference_mode():
+            return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in TensorLoader(data, 100))
+
     def by_hand(self) -> float:
-        """FedAvg as one would write it: tensors in memory, one resident client, a running sum."""
-        server, client = copy.deepcopy(self.net), copy.deepcopy(self.net)
-        x, y = self.data.train
+        """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum."""
+        server, client = (copy.deepcopy(self.net).to(self.device) for _ in range(2))
+        x, y = (tensor.to(self.device) for tensor in self.data.train)
+        val = tuple(tensor.to(self.device) for tensor in self.data.val)
         parts = list(torch.arange(len(y)).split(self.sizes))
         begun = time.perf_counter()
         for round_idx in range(self.rounds):
@@ -122,82 +152,49 @@ class Workload:
                     optimizer.zero_grad()
                     F.cross_entropy(client(x[batch]), y[batch]).backward()
                     optimizer.step()
+                if self.name == "W-eval":
+                    self._accuracy(client, val)
                 with torch.no_grad():
                     torch._foreach_add_(total, list(client.parameters()), alpha=self.sizes[k] / examples)
             with torch.no_grad():
                 torch._foreach_copy_(list(server.parameters()), total)
-            if len(self.data.val[1]):
-                server.eval()
-                with torch.inference_mode():
-                    batches = TensorLoader(self.data.val, 100)
-                    sum(int((server(images).argmax(1) == labels).sum()) for images, labels in batches)
+            if len(val[1]):
+                self._accuracy(server, val)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return (time.perf_counter() - begun) / self.rounds
 
-    def ours(self, module: L.LightningModule) -> float:
-        """The same by a Trainer per client."""
-        clock = Clock()
-        local = LocalTraining(max_epochs=1)
+    def ours(
+        self, module: L.LightningModule | None = None, devices: int = 1, skipped: int = 0, eval_batch: Any = None, **local: Any
+    ) -> float:
+        """Seconds per round of the same as a federation."""
+        quiet()
+        clock = Clock(skipped)
+        callback = FederatedOrchestrator(
+            strategy=AdaFed() if self.name == "W-eval" else FedAvg(),
+            local=LocalTraining(**local),
+            server_evaluation=ServerEvaluation(batch_size=eval_batch),
+            clients_per_round=self.cohort,
+        )
         trainer = L.Trainer(
-            max_epochs=self.rounds,
-            accelerator="cpu",
-            callbacks=[FederatedOrchestrator(local=local, clients_per_round=self.cohort), clock],
+            max_epochs=self.rounds + skipped,
+            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            devices=devices,
+            strategy="auto" if devices == 1 else "ddp",
+            callbacks=[callback, clock],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
         )
-        trainer.fit(module, FederatedDataModule(self.data, Sizes(self.sizes)))
+        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
+        trainer.fit(chosen, FederatedDataModule(self.data, Sizes(self.sizes)))
         return clock.seconds / self.rounds
 
 
-class Clock(L.Callback):
-    seconds = 0.0
-
-    def on_train_start(self, *_: Any) -> None:
-        self.seconds = -time.perf_counter()
-
-    def on_train_end(self, *_: Any) -> None:
-        self.seconds += time.perf_counter()
-
-
-def task(net: nn.Module) -> L.LightningModule:
-    return ClassificationTask(net, optimizer=lambda p: torch.optim.SGD(p, lr=LR))
-
-
-def measure(name: str, repeats: int) -> None:
-    work = Workload(name)
-    seconds: dict[str, list[float]] = {"hand": [], "plain module": [], "ClassificationTask": [], "hand again": []}
-    work.by_hand(), work.ours(Plain(copy.deepcopy(work.net)))  # warm up
-    for _ in range(repeats):
-        seconds["hand"].append(work.by_hand())
-        seconds["plain module"].append(work.ours(Plain(copy.deepcopy(work.net))))
-        seconds["hand again"].append(work.by_hand())
-        seconds["ClassificationTask"].append(work.ours(task(copy.deepcopy(work.net))))
-    hand = seconds["hand"]
-    print(f"\n| {name}: {repeats} repeats of {work.rounds} rounds | seconds per round | ratio to hand | spread |")
-    print("|---|---|---|---|")
-    for what, values in seconds.items():
-        ratios = sorted(value / base for value, base in zip(values, hand, strict=True))
-        print(
-            f"| {what} | {statistics.median(values):.3f} | {statistics.median(ratios):.3f} "
-            f"| {ratios[0]:.3f} to {ratios[-1]:.3f} |"
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=["W", "S"], choices=["W", "S"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1, help="intra-op threads of both")
-    args = parser.parse_args()
-    warnings.filterwarnings("ignore", module="lightning")
+def quiet() -> None:
+    """Leave Lightning's advice out of the table."""
+    warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(args.threads)
-    print(f"torch {torch.__version__}, lightning {L.__version__}, {args.threads} thread(s)")
-    for name in args.workloads:
-        measure(name, args.repeats)
-
-
-if __name__ == "__main__":
-    main()
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)

@@ -1,0 +1,198 @@
+"""How cost grows: with the number of clients, with rounds, with models that do not fit into memory, and on a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from benchmark_loop import Clock, Plain, Sizes, Workload, quiet
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import (
+    ClientUpdate,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedMedian,
+    LocalTraining,
+)
+from fl_lightning.callbacks.update_store import UpdateStore
+
+
+def memory_of(kind: str) -> int:
+    """This process's memory in KiB: ``VmHWM`` the peak, ``RssAnon`` what is not backed by a file."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind))
+
+
+class Features(L.LightningDataModule):
+    """So many examples of 64 numbers."""
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = torch.rand(examples, 64, generator=generator), torch.randint(0, 10, (examples,), generator=generator)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*self.tensors), batch_size=10, shuffle=True)
+
+
+class Watch(L.Callback):
+    """The peak of memory after certain rounds."""
+
+    def __init__(self, rounds: tuple[int, ...]) -> None:
+        self.rounds = rounds
+        self.peaks: dict[int, int] = {}
+
+    def on_train_epoch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch + 1 in self.rounds:
+            self.peaks[trainer.current_epoch + 1] = memory_of("VmHWM")
+
+
+def federate(clients: int, rounds: int, engine: str, *callbacks: L.Callback) -> float:
+    """Seconds per round of 10 clients out of so many, with 100 examples each; the first round is not counted."""
+    quiet()
+    clock = Clock(skipped=1)
+    trainer = L.Trainer(
+        max_epochs=rounds + 1,
+        accelerator="cpu",
+        callbacks=[FederatedOrchestrator(local=LocalTraining(engine=engine), clients_per_round=10), clock, *callbacks],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    trainer.fit(Plain(net), FederatedDataModule(Features(100 * clients), Sizes([100] * clients)))
+    return clock.seconds / rounds
+
+
+def clients(args: argparse.Namespace) -> None:
+    """Time per round over the number of clients; memory beyond the data."""
+    numbers = (10, 100, 1000, 10_000)
+    seconds: dict[int, list[float]] = {number: [] for number in numbers}
+    for number in (*numbers, *numbers * args.repeats):
+        seconds[number].append(federate(number, 20, "fabric"))
+    print("\n| clients, 10 a round | ms per round | ratio to 10 clients | peak memory | data |\n|---|---|---|---|---|")
+    for number in numbers:
+        own = statistics.median(seconds[number][1:])
+        first = statistics.median(seconds[numbers[0]][1:])
+        script = f"import benchmark_scale as b; b.federate({number}, 5, 'fabric'); print(b.memory_of('VmHWM'))"
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+        peak = int(run.stdout.split()[-1]) / 1024
+        print(f"| {number} | {own * 1000:.1f} | {own / first:.2f} | {peak:.0f} MiB | {number * 100 * 66 * 4 / 2**20:.1f} MiB |")
+
+
+def memory(args: argparse.Namespace) -> None:
+    """Peak memory after 20 and after 200 rounds, each engine in a process of its own."""
+    print("\n| 200 rounds | peak after 20 | peak after 200 | ratio |\n|---|---|---|---|")
+    for engine in ("trainer", "fabric", "stacked"):
+        call = f"w = b.Watch((20, 200)); b.federate(100, 199, '{engine}', w)"
+        script = f"import json, benchmark_scale as b; {call}; print(json.dumps(w.peaks))"
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+        peaks = {int(k): v / 1024 for k, v in json.loads(run.stdout.splitlines()[-1]).items()}
+        print(f"| {engine} | {peaks[20]:.0f} MiB | {peaks[200]:.0f} MiB | {peaks[200] / peaks[20]:.3f} |", flush=True)
+
+
+def robust(args: argparse.Namespace) -> None:
+    """The median of models with 10 million parameters that lie in a file, and the memory it takes."""
+    size, highest, done = 10_000_000, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not done.wait(0.05):
+            highest = max(highest, memory_of("RssAnon"))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        store = UpdateStore(Path(folder), 0)
+        begun = time.perf_counter()
+        base = torch.randn(size)
+        for client in range(args.models):
+            counters = torch.zeros(0, dtype=torch.int64)
+            store.keep(ClientUpdate(client, 0, 1, 1, state=base + client, counters=counters))
+        written = time.perf_counter()
+        median, _ = FedMedian().combine([kept.load() for kept in store.kept], lambda models: [])
+        seconds = time.perf_counter() - written
+        store.close()
+    done.set()
+    thread.join()
+    exact = torch.allclose(median, base.double() + (args.models - 1) / 2, atol=1e-3)
+    gib = args.models * size * 4 / 2**30
+    print(f"\nmedian of {args.models} models of {size:,} parameters ({gib:.1f} GiB): right: {exact}")
+    print(f"written in {written - begun:.0f} s, combined in {seconds:.0f} s, memory at most {highest / 2**20:.2f} GiB")
+
+
+def allocator(args: argparse.Namespace) -> None:
+    """A round of W with and without keeping freed memory, each in processes of their own."""
+    script = "import benchmark_loop as b, torch; torch.set_num_threads(1); w = b.Workload('W'); {} print(w.ours())"
+    kinds = {"as glibc comes": "", "kept": "import fl_lightning; fl_lightning.keep_freed_memory();"}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    for _ in range(args.repeats):
+        for kind, call in kinds.items():
+            environment = inherited | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-c", script.format(call)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            seconds[kind].append(float(run.stdout.split()[-1]))
+    for kind, values in seconds.items():
+        ratios = [value / first for value, first in zip(values, seconds["as glibc comes"], strict=True)]
+        print(f"{kind}: {statistics.median(values):.2f} s a round, ratio {statistics.median(ratios):.2f}")
+
+
+def gpu(args: argparse.Namespace) -> None:
+    """S with 1,000 clients, 100 a round, and W in AMP, on one GPU, against the loop by hand on it."""
+    if not torch.cuda.is_available():
+        raise SystemExit("There is no GPU here.")
+    small, large = Workload("S", "cuda", clients=1000, cohort=100), Workload("W", "cuda")
+    compared: dict[str, tuple[Workload, Callable[[], float]]] = {
+        "S: trainer": (small, lambda: small.ours(precision="32-true")),
+        "S: fabric": (small, lambda: small.ours(precision="32-true", engine="fabric")),
+        "S: stacked": (small, lambda: small.ours(precision="32-true", engine="stacked", stack_size=100, skipped=1)),
+        "S: stacked, compiled": (
+            small,
+            lambda: small.ours(precision="32-true", engine="stacked", stack_size=100, skipped=1, compile=True),
+        ),
+        "W: trainer, 32-true": (large, lambda: large.ours(precision="32-true")),
+        "W: trainer, AMP": (large, lambda: large.ours(precision="bf16-mixed")),
+    }
+    for what, (work, row) in compared.items():
+        row()
+        torch.cuda.reset_peak_memory_stats()
+        ratios = [row() / work.by_hand() for _ in range(args.repeats)]
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        print(f"{what}: ratio to hand {statistics.median(ratios):.3f}, device memory {peak:.0f} MiB", flush=True)
+    for what, (_, row) in compared.items():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            begun = time.perf_counter()
+            row()
+            wall = time.perf_counter() - begun
+        events = profile.key_averages()
+        busy = sum(event.self_device_time_total for event in events) / 1e6
+        print(
+            f"{what}: {sum(event.count for event in events)} kernels, the device is busy {100 * busy / wall:.0f} % of the time"
+        )
+
+
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "clients": clients,
+    "memory": memory,
+    "robust": robust,
+    "allocator": allocator,
+    "gpu": gpu,
+}
