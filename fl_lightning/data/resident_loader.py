@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from fl_lightning.functional.seeding import derive_seed
 
@@ -125,8 +125,8 @@ class ClientLoader:
     def __iter__(self) -> Iterator[Any]:
         order = self._indices
         if self._shuffle:
-            order = order[torch.randperm(len(order), generator=self._generator)]
+            order = order[list(RandomSampler(range(len(order)), generator=self._generator))]  # as without workers
         batches = [batch.tolist() for batch in torch.split(order, self.batch_size)][: len(self)]
         seed = None if self._generator is None else derive_seed(self._generator.initial_seed(), self._iterations)
         self._iterations += 1
-        return self._resident.read(batches, seed)
+        yield from self._resident.read(batches, seed)  # nothing is drawn before the first batch is asked for

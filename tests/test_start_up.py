@@ -1,0 +1,185 @@
+"""Starting: help without torch, names on demand, the allocator, threads, and which engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from command_line import fit
+from federations import Plain, federate, same_bits, weights
+
+import fl_lightning
+from fl_lightning import ConfigurationError, LocalTraining, allocator, command
+from fl_lightning.callbacks.outer_trainer import set_threads
+from fl_lightning.cli import FederationCLI
+from fl_lightning.clients.engines.choice import Trial, attempt, choose
+
+
+def python(code: str, **environment: str) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    env |= {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h", "--version"])
+def test_help_and_version_do_not_import_torch(argument):
+    code = f"import sys; sys.argv = ['fl-lightning', '{argument}']; import fl_lightning.command as c; c.main()"
+    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
+    assert said.splitlines()[-1] == "False False"
+    assert ("fl-lightning " + fl_lightning.__version__ if argument == "--version" else "usage: fl-lightning") in said
+
+
+def test_help_lists_the_subcommands_that_there_are():
+    assert set(command.SUBCOMMANDS) == set(FederationCLI.subcommands())
+
+
+def test_other_arguments_reach_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fl-lightning", "fit", "--no_such"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "no_such" in capsys.readouterr().err
+
+
+def test_every_public_name_is_found_on_demand():
+    assert set(fl_lightning.__all__) <= set(dir(fl_lightning))
+    assert python("import fl_lightning, sys; print('torch' in sys.modules)").strip() == "False"
+    assert python("from fl_lightning import AdaFed; print(AdaFed.__module__)").strip() == "fl_lightning.strategies.adafed"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'fl_lightning' has no attribute 'FedNothing'"):
+        _ = fl_lightning.FedNothing
+
+
+FAULTS = """
+import resource, torch, fl_lightning
+{}
+x = torch.empty(2**22)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        live = [x.clone() for _ in range(10)]  # 160 MiB: more than glibc keeps by itself
+        del live
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(faults())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
+def test_kept_memory_is_not_faulted_in_anew():
+    kept = int(python(FAULTS.format("assert fl_lightning.keep_freed_memory()")))
+    assert kept < 1000 < int(python(FAULTS.format("")))  # 50 copies of 16 MiB are 200,000 pages
+
+
+def test_the_users_own_allocator_settings_win(monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")
+    assert not allocator.keep_freed_memory()
+
+
+def test_the_command_line_can_leave_the_allocator_alone(fl, tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr("fl_lightning.cli.keep_freed_memory", lambda: called.append(1))
+    for keep, times in (("true", 1), ("false", 1)):
+        folder = f"--trainer.default_root_dir={tmp_path / keep}"
+        assert fit(fl, "--trainer.logger=false", folder, f"--keep_freed_memory={keep}")[0] == 0
+        assert len(called) == times
+
+
+class _Ranks:
+    """As much of a Trainer as decides about threads."""
+
+    def __init__(self, devices: int, kind: str) -> None:
+        self.num_devices = devices
+        self.strategy: Any = type("Strategy", (), {"root_device": torch.device(kind)})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "kind", "threads"),
+    [(None, 1, "cpu", 3), (None, 2, "cpu", 1), (None, 2, "cuda", 3), (2, 2, "cpu", 2), (2, 1, "cpu", 2)],
+)
+def test_ranks_that_share_a_cpu_take_one_thread_each(wanted, devices, kind, threads):
+    from contextlib import ExitStack
+
+    torch.set_num_threads(3)
+    try:
+        with ExitStack() as cleanup:
+            set_threads(wanted, _Ranks(devices, kind), cleanup)
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+
+
+def trials(trainer: float, fabric: float | str, stacked: float | str) -> dict[str, Trial]:
+    values = {"trainer": trainer, "fabric": fabric, "stacked": stacked}
+    return {name: Trial(refused=x) if isinstance(x, str) else Trial(x) for name, x in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "chosen"),
+    [
+        ([trials(1.0, 0.8, 0.5)], "stacked"),
+        ([trials(1.0, 0.99, 0.98)], "trainer"),  # not worth it
+        ([trials(1.0, 0.8, "dropout")], "fabric"),
+        ([trials(1.0, 0.8, 0.1), trials(1.0, 0.8, 3.0)], "fabric"),
+        ([trials(1.0, 0.8, 0.1), {}], "stacked"),
+        ([trials(1.0, 0.5, 0.1), trials(1.0, 0.5, "no")], "fabric"),
+        ([{}], "trainer"),
+    ],
+)
+def test_the_fastest_engine_that_can_is_chosen(ranks, chosen):
+    name, why = choose(ranks)
+    assert name == chosen
+    assert f"engine '{chosen}'" in why
+    assert all(trial.refused in why for rank in ranks for trial in rank.values())
+
+
+def test_an_engine_that_refuses_is_left_out():
+    def measure(name: str) -> float:
+        if name == "stacked":
+            raise ConfigurationError("it cannot")
+        return 1.0
+
+    assert attempt(measure)["stacked"].refused == "it cannot"
+    with pytest.raises(ConfigurationError, match="it cannot"):
+        attempt(lambda name: measure("stacked"))
+
+
+def test_auto_says_what_it_chose_and_trains_the_same(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("fl_lightning.callbacks.cohort_training.rank_zero_info", said.append)
+    finals = []
+    for engine in ("trainer", "auto"):
+        torch.manual_seed(5)
+        module = Plain()
+        federate(module, 2, local=LocalTraining(engine=engine))
+        finals.append(weights(module))
+    (sentence,) = said
+    assert sentence.startswith("Local training by the engine '")
+    for name in ("trainer", "fabric", "stacked"):
+        assert f"{name} " in sentence
+    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
+
+
+def test_channels_last_is_the_same_within_rounding():
+    class Conv(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Sequential(
+                torch.nn.Unflatten(1, (1, 2, 2)), torch.nn.Conv2d(1, 3, 2), torch.nn.Flatten(), torch.nn.Linear(3, 3)
+            )
+
+    finals = []
+    for chosen in (False, True):
+        torch.manual_seed(6)
+        module = Conv()
+        federate(module, 3, local=LocalTraining(channels_last=chosen))
+        finals.append(weights(module))
+    assert not same_bits(weights(Conv()), finals[0])
+    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
