@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.functional.seeding import derive_seed
 
@@ -125,7 +125,7 @@ class ClientLoader:
     def __iter__(self) -> Iterator[Any]:
         order = self._indices
         if self._shuffle:
-            order = order[list(RandomSampler(range(len(order)), generator=self._generator))]  # as without workers
+            order = order[torch.randperm(len(order), generator=self._generator)]
         batches = [batch.tolist() for batch in torch.split(order, self.batch_size)][: len(self)]
         seed = None if self._generator is None else derive_seed(self._generator.initial_seed(), self._iterations)
         self._iterations += 1
