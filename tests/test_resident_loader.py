@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 from typing import Any
 
 import lightning as L
 import numpy as np
+import pytest
 import torch
 from federations import SIZES, Consecutive, Plain, blobs, every_round, federate, same_bits, trainer, weights
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
-from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
+from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
 
 
 class Lazy(Dataset):
@@ -46,6 +48,12 @@ class LazyBlobs(L.LightningDataModule):
 
     def val_dataloader(self) -> Any:
         return DataLoader(Lazy(), batch_size=16, num_workers=self.workers)
+
+
+@pytest.fixture(autouse=True)
+def workers_end_with_the_test():
+    yield
+    close_all()
 
 
 def test_the_same_processes_read_for_every_client():
@@ -106,6 +114,8 @@ def test_resumed_with_workers_is_the_uninterrupted_run(tmp_path):
 
 
 def test_workers_are_let_go_at_the_end():
-    data = FederatedDataModule(LazyBlobs(1), Consecutive())
+    data = FederatedDataModule(LazyBlobs(2), Consecutive())
+    before = set(multiprocessing.active_children())
     trainer(1, FederatedOrchestrator(local=LocalTraining())).fit(Plain(), data)
-    assert data.holdings._resident is None
+    assert data.holdings._resident is not None
+    assert set(multiprocessing.active_children()) <= before

@@ -16,6 +16,7 @@ from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.resident_loader import close_all
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import require
@@ -271,12 +272,12 @@ class FederatedDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up, and workers go."""
-        if self._holdings is not None:
-            self._holdings.release()
+        close_all()
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the user's datamodule clean up after an error."""
+        """Let the user's datamodule clean up after an error, and workers go."""
+        close_all()
         self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -139,10 +139,6 @@ class Holdings:
             self._resident = resident_loader(self.source)
         return self._resident
 
-    def release(self) -> None:
-        """Let workers go."""
-        self._resident = None
-
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """A part of a client's examples in order, each once."""
         indices, changes, dataset = self.part(part)[client], self._changes(client, part), self.source.dataset

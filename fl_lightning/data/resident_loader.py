@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,15 @@ class _Requests:
         return len(self.batches)
 
 
+_OPEN: weakref.WeakSet[ResidentLoader] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """Let the workers of this process go; a loader that is used again starts new ones."""
+    for loader in list(_OPEN):
+        loader.close()
+
+
 class ResidentLoader:
     """The workers of one dataset.
 
@@ -76,6 +86,15 @@ class ResidentLoader:
             generator=torch.Generator(),  # else it would draw from the random numbers of the client that comes first
             **settings,
         )
+
+        _OPEN.add(self)
+
+    def close(self) -> None:
+        """Let the workers go: left to the garbage collector they would live on, and hold up the end of the process."""
+        iterator: Any = self._loader._iterator
+        if iterator is not None:
+            iterator._shutdown_workers()
+            self._loader._iterator = None
 
     def read(self, batches: Sequence[Sequence[int]], seed: int | None) -> Iterator[Any]:
         """Iterate over batches of examples.
