@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule
@@ -56,19 +56,19 @@ class ClientRun:
                 "callbacks": list(callbacks),
                 "precision_plugin": precision,
                 "precision": precision.precision,
-                "strategy": SimpleNamespace(root_device=device),
+                "strategy": _Strategy(self, device),
                 "optimizers": optimizers,
                 "lr_scheduler_configs": [],
                 "callback_metrics": metrics,
-                "logged_metrics": metrics,
                 "accumulate_grad_batches": local.accumulate_grad_batches,
                 "gradient_clip_val": local.gradient_clip_val,
-                "gradient_clip_algorithm": local.gradient_clip_algorithm,
+                "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
                 "max_epochs": local.max_epochs,
                 "max_steps": local.max_steps,
-                "num_training_batches": 0,
-                "current_epoch": 0,
-                "global_step": 0,
+                "num_training_batches": float("inf"),
+                "_epoch": 0,
+                "_steps": 0,
+                "_time_was_read": False,
                 "should_stop": False,
                 "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
                 "training": True,
@@ -102,10 +102,7 @@ class ClientRun:
         """
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ConfigurationError(
-            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training has not. Set "
-            "'federation.local.engine' to 'trainer'."
-        )
+        self.refuse(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What a Trainer lets a callback change.
@@ -120,6 +117,56 @@ class ClientRun:
             )
         vars(self)[name] = value
 
+    @property
+    def current_epoch(self) -> int:
+        """The local epoch, from 0."""
+        vars(self)["_time_was_read"] = True
+        epoch: int = vars(self)["_epoch"]
+        return epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far."""
+        vars(self)["_time_was_read"] = True
+        steps: int = vars(self)["_steps"]
+        return steps
+
+    def refuse(self, name: str) -> NoReturn:
+        """What only a Trainer has.
+
+        Raises:
+            ConfigurationError: naming it, and who asked.
+        """
+        raise ConfigurationError(
+            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training has not. Set "
+            "'federation.local.engine' to 'trainer'."
+        )
+
     def note(self, **state: Any) -> None:
         """Set the engine's own state."""
         vars(self).update(state)
+
+
+class _Strategy:
+    """As much of a Trainer's strategy as one process needs."""
+
+    def __init__(self, run: ClientRun, device: torch.device) -> None:
+        self._run = run
+        self.root_device = device
+
+    def __getattr__(self, name: str) -> Any:
+        """What a strategy has and this has not."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._run.refuse(f"strategy.{name}")
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """That of the one process."""
+        return decision
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """To the one process."""
+        return obj
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        """Nobody to wait for."""

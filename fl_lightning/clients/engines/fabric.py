@@ -15,7 +15,7 @@ from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.errors import ConfigurationError
 
-_NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients")
+_NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")
 """What a module may override for a Trainer, and for this loop not."""
 
 

@@ -16,16 +16,26 @@ from fl_lightning.errors import ConfigurationError
 
 _REDUCTIONS: dict[Any, str] = {
     "mean": "mean",
+    "avg": "mean",
     torch.mean: "mean",
     "max": "max",
     torch.max: "max",
+    max: "max",
     "min": "min",
     torch.min: "min",
+    min: "min",
     "sum": "sum",
     torch.sum: "sum",
+    sum: "sum",
 }
 
 _PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}
+
+
+def _dtype() -> torch.dtype:
+    """Figures are never kept in less than float32, whatever the training runs in."""
+    default = torch.get_default_dtype()
+    return default if default in (torch.float32, torch.float64) else torch.float32
 
 
 @dataclass
@@ -41,10 +51,9 @@ class _Entry:
         """The epoch's figure, added up in the order of the steps, as Lightning does."""
         if self.metric is not None:
             value: Tensor = self.metric.compute()
-            self.metric.reset()
             return value
         if self.reduction == "mean":
-            total = torch.zeros((), device=self.values[0][0].device)
+            total = torch.zeros((), device=self.values[0][0].device, dtype=_dtype())
             for value, size in self.values:
                 total = total + value * size
             return total / torch.tensor(sum(size for _, size in self.values), device=total.device)
@@ -69,6 +78,7 @@ class LogRecorder:
         self.metrics: dict[str, Tensor] = {}
         self._device = device
         self._entries: dict[tuple[str, str], _Entry] = {}
+        self._seen: list[Metric] = []
 
     def log(
         self,
@@ -93,21 +103,22 @@ class LogRecorder:
             ConfigurationError: for a reduction of the module's own.
         """
         on_step, on_epoch = _FxValidator.check_logging_and_get_default_levels(self.hook, on_step, on_epoch)
-        reduction = _REDUCTIONS.get(reduce_fx)
+        known: Any = reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx
+        reduction = _REDUCTIONS.get(known)
         if reduction is None:
             raise ConfigurationError(
-                f"'{name}' is logged with the reduction {reduce_fx!r}; only mean, min, max and sum are known. Take one of them."
+                f"'{name}' is logged with the reduction {reduce_fx!r}; this engine knows mean, min, max and sum. Take one of "
+                "them, or set 'federation.local.engine' to 'trainer'."
             )
         if not isinstance(value, Metric):
-            default = torch.get_default_dtype()
-            if isinstance(value, Tensor):
-                value = value.detach().clone().squeeze()
-            else:
-                value = torch.tensor(value, device=self._device, dtype=default)
-            value = value if value.dtype in (torch.float32, torch.float64) else value.to(default)
+            value = self._as_tensor(name, value)
+        else:
+            self._seen.append(value)
         if on_step:
             latest: Any = value._forward_cache if isinstance(value, Metric) else value
             self.metrics[name] = latest
+            if on_epoch:
+                self.metrics[f"{name}_step"] = latest
         if not on_epoch:
             return
         entry = self._entries.setdefault((self.hook, name), _Entry(reduction, on_step))
@@ -118,10 +129,24 @@ class LogRecorder:
             batch_size = 1 if self.batch is None else extract_batch_size(self.batch)
         entry.values.append((value, batch_size or 1))
 
-    def end_epoch(self) -> None:
-        """Work out the epoch's figures."""
+    def _as_tensor(self, name: str, value: Any) -> Tensor:
+        if not isinstance(value, Tensor):
+            return torch.tensor(value, device=self._device, dtype=_dtype())
+        if value.numel() != 1:
+            raise ConfigurationError(f"'{name}' is logged as {value.numel()} numbers; log one, such as their mean.")
+        own = value.detach().clone().squeeze()
+        return own if own.dtype in (torch.float32, torch.float64) else own.to(_dtype())
+
+    def compute(self) -> None:
+        """Work out the epoch's figures so far."""
         for (_, name), entry in self._entries.items():
             self.metrics[name] = entry.compute()
             if entry.on_step:
                 self.metrics[f"{name}_epoch"] = self.metrics[name]
+
+    def reset(self) -> None:
+        """End the epoch: forget its values, and begin its metrics anew."""
+        for metric in self._seen:
+            metric.reset()
+        self._seen = []
         self._entries = {}

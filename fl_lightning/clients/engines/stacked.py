@@ -10,7 +10,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from fl_lightning.clients.engines.client_fit import HOOKS, batches_per_epoch
+from fl_lightning.clients.engines.client_hooks import HOOKS
+from fl_lightning.clients.engines.client_optimizer import batches_per_epoch
 from fl_lightning.clients.engines.fabric import refuse_module
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked_fit import Assignment, StackedFit, Trained

@@ -13,13 +13,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.clients.engines.client_fit import configured_optimizers
+from fl_lightning.clients.engines.client_optimizer import configured_optimizers
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.client_stack import ClientStack, Tensors
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.engines.stacked_batches import ClientRandom, Groups, StackedBatches
+from fl_lightning.clients.engines.stacked_notes import replay
 from fl_lightning.clients.engines.stacked_optimizer import StackedOptimizer, clip
-from fl_lightning.clients.engines.stacked_step import StackedStep, replay
+from fl_lightning.clients.engines.stacked_step import StackedStep
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.functional.model_state import ModelState
@@ -120,11 +121,14 @@ class StackedFit:
             What came out, by client.
         """
         with self._attached():
-            for position, job in enumerate(self._jobs):
-                self._runs[position].note(num_training_batches=num_batches, max_epochs=epochs)
+            for job, run in zip(self._jobs, self._runs, strict=True):
+                run.note(max_epochs=epochs)
                 job.data.setup("fit")
             try:
                 self._start(round_idx)
+                for run in self._runs:
+                    run.note(num_training_batches=num_batches)
+                self._hook("on_train_start")
                 epoch = 0
                 while num_batches and (epochs == -1 or epoch < epochs) and not self._steps_done():
                     self._epoch(loaders, num_batches, epoch)
@@ -155,13 +159,16 @@ class StackedFit:
         named = dict(self._module.named_parameters())
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
         self._optimizer = StackedOptimizer(optimizers, configs, stacked, self._local, round_idx)
+        steps_on = {id(tensor) for tensor in self._optimizer.tensors}
+        self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
+        for run in self._runs:
+            run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         if any(job.correction is not None for job in self._jobs):
             self._optimizer.require_plain_sgd()
         parameters = self._stack.parameters
         self._anchors = {name: t.detach().clone() for name, t in parameters.items()} if self._local.proximal_mu else {}
         given = [job.correction for job in self._jobs if job.correction is not None]
         self._corrections = self._stack.like_parameters(torch.stack(given)) if given else {}
-        self._hook("on_train_start")
 
     def _steps_done(self) -> bool:
         return 0 <= self._local.max_steps <= self._optimizer.num_steps
@@ -182,7 +189,7 @@ class StackedFit:
 
     def _epoch(self, loaders: Sequence[Any], num_batches: int, epoch: int) -> None:
         for run in self._runs:
-            run.note(current_epoch=epoch)
+            run.note(_epoch=epoch)
         self._hook("on_train_epoch_start")
         data = [job.data for job in self._jobs]
         convert = self._precision.convert_input
@@ -211,14 +218,16 @@ class StackedFit:
         scale = 1 / self._local.accumulate_grad_batches
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
+        stand_in: Any = self._runs[0]
+        self._module.trainer = stand_in
         for positions, batch in groups:
             whole = len(positions) == self._size
             chosen = None if whole else torch.tensor(positions, device=self._device)
             parameters, buffers = self._stack.part(chosen)
-            specs = self._step.masks(parameters, buffers, batch, batch_idx)
-            drawn = [[spec.draw(self._random[position].torch) for spec in specs] for position in positions]
+            trial = self._step.trial(parameters, buffers, batch, batch_idx)
+            drawn = [[spec.draw(self._random[position].torch) for spec in trial.masks] for position in positions]
             masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
-            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, scale)
+            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
             for row, position in enumerate(positions):
                 notes[position].append(((noted, row), batch.size))
             if chosen is None:
@@ -230,10 +239,10 @@ class StackedFit:
             for name, gradient in gradients.items():
                 found.setdefault(name, torch.zeros_like(self._stack.parameters[name]))[chosen] = gradient
         self._losses.append(losses)
-        return {name: gradient for name, gradient in found.items() if name not in self._step.unused}
+        return found
 
     def _step_all(self, gradients: Tensors) -> None:
-        trained = self._stack.trained
+        trained = {name: t for name, t in self._stack.trained.items() if name in self._stepped}
         for name, parameter in trained.items():
             parameter.grad = gradients.get(name)
         self._optimizer.follow()
@@ -249,7 +258,7 @@ class StackedFit:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
         for run in self._runs:
-            run.note(global_step=self._optimizer.num_steps)
+            run.note(_steps=self._optimizer.num_steps)
 
     def _end_epoch(self, notes: list[list[Any]]) -> None:
         """Repeat for each client what its steps logged and gave to metrics, and let the module sum the epoch up."""
@@ -265,11 +274,12 @@ class StackedFit:
                 recorder.batch = torch.empty(size, 0)
                 replay(noted, row, recorder)
             recorder.batch = None
-            recorder.end_epoch()
+            recorder.compute()
             if own:
                 self._take_part(run, recorder, hook)
                 self._module.on_train_epoch_end()
-                recorder.end_epoch()
+                recorder.compute()
+            recorder.reset()
 
     def _results(self) -> list[Trained]:
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size

@@ -59,6 +59,8 @@ class StackedOptimizer:
                 f"The module configures {names}; stacked clients can be trained by one of {known}. Take one of them, or set "
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )
+        if optimizers[0]._optimizer_step_pre_hooks or optimizers[0]._optimizer_step_post_hooks:
+            raise ConfigurationError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
         if any(config.reduce_on_plateau for config in schedules):
             raise ConfigurationError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
         (self._own,) = optimizers
@@ -69,7 +71,9 @@ class StackedOptimizer:
             for group in self._own.param_groups
         ]
         kind: Any = type(self._own)
-        self._stacked: Optimizer = kind([group for group in groups if group["params"]])
+        begun = {"initial_accumulator_value"} & self._own.defaults.keys()  # the one option that is read when it is built
+        options = {name: self._own.defaults[name] for name in begun}
+        self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
         self._filled = [number for number, group in enumerate(groups) if group["params"]]
         self._own._opt_called = True  # type: ignore[attr-defined]  # its scheduler would warn: it never steps itself
         self._mu = local.proximal_mu
@@ -86,6 +90,11 @@ class StackedOptimizer:
     def rates(self) -> float:
         """The sum of the steps' learning rates; 0 where the optimizer has no rule."""
         return 0.0 if self._steps is None else self._steps.rates
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The stacked parameters that it steps on."""
+        return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
 
     def require_plain_sgd(self) -> None:
         """Refuse what SCAFFOLD's control variates are not defined for."""

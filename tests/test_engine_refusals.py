@@ -1,0 +1,115 @@
+"""What the engines ``fabric`` and ``stacked`` cannot honour, they refuse by name."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from engine_runs import optimized, scheduled, stepping, trained, variant
+from federations import CLASSES, Plain, network
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.optim import SGD
+
+from fl_lightning import ClassificationTask, ConfigurationError, CrossEntropy, LocalTraining, ProximalLoss
+
+
+def takes_iterator(self, dataloader_iter):
+    return F.cross_entropy(self(next(dataloader_iter)[0][0]), torch.zeros(5, dtype=torch.int64))
+
+
+def two(self):
+    return [SGD(self.net[0].parameters(), 0.1), SGD(self.net[2].parameters(), 0.1)]
+
+
+NOT_BY_FABRIC = {
+    "optimizes manually": ({"automatic_optimization": property(lambda self: False, lambda self, _: None)}, {}),
+    "'backward'": ({"backward": lambda self, loss: loss.backward()}, {}),
+    "'configure_gradient_clipping'": ({"configure_gradient_clipping": lambda self, *_: None}, {}),
+    "'dataloader_iter'": ({"training_step": takes_iterator}, {}),
+    "2 optimizers": ({"configure_optimizers": two}, {}),
+    "0 optimizers": ({"configure_optimizers": lambda self: None}, {}),
+    "'trainer.estimated_stepping_batches'": ({"on_train_start": lambda self: self.trainer.estimated_stepping_batches}, {}),
+    "'trainer.max_steps'": ({"on_train_start": lambda self: setattr(self.trainer, "max_steps", 3)}, {}),
+    "'trainer.strategy.barrier'": ({"on_train_start": lambda self: self.trainer.strategy.barrier()}, {}),
+    "StochasticWeightAveraging": ({}, {"callbacks": [lambda: StochasticWeightAveraging(0.1)]}),
+    "GradientAccumulationScheduler": ({}, {"callbacks": [lambda: GradientAccumulationScheduler({0: 2})]}),
+}
+
+
+@pytest.mark.parametrize("what", NOT_BY_FABRIC)
+def test_what_fabric_cannot_honour_is_refused_by_name(what):
+    methods, settings = NOT_BY_FABRIC[what]
+    with pytest.raises(ConfigurationError, match=r"'federation\.local\.engine'") as caught:
+        trained("fabric", variant(**methods), **settings)
+    assert what in str(caught.value)
+
+
+def test_a_share_of_less_than_one_batch_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'federation\.local\.limit_train_batches' is 0\.01"):
+        trained("fabric", Plain, limit_train_batches=0.01)
+
+
+@pytest.mark.parametrize("setting", [{"engine": "nonsense"}, {"stack_size": 0}])
+def test_settings_are_checked(setting):
+    with pytest.raises(ConfigurationError, match=f"'federation.local.{next(iter(setting))}'"):
+        LocalTraining(**setting)
+
+
+def kept(self, x, y, batch_idx):
+    """Carries a tensor from step to step that is no buffer."""
+    logits = self(x)
+    self.mean = getattr(self, "mean", 0) * 0.9 + logits.detach().mean(0)
+    return F.cross_entropy(logits - self.mean, y)
+
+
+def percent(self, x, y, batch_idx):
+    logits = self(x)
+    self.log("percent", 100 * self.train_acc(logits, y))
+    return F.cross_entropy(logits, y)
+
+
+def alpha(self, x, y, batch_idx):
+    return F.cross_entropy(self(F.alpha_dropout(x, 0.5, training=True)), y)
+
+
+LOSS = F.cross_entropy
+NOT_STACKED: dict[str, Any] = {
+    "'on_train_batch_end'": variant(on_train_batch_end=lambda self, *_: None),
+    "'optimizer_step'": variant(optimizer_step=lambda self, *_: None),
+    "'lr_scheduler_step'": variant(lr_scheduler_step=lambda self, *_: None),
+    "'backward'": variant(backward=lambda self, loss: loss.backward()),
+    "'setup'": variant(setup=lambda self, stage: None),
+    "optimizes manually": variant(automatic_optimization=property(lambda self: False, lambda self, _: None)),
+    "LBFGS": optimized(optim.LBFGS),
+    "no optimizer": variant(configure_optimizers=lambda self: None),
+    "ReduceLROnPlateau": scheduled(optim.lr_scheduler.ReduceLROnPlateau, monitor="train_loss"),
+    "random operation": stepping(lambda self, x, y, _: LOSS(self(x + torch.randn_like(x)), y)),
+    "numpy": stepping(lambda self, x, y, _: LOSS(self(x), y) * np.random.rand()),
+    "Python's random": stepping(lambda self, x, y, _: LOSS(self(x), y) * random.random()),
+    ".item()": stepping(lambda self, x, y, _: LOSS(self(x), y) * self.net[0].weight.sum().item()),
+    "gives no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
+    "cannot be stacked": stepping(kept),
+    "percent": stepping(percent),
+    "Alpha dropout": stepping(alpha),
+    "AlphaDropout": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(nn.AlphaDropout(0.1))][0]),
+    "ProximalLoss": lambda: ClassificationTask(network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)),
+}
+
+
+@pytest.mark.parametrize("what", NOT_STACKED)
+def test_modules_without_a_stacked_form_are_refused_by_name(what):
+    with pytest.raises(ConfigurationError, match=r"fabric|trainer|self\.log") as caught:
+        trained("stacked", NOT_STACKED[what])
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", [{"detect_anomaly": True}, {"callbacks": [L.Callback]}, {"precision": "bf16-mixed"}])
+def test_settings_without_a_stacked_form_are_refused_by_name(setting):
+    with pytest.raises(ConfigurationError, match=next(iter(setting))):
+        trained("stacked", Plain, **setting)

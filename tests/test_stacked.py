@@ -1,0 +1,267 @@
+"""The engine ``stacked`` against ``trainer``: the same within rounding, each client with its own dropout, or a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import JitteredBlobs, Transferred, differences, optimized, scheduled, stepping, variant
+from federations import CLASSES, Blobs, Plain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.nn import functional as F
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from fl_lightning import (
+    AdaFed,
+    ClassificationTask,
+    CrossEntropy,
+    F1WeightedCrossEntropy,
+    FedCyclic,
+    FedNova,
+    Mediators,
+    PartialWork,
+    RingFed,
+    Scaffold,
+)
+
+NEAR = 1e-5
+
+
+def same(make: Any, tolerance: float = NEAR, **options: Any) -> list[str]:
+    return differences("stacked", make, tolerance, **options)
+
+
+def task(loss: nn.Module | None = None) -> ClassificationTask:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES))
+    return ClassificationTask(net, CLASSES, loss, lambda p: optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01))
+
+
+SETTINGS = {
+    "momentum": {},
+    "clip norm": {"gradient_clip_val": 0.05},
+    "clip value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "accumulate": {"accumulate_grad_batches": 3, "max_epochs": 3, "proximal_mu": 0.3, "lr_decay": 0.5},
+    "max steps": {"max_steps": 5, "max_epochs": -1},
+    "limits": {"limit_train_batches": 0.6},
+    "partial work": {"max_epochs": 4, "partial_work": PartialWork(0.6)},
+    "two at a time": {"stack_size": 2, "sizes": (8, 13, 5, 9, 5)},
+    "transfer hooks": {"data": Transferred},
+    "nova": {"server": {"strategy": FedNova}},
+    "adafed": {"server": {"strategy": lambda: AdaFed("val_acc")}},
+    "cyclic": {"server": {"route": FedCyclic}},
+    "ring": {"server": {"route": RingFed}},
+    "mediators": {"server": {"route": lambda: Mediators(2)}},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_give_the_same_model(name):
+    assert same(lambda: Plain(batchnorm=name != "mediators", momentum=0.9), **SETTINGS[name]) == []
+
+
+@pytest.mark.parametrize("loss", [CrossEntropy, lambda: F1WeightedCrossEntropy(CLASSES)])
+def test_classification_task_gives_the_same_model(loss):
+    assert same(lambda: task(loss()), sizes=(8, 13, 5, 9, 5), lr_decay=0.5) == []
+
+
+def test_scaffold_gives_the_same_model():
+    assert same(Plain, server={"strategy": Scaffold}, gradient_clip_val=0.5) == []
+
+
+def log_share_step(self, x, y, batch_idx):
+    self.log("share", 0.1, on_step=False, on_epoch=True)
+    return F.cross_entropy(self(x), y)
+
+
+log_share = stepping(log_share_step)
+
+
+def test_double_precision_is_closer():
+    options = {"data": lambda: Blobs(dtype=torch.float64), "flags": {"precision": "64-true"}}
+    assert same(lambda: Plain(batchnorm=True, momentum=0.9).double(), 1e-10, **options) == []
+    assert same(lambda: log_share().double(), 1e-10, **options) == []
+
+
+@settings(max_examples=3, deadline=None, derandomize=True)
+@given(st.lists(st.integers(2, 7), min_size=2, max_size=5))
+def test_clients_of_any_sizes_give_the_same_model(sizes):
+    assert same(Plain, sizes=[*sizes, 40 - sum(sizes)], stack_size=3) == []
+
+
+def test_a_compiled_step_gives_the_same_model():
+    def by_position(self, x, y, batch_idx):
+        return F.cross_entropy(self(x), y) * (batch_idx + 1)
+
+    assert same(stepping(by_position), compile=True) == []
+
+
+# ---------------------------------------------------------------- optimizers and networks
+
+OPTIMIZERS = {
+    "nesterov": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01, amsgrad=True),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.5),
+    "nadam": lambda p: optim.NAdam(p, lr=0.01),
+    "groups": lambda p: optim.SGD([{"params": [q], "lr": 0.1 / (k + 1)} for k, q in enumerate(p)], momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_give_the_same_model(name):
+    assert same(optimized(OPTIMIZERS[name])) == []
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_schedules_give_the_same_model(interval):
+    halving = scheduled(lambda o: optim.lr_scheduler.StepLR(o, 1, 0.5), interval=interval)
+    assert same(halving, lr_decay=0.9, accumulate_grad_batches=2) == []
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_only_the_optimizers_parameters_count_for_clipping(mu):
+    last = variant(configure_optimizers=lambda self: optim.SGD(self.net[2].parameters(), lr=0.1))
+    assert same(last, gradient_clip_val=0.05, proximal_mu=mu) == []
+
+
+class Twice(nn.Module):
+    """One layer, used twice under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.other(torch.tanh(self.one(x)))
+
+
+class Folded(nn.Module):
+    """Dropout on inputs of another shape or memory layout."""
+
+    def __init__(self, dropout: nn.Module, fold: Any) -> None:
+        super().__init__()
+        self.dropout, self.fold = dropout, fold
+
+    def forward(self, x):
+        return self.dropout(self.fold(x)).reshape(len(x), -1)
+
+
+def tied() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    return net
+
+
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6).eval(), nn.Dropout(0.5).eval(), nn.Linear(6, 4))
+    return net.requires_grad_(False)
+
+
+BODIES = {
+    "dropout": lambda: nn.Dropout(0.4),
+    "nothing left": lambda: nn.Dropout(1.0),
+    "dropout of channels": lambda: Folded(nn.Dropout1d(0.4), lambda x: x.reshape(-1, 2, 2)),
+    "dropout without batch": lambda: Folded(nn.Dropout1d(0.4), lambda x: x),
+    "dropout of a transpose": lambda: Folded(nn.Dropout(0.4), lambda x: x.reshape(-1, 2, 2).transpose(1, 2)),
+    "tied": tied,
+    "one layer twice": Twice,
+    "frozen": frozen,
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    "no statistics": lambda: nn.BatchNorm1d(4, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_networks_give_the_same_model(name):
+    def make():
+        module = Plain()
+        module.net = nn.Sequential(nn.Linear(4, 4), BODIES[name](), nn.Linear(4, CLASSES))
+        return module
+
+    assert same(make, sizes=(8, 13, 5, 9, 5), proximal_mu=0.1) == []
+
+
+# ---------------------------------------------------------------- training steps
+
+
+class Smoothed(Plain):
+    """Buffers that are replaced, one of them not persistent."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(CLASSES))
+        self.register_buffer("count", torch.ones(()), persistent=False)
+
+    def training_step(self, batch, batch_idx):
+        logits = self(batch[0])
+        self.mean = 0.9 * self.mean + 0.1 * logits.detach().mean(0)
+        self.count = self.count + 1
+        return F.cross_entropy(logits - self.mean, batch[1]) / self.count
+
+
+class Scored(Plain):
+    """Logs a collection, a number, and a metric by step."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = MetricCollection([MulticlassAccuracy(CLASSES), MulticlassF1Score(CLASSES)])
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch.values() if isinstance(batch, dict) else batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        self.scores.update(logits, y)
+        self.mean(loss.detach(), len(y))
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
+        self.log("mean", self.mean)
+        return {"loss": loss, "logits": logits.detach()}
+
+
+def by_parity(self, x, y, batch_idx):
+    return F.cross_entropy(self(F.dropout(x, 0.5) if batch_idx % 2 else x), y)
+
+
+def rate_by_position(self, x, y, batch_idx):
+    return F.cross_entropy(self(F.dropout(x, 0.8 if batch_idx % 2 else 0.1)), y)
+
+
+def head_first(self, x, y, batch_idx):
+    hidden = self.net[:2](x)
+    return F.cross_entropy(self.net[2](hidden.detach() if self.current_epoch == 0 else hidden), y)
+
+
+def log_position(self, x, y, batch_idx):
+    self.log("position", batch_idx, on_step=False, on_epoch=True)
+    return F.cross_entropy(self(x), y) * (1 + self.current_epoch) / (1 + self.global_step)
+
+
+STEPS = {
+    "buffers": Smoothed,
+    "metrics": Scored,
+    "dropout now and then": stepping(by_parity),
+    "dropout's rate": stepping(rate_by_position),
+    "parameters now and then": stepping(head_first),
+    "figures without tensors": stepping(log_position),
+    "penalty": stepping(lambda self, x, y, _: F.cross_entropy(self(x), y) + sum(p.norm() for p in self.net.parameters())),
+    "rate in a hook": variant(
+        on_train_start=lambda self: self.log("rate", self.trainer.optimizers[0].param_groups[0]["lr"]),
+        stacked_hooks=("on_train_start",),
+    ),
+    "no batch_idx": variant(training_step=lambda self, batch: F.cross_entropy(self(batch[0]), batch[1])),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_training_steps_give_the_same_model(name):
+    assert same(STEPS[name]) == []
+
+
+def test_random_transforms_are_each_clients_own():
+    def of_names(self, batch, batch_idx):
+        return F.cross_entropy(self(batch["x"]), batch["y"])
+
+    assert same(variant(training_step=of_names), data=JitteredBlobs) == []
