@@ -59,8 +59,8 @@ def trained(
 
 def differences(engine: Any, make: Callable[[], L.LightningModule], tolerance: float = 0.0, **settings: Any) -> list[str]:
     """What an engine does otherwise than ``trainer``, in words; tolerance 0 asks for the same bits."""
-    expected, figures = trained("trainer", make, **settings)
     only_stacked = {name: settings.pop(name) for name in ("stack_size", "compile") if name in settings}
+    expected, figures = trained("trainer", make, **settings)
     found, own = trained(engine, make, **settings, **only_stacked)
     far = []
     for name in expected.keys() | found.keys():

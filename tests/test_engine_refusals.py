@@ -32,11 +32,11 @@ NOT_BY_FABRIC = {
     "'backward'": ({"backward": lambda self, loss: loss.backward()}, {}),
     "'configure_gradient_clipping'": ({"configure_gradient_clipping": lambda self, *_: None}, {}),
     "'dataloader_iter'": ({"training_step": takes_iterator}, {}),
-    "2 optimizers": ({"configure_optimizers": two}, {}),
     "0 optimizers": ({"configure_optimizers": lambda self: None}, {}),
+    "'log'": ({"log": lambda self, *_, **__: None}, {}),
     "'trainer.estimated_stepping_batches'": ({"on_train_start": lambda self: self.trainer.estimated_stepping_batches}, {}),
     "'trainer.max_steps'": ({"on_train_start": lambda self: setattr(self.trainer, "max_steps", 3)}, {}),
-    "'trainer.strategy.barrier'": ({"on_train_start": lambda self: self.trainer.strategy.barrier()}, {}),
+    "'trainer.strategy.reduce'": ({"on_train_start": lambda self: self.trainer.strategy.reduce(1)}, {}),
     "StochasticWeightAveraging": ({}, {"callbacks": [lambda: StochasticWeightAveraging(0.1)]}),
     "GradientAccumulationScheduler": ({}, {"callbacks": [lambda: GradientAccumulationScheduler({0: 2})]}),
 }
@@ -55,6 +55,23 @@ def test_a_share_of_less_than_one_batch_is_refused():
         trained("fabric", Plain, limit_train_batches=0.01)
 
 
+MISTAKES = {
+    "gives 2 optimizers": {"configure_optimizers": two},
+    "gives dict without a loss": {"training_step": lambda self, batch, batch_idx: {"output": 1}},
+    "gives float without a loss": {"training_step": lambda self, batch, batch_idx: 1.0},
+    "does not call its closure": {"optimizer_step": lambda self, *_: None},
+    "is logged as 15 numbers": {"training_step": lambda self, batch, batch_idx: self.log("a", self(batch[0]))},
+    "with the reduction 'median'": {"training_step": lambda self, batch, batch_idx: self.log("a", 1.0, reduce_fx="median")},
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_that_a_trainer_would_not_take_either_are_named(what):
+    with pytest.raises(ConfigurationError) as caught:
+        trained("fabric", variant(**MISTAKES[what]))
+    assert what in str(caught.value)
+
+
 @pytest.mark.parametrize("setting", [{"engine": "nonsense"}, {"stack_size": 0}])
 def test_settings_are_checked(setting):
     with pytest.raises(ConfigurationError, match=f"'federation.local.{next(iter(setting))}'"):
@@ -66,6 +83,27 @@ def kept(self, x, y, batch_idx):
     logits = self(x)
     self.mean = getattr(self, "mean", 0) * 0.9 + logits.detach().mean(0)
     return F.cross_entropy(logits - self.mean, y)
+
+
+def by_parity(self, x, y, batch_idx):
+    return F.cross_entropy(self(F.dropout(x, 0.5) if batch_idx % 2 else x), y)
+
+
+def counting(self, x, y, batch_idx):
+    self.steps = getattr(self, "steps", 0) + 1
+    return F.cross_entropy(self(x), y)
+
+
+def computing(self, x, y, batch_idx):
+    self.train_acc.update(self(x), y)
+    self.log("now", self.train_acc.compute())
+    return F.cross_entropy(self(x), y)
+
+
+def clamped(parameters):
+    optimizer = SGD(parameters, 0.1)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
 
 
 def percent(self, x, y, batch_idx):
@@ -94,8 +132,14 @@ NOT_STACKED: dict[str, Any] = {
     "Python's random": stepping(lambda self, x, y, _: LOSS(self(x), y) * random.random()),
     ".item()": stepping(lambda self, x, y, _: LOSS(self(x), y) * self.net[0].weight.sum().item()),
     "gives no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
-    "cannot be stacked": stepping(kept),
-    "percent": stepping(percent),
+    "changes 'mean'": stepping(kept),
+    "changes 'steps'": stepping(counting),
+    "cannot be stacked": stepping(percent),
+    "another thing for each batch_idx": stepping(by_parity),
+    "another thing for each": stepping(lambda self, x, y, i: LOSS(self(F.dropout(x, 0.8 if i % 2 else 0.1)), y)),
+    "computes a MulticlassAccuracy": stepping(computing),
+    "needs no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
+    "registered on the optimizer": optimized(clamped),
     "Alpha dropout": stepping(alpha),
     "AlphaDropout": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(nn.AlphaDropout(0.1))][0]),
     "ProximalLoss": lambda: ClassificationTask(network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)),
@@ -113,3 +157,16 @@ def test_modules_without_a_stacked_form_are_refused_by_name(what):
 def test_settings_without_a_stacked_form_are_refused_by_name(setting):
     with pytest.raises(ConfigurationError, match=next(iter(setting))):
         trained("stacked", Plain, **setting)
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda self, x, y, i: LOSS(self(x), y) * (i + 1), "uses its batch_idx"),
+        (lambda self, x, y, _: LOSS(self(x), y) * (self.current_epoch + 1), "asks for the epoch"),
+    ],
+)
+def test_what_would_be_compiled_as_a_constant_is_refused(step, what):
+    with pytest.raises(ConfigurationError, match=r"'federation\.local\.compile'") as caught:
+        trained("stacked", stepping(step), compile=True)
+    assert what in str(caught.value)

@@ -134,10 +134,6 @@ def keep_gradients(self, epoch, batch_idx, optimizer):
     """Lightning empties gradients at the start of each fit; within it they add up."""
 
 
-def own_log(self, name, value, **kwargs):
-    L.LightningModule.log(self, f"own_{name}", value, **kwargs)
-
-
 MODULES = {
     "adam": optimized(lambda p: Adam(p, lr=0.01)),
     "lbfgs": optimized(lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3)),
@@ -161,7 +157,6 @@ MODULES = {
         configure_optimizers=lambda self: SGD(self.net[2].parameters(), 0.1), on_before_optimizer_step=gradient_norm
     ),
     "gradients kept": variant(optimizer_zero_grad=keep_gradients),
-    "own log": variant(log=own_log),
     "stop": variant(on_train_batch_end=lambda self, *_: setattr(self.trainer, "should_stop", self.global_step == 3)),
     "eval mode": variant(on_train_start=lambda self: self.net.eval()),
 }

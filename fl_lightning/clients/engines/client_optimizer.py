@@ -70,9 +70,10 @@ class ClientOptimizer:
         """Build the optimizer for the next fit."""
         optimizers, configs = configured_optimizers(self._module)
         if len(optimizers) != 1:
+            remedy = "Give one." if optimizers else "Give one, or set 'federation.local.engine' to 'trainer'."
             raise ConfigurationError(
                 f"{type(self._module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine "
-                "'fabric' of local training takes one. Give one."
+                f"'fabric' of local training takes one. {remedy}"
             )
         self._hooks.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]

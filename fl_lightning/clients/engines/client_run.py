@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
@@ -159,6 +160,11 @@ class _Strategy:
         if name.startswith("__"):
             raise AttributeError(name)
         self._run.refuse(f"strategy.{name}")
+
+    @property
+    def _lightning_optimizers(self) -> list[LightningOptimizer]:
+        """For the module's ``self.optimizers()``."""
+        return [LightningOptimizer(optimizer) for optimizer in self._run.optimizers]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """That of the one process."""

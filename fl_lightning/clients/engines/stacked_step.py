@@ -50,6 +50,8 @@ class StackedStep:
         self._module = module
         self._step = _Step(module, context)
         self._compiled = compiled
+        # One layer under two names would be put in place twice, and the second time over the first.
+        self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
         self._notes = Notes(module)
         self._trials: dict[Any, Trial] = {}
         self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
@@ -78,7 +80,7 @@ class StackedStep:
         state = {f"module.{name}": tensor for name, tensor in (parameters | buffers).items()}
         names = [f"module.{name}" for name in buffers]
         with mode:
-            output, after = functional_call(self._step, state, (batch, batch_idx, names))
+            output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=self._ties)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise ConfigurationError(
@@ -116,6 +118,7 @@ class StackedStep:
         def objective(
             mine: Tensors, own: Tensors, leaves: list[Tensor], drawn: list[Tensor], index: int = batch_idx
         ) -> tuple[Tensor, Any]:
+            self._notes.calls = []
             loss, after = self._call(mine, own, batch.rebuild(leaves), index, StackedDropout(drawn, trial.masks))
             tensors, kept[:] = tensors_of(self._notes.calls)
             return loss * scale if scale != 1 else loss, (loss.detach(), after, tensors)
