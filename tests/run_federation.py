@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--kill", default="")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--module", default="task")
+    parser.add_argument("--engine", default="trainer")
     args = parser.parse_args()
 
     L.seed_everything(11, verbose=False)
@@ -89,7 +90,7 @@ def main() -> None:
         module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
     federation = FederatedOrchestrator(
         AdaFed(metric),
-        LocalTraining(max_epochs=2, threads=1),
+        LocalTraining(max_epochs=2, threads=1, engine=args.engine),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
         clients_per_round=0.7 if args.module == "task" else 1.0,
     )
@@ -107,7 +108,10 @@ def main() -> None:
     trainer.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
     if trainer.is_global_zero:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "seconds" not in name}
-        torch.save({"weights": module.state_dict(), "metrics": metrics, "steps": trainer.global_step}, args.out)
+        waited = float(trainer.callback_metrics.get("federation/waiting_seconds", -1.0))
+        torch.save(
+            {"weights": module.state_dict(), "metrics": metrics, "steps": trainer.global_step, "waited": waited}, args.out
+        )
 
 
 if __name__ == "__main__":

@@ -27,10 +27,11 @@ from fl_lightning.callbacks.round import FederationRound, RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
 from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.inner_trainer import without_advice
-from fl_lightning.clients.local_trainer import LocalTrainer, client_copy
+from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
@@ -152,6 +153,7 @@ class FederatedOrchestrator(Callback):
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
         data = _federated_data(trainer)
+        data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
         local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single)
         inference = trainer.validate_loop.inference_mode

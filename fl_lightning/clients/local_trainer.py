@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from fl_lightning.clients.engines.trainer import TrainerEngine
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.partial_work import PartialWork
-from fl_lightning.clients.session import ClientSession, keep_metrics_to_this_process, match_trainable
+from fl_lightning.clients.session import ClientSession, match_trainable
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.local_steps import control_change
@@ -56,7 +55,7 @@ class LocalTrainer:
     """Trains the clients of one rank, one after another, on one resident copy of the module.
 
     Args:
-        module: the clients' copy of the user's module; see :func:`client_copy`.
+        module: the clients' copy of the user's module; see :func:`~fl_lightning.clients.client_copy.client_copy`.
         local: the settings of the local training.
         precision: as Lightning's Trainer takes it.
         device: where the clients train.
@@ -81,9 +80,7 @@ class LocalTrainer:
         memory: ClientMemory | None = None,
         drop_single: bool = False,
     ) -> None:
-        self.module = module
-        self._drop_single = drop_single
-        self.local = local
+        self.module, self.local, self._drop_single = module, local, drop_single
         self.engine: str = local.engine
         if local.channels_last:
             module.to(memory_format=torch.channels_last)
@@ -285,35 +282,6 @@ class LocalTrainer:
         other._engine = None
         other._stacked = None
         return other
-
-
-def client_copy(module: LightningModule) -> LightningModule:
-    """A copy of the user's module for the clients, whose metrics never synchronise over the outer process group.
-
-    Raises:
-        ConfigurationError: if the module cannot be copied.
-    """
-    # What the command line builds for an optimizer is a partial that holds the parser's state: shared, not copied.
-    factories = [value for value in vars(module).values() if _is_parsed_factory(value)]
-    try:
-        client = copy.deepcopy(module, {id(factory): factory for factory in factories})
-    except Exception as error:
-        raise ConfigurationError(
-            f"{type(module).__name__} cannot be copied for the clients (copy.deepcopy: {error}). Keep locks, open files and "
-            "generators out of its attributes, or build them in 'on_train_start'."
-        ) from error
-    if getattr(client, "_compiler_ctx", None) is not None:  # what torch.compile put on the instance runs the original
-        client._compiler_ctx = None
-        for name in ("forward", "training_step", "validation_step", "test_step", "predict_step"):
-            vars(client).pop(name, None)
-    client._metric_attributes = None  # Lightning caches it by the ids of the original's metrics
-    keep_metrics_to_this_process(client)
-    vars(client)["configure_callbacks"] = list  # callbacks of the module belong to the federation, not to each client
-    return client
-
-
-def _is_parsed_factory(value: object) -> bool:
-    return isinstance(value, functools.partial) and str(getattr(value.func, "__module__", "")).startswith("jsonargparse")
 
 
 def refuse_non_finite(update: ClientUpdate) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import DataError
+from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import class_balanced, hold_out
@@ -30,6 +30,18 @@ class Division:
     validation: Partition | None
     test: Partition | None
     public: Tensor
+
+
+def check_shares(validation: float, test: float, public: float) -> None:
+    """Refuse shares that leave nothing to train on.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for name, share in (("client_validation", validation), ("client_test", test), ("public_share", public)):
+        require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share)
+    together = validation + test
+    require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
 
 
 def divide(

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fl_lightning.data.division import Division, divide, whole
+from fl_lightning.data.division import Division, check_shares, divide, whole
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
+from fl_lightning.data.placement import free_memory
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import close_all
 from fl_lightning.data.rounds import RoundLoader, unless_round
@@ -47,6 +49,8 @@ class FederatedDataModule(LightningDataModule):
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
             parts (feature skew; FedLoss thesis, 3.2). Images are scaled to [0, 1] before.
         rebalancing: clients repeat examples of rare classes; none do by default.
+        device_memory: share of a GPU's free memory, in [0, 1], that the training set's tensors may take, so that batches are
+            indexed there; 0 leaves them in the CPU's.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -62,24 +66,19 @@ class FederatedDataModule(LightningDataModule):
         public_share: float = 0.0,
         feature_noise: float = 0.0,
         rebalancing: LabelAveraging | None = None,
+        device_memory: float = 0.5,
     ) -> None:
         super().__init__()
-        for name, share in (("validation", client_validation), ("test", client_test)):
-            require(0 <= share < 1, f"data.client_{name}", "at least 0 and below 1", share)
-        together = client_validation + client_test
-        require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
+        check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
-        require(0 <= public_share < 1, "data.public_share", "at least 0 and below 1", public_share)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
-        self.datamodule = datamodule
-        self.partitioner = partitioner
-        self.client_validation = client_validation
-        self.client_test = client_test
+        require(0 <= device_memory <= 1, "data.device_memory", "from 0 to 1", device_memory)
+        self.device_memory = device_memory
+        self.datamodule, self.partitioner = datamodule, partitioner
+        self.client_validation, self.client_test = client_validation, client_test
         self.server_set = server_set
-        self.public_share = public_share
-        self.feature_noise = feature_noise
-        self.rebalancing = rebalancing
+        self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
         self._holdings: Holdings | None = None
         self._serves_rounds = False
         self._large_batch: int | None = None
@@ -192,6 +191,10 @@ class FederatedDataModule(LightningDataModule):
         division = divide(len(dataset), split, known, shares, self.public_share, seed)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
         return Holdings(division, source, known, noise, self.rebalancing)
+
+    def place(self, device: torch.device) -> None:
+        """Keep the training set's tensors where the clients train, if they fit; after ``setup('fit')``."""
+        self.holdings.place(device, self.device_memory * free_memory(device))
 
     def reload(self) -> None:
         """Take the datamodule's training set anew: the same examples in another form."""

@@ -15,6 +15,7 @@ from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, resident_loader
+from fl_lightning.data.placement import placed
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader
 from fl_lightning.errors import DataError
@@ -50,6 +51,7 @@ class Holdings:
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
+        self._placed: Any = None
 
     def part(self, part: Part) -> Partition:
         """One part of every client's examples.
@@ -123,7 +125,7 @@ class Holdings:
         changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
-            resident = self._workers()
+            resident, dataset = self._workers(), self._placed
         else:
             dataset = changed_dataset(self.source.dataset, indices, changes)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
@@ -132,6 +134,10 @@ class Holdings:
         return client_loader(
             self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
         )
+
+    def place(self, device: torch.device, most: float) -> None:
+        """Keep the training set's tensors on a device, where they take at most so many bytes."""
+        self._placed = placed(self.source.dataset, device, most)
 
     def _workers(self) -> ResidentLoader | None:
         """Those of the training set, started once and kept for all clients and rounds."""
