@@ -127,6 +127,8 @@ class JointStrategy(Strategy, ABC):
 
 
 _LARGEST = 2.0**36
+_SMALLEST = 2.0**-60
+"""Below it a weight may vanish in the sum."""
 
 
 class WeightedAverage(RunningStrategy):
@@ -157,7 +159,7 @@ class WeightedAverage(RunningStrategy):
         if weight > 0:
             sums.add("state", update.state, weight)
             sums.add("weight", weight)
-        if not sums.scalar("weight"):  # this rank has seen only zeros: all may turn out to be zero
+        if weight < _SMALLEST and not sums.scalar("weight"):  # this rank has seen only zeros: all may turn out to be zero
             sums.add("plain state", update.state)
             sums.add("plain weight", 1.0)
         return weight
