@@ -194,18 +194,19 @@ _PARTS = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: ``import fl_lightning`` alone does not wait for torch."""
-    if name in _PARTS:
-        return import_module(f"fl_lightning.{name}")
-    if name in __all__:
-        for part in _PARTS:
-            found = getattr(import_module(f"fl_lightning.{part}"), name, None)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
+if not TYPE_CHECKING:  # else every name would be known to a type checker
 
+    def __getattr__(name: str) -> Any:
+        """Import what is asked for when it is: ``import fl_lightning`` alone does not wait for torch."""
+        if name in _PARTS:
+            return import_module(f"fl_lightning.{name}")
+        if name in __all__:
+            for part in _PARTS:
+                found = getattr(import_module(f"fl_lightning.{part}"), name, None)
+                if found is not None:
+                    globals()[name] = found
+                    return found
+        raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
 
-def __dir__() -> list[str]:
-    return [*__all__, *_PARTS]
+    def __dir__() -> list[str]:
+        return [*__all__, *_PARTS]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
-from torch.utils.data import TensorDataset
+from federations import Blobs, Consecutive, Plain, federate, trainer
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.data import placement
@@ -24,23 +24,57 @@ def test_tensors_are_placed_where_they_fit():
 def test_a_cpu_keeps_what_it_has():
     assert placement.free_memory(torch.device("cpu")) == 0
     data = FederatedDataModule(Blobs(), Consecutive())
-    trainer(1, FederatedOrchestrator()).fit(Plain(), data)
-    assert data.holdings._placed is data.holdings.source.dataset
+    data.setup("fit")
+    data.place(torch.device("cpu"))
+    assert data.holdings.training_loader(1, 0, False, False).tensors is data.holdings.source.dataset.tensors
 
 
-def test_clients_read_what_was_placed(monkeypatch):
-    finals = []
-    for copies in (False, True):
-        if copies:
-            monkeypatch.setattr("fl_lightning.data.federated.free_memory", lambda device: 2**30)
-        torch.manual_seed(0)
-        module, data = Plain(), FederatedDataModule(Blobs(), Consecutive())
-        trainer(2, FederatedOrchestrator()).fit(module, data)
-        loader = data.holdings.training_loader(1, 0, False, False)
-        assert (loader.tensors is data.holdings._placed.tensors) is True
-        assert (data.holdings._placed is data.holdings.source.dataset) is not copies
-        finals.append(weights(module))
-    assert same_bits(*finals)
+class Tensors(Blobs):
+    def __init__(self, **settings):
+        super().__init__()
+        self.settings = settings
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(*self.train), batch_size=5, shuffle=True, **self.settings)
+
+
+@pytest.mark.parametrize(("settings", "there"), [({}, True), ({"drop_last": True}, False), ({"collate_fn": list}, False)])
+def test_only_what_is_indexed_is_placed(monkeypatch, settings, there):
+    monkeypatch.setattr("fl_lightning.data.holdings.free_memory", lambda device: 2**30)
+    data = FederatedDataModule(Tensors(**settings), Consecutive())
+    data.setup("fit")
+    data.place(META)
+    loader = data.holdings.training_loader(1, 0, False, False)
+    tensors = loader.tensors if there else loader.dataset.dataset.tensors
+    assert tensors[0].device.type == ("meta" if there else "cpu")
+    data.teardown("fit")
+    assert data.holdings._placed == (None, None)
+
+
+def test_another_training_set_takes_its_own_place(monkeypatch):
+    """As where a cache of features replaces images after the first were placed."""
+    monkeypatch.setattr("fl_lightning.data.holdings.free_memory", lambda device: 2**30)
+    data = FederatedDataModule(Blobs(), Consecutive())
+    data.setup("fit")
+    data.place(META)
+    data.datamodule.train = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
+    data.reload()
+    new = data.holdings.training_loader(1, 0, False, False).tensors[0]
+    assert new.device.type == "meta"
+    assert data.holdings.source.dataset.tensors[0].eq(0).all()
+
+
+def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
+    seen = []
+    monkeypatch.setattr(FederatedDataModule, "place", lambda self, device: seen.append(device))
+
+    class Mover(Plain):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return batch
+
+    for module, times in ((Plain(), 1), (Mover(), 1)):
+        trainer(1, FederatedOrchestrator()).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+        assert len(seen) == times
 
 
 def test_a_share_outside_its_range_is_refused():

@@ -14,7 +14,7 @@ import torch
 from federations import SIZES, Consecutive, Plain, blobs, every_round, federate, same_bits, trainer, weights
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import DataError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader, close_all
 
 
@@ -119,3 +119,36 @@ def test_workers_are_let_go_at_the_end():
     trainer(1, FederatedOrchestrator(local=LocalTraining())).fit(Plain(), data)
     assert data.holdings._resident is not None
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_stacked_clients_read_their_own_examples():
+    finals = []
+    for workers, engine in ((0, "trainer"), (2, "stacked")):
+        torch.manual_seed(2)
+        module = Plain()
+        local = LocalTraining(max_epochs=1, engine=engine, limit_train_batches=2)
+        federate(module, 2, data=LazyBlobs(workers), partitioner=Consecutive((13, 14, 13)), local=local)
+        finals.append(weights(module))
+    assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
+
+
+def test_two_iterations_at_once_are_refused():
+    resident = ResidentLoader(Readers(), {"num_workers": 1})
+    one, other = (iter(ClientLoader(resident, torch.arange(k, k + 6), 2, None)) for k in (0, 6))
+    assert next(one)[0].tolist() == [0, 1]
+    assert next(other)[0].tolist() == [6, 7]
+    with pytest.raises(DataError, match="set the training loader's 'num_workers' to 0"):
+        next(one)
+
+
+def test_evaluation_reads_the_same_every_time():
+    resident = ResidentLoader(Lazy(noise=1.0), {"num_workers": 2})
+    loader = ClientLoader(resident, torch.arange(8), 3, torch.Generator().manual_seed(0), evaluates=True)
+    first = torch.cat([x for x, _ in loader])
+    list(ClientLoader(resident, torch.arange(9), 3, torch.Generator().manual_seed(8), shuffle=True))
+    assert torch.equal(first, torch.cat([x for x, _ in loader]))
+
+
+def test_a_clients_loader_holds_the_clients_examples():
+    resident = ResidentLoader(Lazy(), {"num_workers": 1})
+    assert len(ClientLoader(resident, torch.tensor([3, 1]), 2, None).dataset) == 2

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 import torch
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, every_round, federate, network, same_bits, weights
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fl_lightning import AdaFed, ConfigurationError, DataError, FederationCallback, ServerEvaluation, TensorLoader
+from fl_lightning import (
+    AdaFed,
+    ConfigurationError,
+    DataError,
+    FederatedDataModule,
+    FederationCallback,
+    LocalTraining,
+    ServerEvaluation,
+    TensorLoader,
+)
+from fl_lightning.clients.evaluation import Measures
 from fl_lightning.data.loaders import reduced
 
 
@@ -136,3 +146,54 @@ def test_wrong_settings_are_named(settings, message):
 def test_all_clients_are_trained_whatever_the_balance_counts():
     _, scores = adafed(1, partitioner=Consecutive(SIZES))
     assert sorted(client for _, client, _ in scores.seen) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_another_precision_of_evaluation_needs_weights_in_single(precision):
+    module = Plain().double() if precision == "64-true" else Plain()
+    data = Blobs(dtype=torch.float64) if precision == "64-true" else Blobs()
+    with pytest.raises(ConfigurationError, match=rf"models are kept in {precision}\. Leave it out"):
+        federate(
+            module,
+            1,
+            data=data,
+            strategy=AdaFed("val_acc"),
+            local=LocalTraining(precision=precision),
+            server_evaluation=ServerEvaluation(precision="bf16-mixed"),
+        )
+
+
+def test_tuned_batches_do_not_go_with_a_limit_in_batches():
+    with pytest.raises(ConfigurationError, match=r"'trainer\.limit_val_batches' counts batches"):
+        adafed(1, evaluation=ServerEvaluation(batch_size="auto"), flags={"limit_val_batches": 2})
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.randn(4), torch.tensor(k % CLASSES)) for k in range(30)])
+
+
+class Streamed(Blobs):
+    def val_dataloader(self):
+        return DataLoader(Stream(), batch_size=10)
+
+
+def test_a_stream_can_be_the_servers_set():
+    federate(Plain(), 1, data=Streamed(), strategy=AdaFed("val_acc"))
+    measures = Measures(FederatedDataModule(Streamed(), Consecutive()), "32-true", torch.device("cpu"), 1.0, False)
+    assert measures.num_server_examples == 0
+
+
+class Mine(DataLoader):
+    """A loader with a way of its own."""
+
+
+def test_a_loader_of_the_users_own_stays():
+    loader = Mine(TensorDataset(torch.ones(4, 2), torch.zeros(4)), batch_size=2, num_workers=1)
+    assert reduced(loader, 1.0, None, 0) is loader
+
+
+def test_a_part_of_a_set_without_classes_is_drawn_at_random():
+    targets = TensorDataset(torch.arange(20.0).view(-1, 1), torch.randn(20))
+    (batch,) = reduced(DataLoader(targets, batch_size=50), 0.5, None, 3)
+    assert len(set(batch[0].flatten().tolist())) == 10

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import fit
-from federations import Plain, federate, same_bits, weights
+from federations import Plain, every_round, federate, same_bits, weights
 
 import fl_lightning
 from fl_lightning import ConfigurationError, LocalTraining, allocator, command
@@ -182,3 +182,28 @@ def test_channels_last_is_the_same_within_rounding():
         finals.append(weights(module))
     assert not same_bits(weights(Conv()), finals[0])
     assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
+
+
+def test_auto_compiles_only_what_is_stacked(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr("fl_lightning.callbacks.cohort_training.rank_zero_info", said.append)
+    federate(Plain(), 1, local=LocalTraining(engine="auto", compile=True, max_steps=1, max_epochs=-1))
+    assert "trainer " in said[0]
+
+
+def test_any_failure_of_a_candidate_leaves_it_out():
+    def measure(name: str) -> float:
+        if name == "fabric":
+            raise MemoryError("too much")
+        return 1.0
+
+    assert attempt(measure)["fabric"].refused == "MemoryError: too much"
+
+
+def test_a_resumed_run_keeps_the_engine_that_was_chosen(tmp_path, monkeypatch):
+    saved: Any = {"local": LocalTraining(engine="auto"), "flags": {"enable_checkpointing": True, "default_root_dir": tmp_path}}
+    federate(Plain(), 1, every_round(tmp_path), **saved)
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
+    assert state["engine"] in ("trainer", "fabric", "stacked")
+    monkeypatch.setattr("fl_lightning.clients.local_trainer.LocalTrainer.trial", lambda *_: pytest.fail("tried again"))
+    federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), **saved)

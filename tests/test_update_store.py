@@ -9,7 +9,15 @@ import pytest
 import torch
 from federations import Plain, federate, same_bits, weights
 
-from fl_lightning import ClientError, ClientUpdate, ConfigurationError, FederatedOrchestrator, FedMedian, ShapleyValues
+from fl_lightning import (
+    ClientError,
+    ClientUpdate,
+    ConfigurationError,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedMedian,
+    ShapleyValues,
+)
 from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.strategies import fedmedian
 
@@ -27,7 +35,7 @@ def test_what_is_kept_comes_back(tmp_path, dtype):
     assert all(kept.update.state is None for kept in store.kept)
     back = [kept.load() for kept in store.kept]
     store.close()
-    assert not list((tmp_path / "updates").iterdir())
+    assert not (tmp_path / "updates").exists()
     for client, (state, own) in enumerate(zip(states, back, strict=True)):
         assert torch.equal(own.state.double(), state.double())
         assert own.counters.tolist() == [client]
@@ -50,16 +58,55 @@ def test_the_median_in_pieces_is_numpys(monkeypatch, models):
     assert shares == [1.0] * models
 
 
+@pytest.fixture
+def kept(monkeypatch):
+    """Every update that is written to a file, and where."""
+    written = []
+    keep = UpdateStore.keep
+
+    def noticed(self, update):
+        keep(self, update)
+        written.append(self._path)
+
+    monkeypatch.setattr(UpdateStore, "keep", noticed)
+    return written
+
+
 @pytest.mark.parametrize("strategy", [FedMedian, lambda: ShapleyValues("val_acc")])
-def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy):
+def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
     finals = []
-    for limit in (4.0, 0.0):
+    for limit, files in ((4.0, 0), (0.0, 9)):
         torch.manual_seed(3)
         module = Plain()
         federate(module, 3, strategy=strategy(), updates_in_memory=limit, flags={"default_root_dir": tmp_path})
         finals.append(weights(module))
-        assert (tmp_path / "updates").exists() == (limit == 0)
+        assert len(kept) == files
     assert same_bits(*finals)
+    assert all(path.parent == tmp_path / "updates" for path in kept)
+    assert not (tmp_path / "updates").exists()
+
+
+class Fails(FederationCallback):
+    def on_client_end(self, trainer, pl_module, update):
+        if update.client == 2:
+            raise KeyboardInterrupt if update.round_idx else ZeroDivisionError
+
+
+def test_files_do_not_outlive_an_error(tmp_path, kept):
+    with pytest.raises(ZeroDivisionError):
+        federate(Plain(), 2, Fails(), strategy=FedMedian(), updates_in_memory=0, flags={"default_root_dir": tmp_path})
+    assert kept
+    assert not (tmp_path / "updates").exists()
+
+
+def test_two_runs_in_one_folder_keep_apart(tmp_path):
+    one, other = UpdateStore(tmp_path / "updates", 0), UpdateStore(tmp_path / "updates", 0)
+    one.keep(update(0, torch.ones(4)))
+    other.keep(update(0, torch.full((9,), 2.0)))
+    assert one.kept[0].load().state.tolist() == [1.0] * 4
+    one.close()
+    assert other.kept[0].load().state.tolist() == [2.0] * 9
+    other.close()
 
 
 def test_a_negative_limit_is_refused():

@@ -76,17 +76,20 @@ class CohortTraining:
             trials = parts.local.trial([Turn(chain[0]) for chain in mine], parts.data, parts.server, self._round_idx)
         except Exception as error:
             failure = error
-        parts.local.engine, why = choose(gather_or_raise(parts.trainer, trials, failure))
-        rank_zero_info(why)
+        everyone = gather_or_raise(parts.trainer, trials, failure)
+        if any(everyone):  # a round may be without clients
+            parts.local.engine, why = choose(everyone)
+            rank_zero_info(why)
 
     def _mine(self, chains: Chains) -> list[Sequence[int]]:
         """This rank's chains, longest first and balanced: by their examples, and by the evaluation of each chain's model."""
         data, trainer = self._federation.data, self._federation.trainer
         epochs = max(1, self._federation.local.local.max_epochs)
+        due = trainer.world_size > 1 and self._federation.measures.server_evaluation.due(self._round_idx)
+        scored = self._federation.examples_to_score if due else 0
         # A step costs about three times what evaluating its examples does: forward, and backward twice that.
         cost = {
-            number: sum(3 * self._epochs.get(client, epochs) * data.num_examples(client) for client in chain)
-            + self._federation.examples_to_score
+            number: sum(3 * self._epochs.get(client, epochs) * data.num_examples(client) for client in chain) + scored
             for number, chain in enumerate(chains)
         }
         return [chains[k] for k in balanced_shares(range(len(chains)), cost, trainer.world_size)[trainer.global_rank]]

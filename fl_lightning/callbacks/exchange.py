@@ -20,6 +20,11 @@ _WAITED = [0.0]
 """Seconds that this rank has spent in exchanges since they were last reported."""
 
 
+def forget_waiting() -> None:
+    """A fit begins."""
+    _WAITED[0] = 0.0
+
+
 def gather(trainer: Trainer, mine: Any) -> list[Any]:
     """What every rank has, in the order of ranks."""
     if trainer.world_size == 1:

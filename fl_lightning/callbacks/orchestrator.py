@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fl_lightning.callbacks.compatibility import (
     check_server_optimizer,
     check_strategy,
 )
-from fl_lightning.callbacks.exchange import share_memory
+from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
@@ -30,7 +30,7 @@ from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.evaluation import Measures
-from fl_lightning.clients.inner_trainer import without_advice
+from fl_lightning.clients.inner_trainer import moves_batches, without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
 from fl_lightning.clients.server_evaluation import ServerEvaluation
@@ -153,9 +153,12 @@ class FederatedOrchestrator(Callback):
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
         data = _federated_data(trainer)
-        data.place(device)
+        if not moves_batches(pl_module, data):  # its hooks expect batches where they were loaded
+            data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
         local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single)
+        if self.local.engine == "auto" and self._run.engine is not None:  # a resumed run goes on as it began
+            local.engine = self._run.engine
         inference = trainer.validate_loop.inference_mode
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
@@ -170,6 +173,7 @@ class FederatedOrchestrator(Callback):
         if self._takeover is None:
             return
         self._run.restore_random_state()
+        forget_waiting()
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 plot_over_rounds(logger)
@@ -193,8 +197,10 @@ class FederatedOrchestrator(Callback):
         cohort, epochs = self._draw(round_idx)
         announce(trainer, "on_round_start", round_idx, cohort)
         federation_round = FederationRound(self._federation, round_idx, cohort, epochs)
-        self.route.run(federation_round)
-        result = federation_round.result()
+        with closing(federation_round):
+            self.route.run(federation_round)
+            result = federation_round.result()
+        self._run.engine = self._federation.local.engine
         self._step_server(module, result)
         waited = share_memory(trainer, self._run.memory)
         announce(trainer, "on_aggregated", result.updates)
@@ -225,7 +231,7 @@ class FederatedOrchestrator(Callback):
     def _log(
         self, trainer: Trainer, module: LightningModule, updates: list[ClientUpdate], own: dict[str, float], seconds: float
     ) -> None:
-        figures = round_metrics(updates) | {f"federation/{name}": value for name, value in own.items()}
+        figures = round_metrics(updates) | {f"federation/{name}": float(value) for name, value in own.items()}
         figures |= {
             "round": float(trainer.current_epoch),
             "federation/seconds": seconds,
@@ -233,9 +239,11 @@ class FederatedOrchestrator(Callback):
             "federation/threads": float(torch.get_num_threads()),
         }
         # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in figures.items()})
+        for known in (trainer.callback_metrics, trainer.logged_metrics):
+            known.update({name: torch.tensor(value) for name, value in figures.items()})
         for logger in trainer.loggers:
-            logger.log_metrics(client_metrics(updates) | figures, step=trainer.global_step - 1)
+            columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
+            logger.log_metrics(columns, step=trainer.global_step - 1)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put ``round`` beside the server's metrics."""

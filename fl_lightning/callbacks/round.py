@@ -216,6 +216,11 @@ class FederationRound(Cohort):
             aggregate = strategy.aggregate(self._sums)
         return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates))
 
+    def close(self) -> None:
+        """Delete what the round has written, however it ended."""
+        if self._store is not None:
+            self._store.close()
+
     def _everyone(self) -> list[ClientUpdate]:
         """All updates with their states, in memory or mapped from files."""
         if self._store is None:
@@ -228,7 +233,7 @@ class FederationRound(Cohort):
             updates = [kept.load() for kept in stored]
         except Exception as error:
             failure = error
-        gather_or_raise(self._trainer, None, failure)  # all have opened the files: they may be deleted
+        gather_or_raise(self._trainer, None, failure)
         return updates
 
     def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
@@ -238,11 +243,9 @@ class FederationRound(Cohort):
             assert strategy.worth_metric is not None
             return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
 
-        try:
-            aggregate, weights = strategy.combine(everyone, worth)
-        finally:
-            if self._store is not None:
-                self._store.close()
+        aggregate, weights = strategy.combine(everyone, worth)
+        if self._store is not None:
+            gather(self._trainer, None)  # nobody reads any more: the files may be deleted
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
         per_example = {client: handed[chain[-1]] for chain in self._chains for client in chain}
         return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]

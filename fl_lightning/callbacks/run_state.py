@@ -35,6 +35,7 @@ class RunState:
         self._partition = ""
         self.memory = ClientMemory()
         self.client_scores = ClientScores()
+        self.engine: str | None = None
         self._random_state: dict[str, Any] | None = None
 
     def begin(self, training: Partition, all_keep_models: bool, noise: float = 0.0) -> None:
@@ -58,6 +59,7 @@ class RunState:
             "route": type(self._owner.route).__name__,
             "memory": self.memory.state_dict(),
             "client_scores": self.client_scores.state_dict(),
+            "engine": self.engine,
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
@@ -81,6 +83,7 @@ class RunState:
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self.memory.load_state_dict(state["memory"])
         self.client_scores.load_state_dict(state["client_scores"])
+        self.engine = state.get("engine")
         self._random_state = state["random_state"]
 
     def _compare(self, state: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,8 +58,9 @@ class UpdateStore:
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"updates-{rank}.bin"
-        self._file = self._path.open("wb")
+        handle, path = tempfile.mkstemp(".bin", f"updates-{rank}-", folder)  # other runs may use the folder, too
+        self._path = Path(path)
+        self._file = os.fdopen(handle, "wb")
         self.kept: list[StoredUpdate] = []
 
     def keep(self, update: ClientUpdate) -> None:
@@ -67,9 +71,12 @@ class UpdateStore:
         offset = self._file.tell()
         array.tofile(self._file)
         self._file.flush()
-        self.kept.append(StoredUpdate(replace(update, state=None), str(self._path), offset, array.size, array.dtype.name))
+        alone = replace(update, state=None).to("cpu")
+        self.kept.append(StoredUpdate(alone, str(self._path), offset, array.size, array.dtype.name))
 
     def close(self) -> None:
-        """Delete the file; what is mapped stays readable."""
+        """Delete the file; what is mapped here stays readable."""
         self._file.close()
         self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others may still use the folder
+            self._path.parent.rmdir()

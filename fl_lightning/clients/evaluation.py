@@ -141,14 +141,26 @@ class Measures:
             self._server_view = self._choose_view(module, evaluation)
         return evaluation.score(module, self._server_view)
 
+    @staticmethod
+    def _server_precision(local: str, wanted: str) -> str:
+        """The wanted precision, unless the clients' weights are kept in another dtype, which evaluation would change."""
+        if local.endswith("-true") and local != "32-true":
+            raise ConfigurationError(
+                f"'federation.server_evaluation.precision' is {wanted!r}, but the clients' models are kept in {local}. Leave "
+                "it out, or set 'federation.local.precision' to 32-true or a mixed one."
+            )
+        return wanted
+
     @property
     def num_server_examples(self) -> int:
         """On which a model is measured, as far as the server's loader tells; 0 where it does not."""
         if self._num_server_examples is None:
             view = self._data.server_view(self.server_evaluation.examples, None, self._seed)
             loader = view.val_dataloader()
-            size = len(loader) * (getattr(loader, "batch_size", None) or 0) if hasattr(loader, "__len__") else 0
-            self._num_server_examples = size
+            try:
+                self._num_server_examples = len(loader) * int(getattr(loader, "batch_size", None) or 0)
+            except (TypeError, RuntimeError, NotImplementedError):
+                self._num_server_examples = 0
         return self._num_server_examples
 
     def _choose_view(self, module: LightningModule, evaluation: ModelEvaluation) -> LightningDataModule:
@@ -156,15 +168,27 @@ class Measures:
         examples, size = self.server_evaluation.examples, self.server_evaluation.batch_size
         if size != "auto":
             return self._data.server_view(examples, size, self._seed)
+        if self._limit != 1.0:
+            raise ConfigurationError(
+                "'federation.server_evaluation.batch_size' is 'auto', but 'trainer.limit_val_batches' counts batches: the "
+                "choice would change what is measured. Use 'federation.server_evaluation.examples' instead of the limit, or a "
+                "number."
+            )
         seconds: dict[int, float] = {}
-        for candidate in _BATCH_SIZES:
+        own = int(getattr(self._data.server_view(examples, None, self._seed).val_dataloader(), "batch_size", None) or 100)
+        for candidate in sorted({own, *(size for size in _BATCH_SIZES if size < self.num_server_examples)}):
             view = self._data.server_view(examples, candidate, self._seed)
-            evaluation.score(module, view)
-            begun = time.perf_counter()
-            evaluation.score(module, view)
-            seconds[candidate] = time.perf_counter() - begun
+            try:
+                evaluation.score(module, view)
+                begun = time.perf_counter()
+                evaluation.score(module, view)
+                seconds[candidate] = time.perf_counter() - begun
+            except torch.OutOfMemoryError:
+                break
+        if not seconds:
+            return self._data.server_view(examples, None, self._seed)
         fastest = min(seconds, key=lambda candidate: seconds[candidate])
-        rank_zero_info(f"Evaluation on the server's set in batches of {fastest}: the fastest of {_BATCH_SIZES}.")
+        rank_zero_info(f"Evaluation on the server's set in batches of {fastest}: the fastest of {sorted(seconds)}.")
         return self._data.server_view(examples, fastest, self._seed)
 
     def on_client(
@@ -185,8 +209,8 @@ class Measures:
             if server:
                 require_server_set(metric, self._data, self._limit, setting)
             flags = self._flags | {"limit_batches": self._limit if server else 1.0}
-            if server and self.server_evaluation.precision not in (None, "auto"):
-                flags["precision"] = self.server_evaluation.precision
+            if server and self.server_evaluation.precision is not None:
+                flags["precision"] = self._server_precision(flags["precision"], self.server_evaluation.precision)
             self._evaluations[key] = ModelEvaluation(metric, setting, **flags)
         return self._evaluations[key]
 

@@ -70,6 +70,11 @@ def transfer_hooks(module: LightningModule, data: LightningDataModule | None) ->
     return found
 
 
+def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
+    """Whether somebody overrides what happens to a batch before it is on the device."""
+    return bool(transfer_hooks(module, data).keys() & {"on_before_batch_transfer", "transfer_batch_to_device"})
+
+
 class _NoProfiler(PassThroughProfiler):
     """Lightning opens a profiling context around each of some 25 hooks per step: this one costs nothing."""
 

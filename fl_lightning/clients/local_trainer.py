@@ -159,15 +159,15 @@ class LocalTrainer:
         limit = _TRIAL_STEPS if self.local.max_steps == -1 else min(_TRIAL_STEPS, self.local.max_steps)
 
         def measure(name: str) -> float:
-            """Seconds per client, the second time."""
-            other = self.with_settings(engine=name, max_steps=limit)
+            """Seconds per step of a client, the second time."""
+            other = self.with_settings(engine=name, max_steps=limit, compile=self.local.compile and name == "stacked")
             for _ in range(2):
                 begun = time.perf_counter()
                 if other.stacks:
-                    done = len(list(other.train_together(few, data, server, round_idx)))
+                    done = list(other.train_together(few, data, server, round_idx))
                 else:
-                    done = len([other.train(turn, data, server, round_idx) for turn in fewer])
-            return (time.perf_counter() - begun) / done
+                    done = [other.train(turn, data, server, round_idx) for turn in fewer]
+            return (time.perf_counter() - begun) / max(1, sum(update.num_steps for update in done))
 
         return attempt(measure)
 
@@ -236,7 +236,7 @@ class LocalTrainer:
 
     def _fit(self, turn: Turn, data: FederatedDataModule, round_idx: int) -> tuple[int, dict[str, float]]:
         if self._engine is None:
-            kind = TrainerEngine if self.engine == "trainer" else FabricEngine
+            kind = FabricEngine if self.engine in ("fabric", "stacked") else TrainerEngine
             self._engine = kind(self.local, session=self._session, **self._options)
         key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):

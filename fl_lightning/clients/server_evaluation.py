@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.clients.local_training import Precision
 from fl_lightning.errors import require
 
 _NAME = "federation.server_evaluation."
@@ -21,12 +20,13 @@ class ServerEvaluation:
     Args:
         every_n_rounds: measure clients' models in rounds 0, n, 2n, ...; in between each weighs by the score that it had last,
             and one that has none yet is measured. Scores for Shapley values and routes are always measured.
-        examples: of the server's set, as many of each class in proportion, drawn once by the federation's seed: a number,
-            or a share in (0, 1].
-        batch_size: of evaluation; null for that of the server's loader; ``auto`` times a few sizes and keeps the fastest.
-            It changes a metric by rounding where the module logs means over examples, and by more where it does not.
-        precision: of evaluation; null for that of local training. Weights are made of these scores: their last digits
-            change with it.
+        examples: of the server's set, drawn once by the federation's seed, as many of each class in proportion where the
+            dataset tells labels: a whole number, or a share in (0, 1].
+        batch_size: of evaluation; null for that of the server's loader; ``auto`` times a few sizes on each rank and keeps the
+            fastest, so that the last bits can differ from run to run. It changes a metric by rounding where the module logs
+            means over examples, and by more where it does not.
+        precision: of evaluation; null for that of local training, which must be 32-true or mixed for another one. Weights are
+            made of these scores: their last digits change with it.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -35,7 +35,7 @@ class ServerEvaluation:
     every_n_rounds: int = 1
     examples: int | float = 1.0
     batch_size: int | Literal["auto"] | None = None
-    precision: Precision | None = None
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] | None = None
 
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 1, _NAME + "every_n_rounds", "1 or above", self.every_n_rounds)

@@ -16,9 +16,7 @@ from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.placement import free_memory
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.resident_loader import close_all
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import require
@@ -74,14 +72,13 @@ class FederatedDataModule(LightningDataModule):
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(0 <= device_memory <= 1, "data.device_memory", "from 0 to 1", device_memory)
-        self.device_memory = device_memory
         self.datamodule, self.partitioner = datamodule, partitioner
         self.client_validation, self.client_test = client_validation, client_test
-        self.server_set = server_set
+        self.server_set, self.device_memory = server_set, device_memory
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
         self._holdings: Holdings | None = None
-        self._serves_rounds = False
-        self._large_batch: int | None = None
+        self._serves_rounds, self._large_batch = False, 0
+        self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             served = server_set == "clients" and loader != "predict_dataloader"
@@ -194,11 +191,14 @@ class FederatedDataModule(LightningDataModule):
 
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors where the clients train, if they fit; after ``setup('fit')``."""
-        self.holdings.place(device, self.device_memory * free_memory(device))
+        self._device = device
+        self.holdings.place(device, self.device_memory)
 
     def reload(self) -> None:
         """Take the datamodule's training set anew: the same examples in another form."""
         self.holdings.source = training_loader(self.datamodule)
+        if self._device is not None:
+            self.place(self._device)
 
     def label_counts(self) -> Tensor:
         """Training examples of each class that each client believes to hold, int64, shape (K, C), after ``setup('fit')``.
@@ -237,7 +237,7 @@ class FederatedDataModule(LightningDataModule):
 
     def _evaluation_batch_size(self) -> int:
         """The server's, where its validation loader says so."""
-        if self._large_batch is None:
+        if not self._large_batch:
             has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
             loaders = self.datamodule.val_dataloader() if has_own else None
             own = self.holdings.source.batch_size or 1
@@ -259,7 +259,7 @@ class FederatedDataModule(LightningDataModule):
         if self._serves_rounds:
             return RoundLoader()
         dataset, union = self.holdings.union("training")
-        return client_loader(self.holdings.source, union, None, self._world_size == 1, dataset)
+        return client_loader(self.holdings.source, union, None, self._rank[1] == 1, dataset)
 
     def val_dataloader(self) -> Any:
         """The server's validation set, split over the ranks without padding."""
@@ -275,12 +275,14 @@ class FederatedDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up, and workers go."""
-        close_all()
+        if self._holdings is not None:
+            self._holdings.release()
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the user's datamodule clean up after an error, and workers go."""
-        close_all()
+        if self._holdings is not None:
+            self._holdings.release()
         self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,10 +292,6 @@ class FederatedDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Give the user's datamodule its state back."""
         self.datamodule.load_state_dict(state_dict)
-
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer else 1
 
     @property
     def _rank(self) -> tuple[int, int]:

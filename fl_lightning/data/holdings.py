@@ -14,10 +14,10 @@ from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader, resident_loader
-from fl_lightning.data.placement import placed
+from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, resident_loader
+from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.resident_loader import ResidentLoader
+from fl_lightning.data.resident_loader import ResidentLoader, close_all
 from fl_lightning.errors import DataError
 from fl_lightning.functional.labels import client_label_counts, wrong_labels
 from fl_lightning.functional.partition import Partition
@@ -51,7 +51,7 @@ class Holdings:
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
-        self._placed: Any = None
+        self._placed: tuple[Any, Any] = (None, None)  # the training set, and the same on the device
 
     def part(self, part: Part) -> Partition:
         """One part of every client's examples.
@@ -125,7 +125,7 @@ class Holdings:
         changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
-            resident, dataset = self._workers(), self._placed
+            resident, dataset = self._workers(), self._training_set
         else:
             dataset = changed_dataset(self.source.dataset, indices, changes)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
@@ -135,13 +135,28 @@ class Holdings:
             self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
         )
 
-    def place(self, device: torch.device, most: float) -> None:
-        """Keep the training set's tensors on a device, where they take at most so many bytes."""
-        self._placed = placed(self.source.dataset, device, most)
+    def place(self, device: torch.device, share: float) -> None:
+        """Keep the training set's tensors on a device, if they take at most a share of its memory and batches are indexed."""
+        self._placed = None, None  # first, so that there are never two copies
+        if indexes(self.source):
+            self._placed = self.source.dataset, placed(self.source.dataset, device, share * free_memory(device))
+
+    def release(self) -> None:
+        """Give the device's memory back, and let workers go."""
+        self._placed = None, None
+        close_all()
+
+    @property
+    def _training_set(self) -> Any:
+        """The training set, where it lies; another one since takes its own place."""
+        of, there = self._placed
+        return there if there is not None and of is self.source.dataset else None
 
     def _workers(self) -> ResidentLoader | None:
         """Those of the training set, started once and kept for all clients and rounds."""
         if self._resident is None or self._resident.dataset is not self.source.dataset:
+            if self._resident is not None:
+                self._resident.close()
             self._resident = resident_loader(self.source)
         return self._resident
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning.data.labels import read_labels
+from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
@@ -56,6 +56,11 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     return loader
 
 
+def indexes(source: DataLoader[Any]) -> bool:
+    """Whether batches of a loader like this one are indexed out of tensors, all at once."""
+    return type(source.dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last
+
+
 def client_loader(
     source: DataLoader[Any],
     indices: Tensor,
@@ -90,7 +95,7 @@ def client_loader(
             generator = torch.default_generator
         return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
     if resident is not None:
-        return ClientLoader(resident, indices, size, generator, shuffle, drop_last or single)
+        return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
     part = Subset(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator: the sampler's must not be moved by it.
     sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
@@ -114,10 +119,10 @@ def evaluation_loader(
     source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
 ) -> Any:
     """A loader like ``source`` over some examples in order, each once."""
-    if resident is not None:
-        return ClientLoader(resident, indices, batch_size, None, shuffle=False)
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
         return TensorLoader(dataset.tensors, batch_size, indices)
+    if resident is not None:
+        return ClientLoader(resident, indices, batch_size, torch.Generator().manual_seed(0), evaluates=True)
     return DataLoader(Subset(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(source))
 
 
@@ -126,14 +131,15 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
 
     Args:
         loaders: the user's.
-        examples: a number, or a share in (0, 1]; as many of each class in proportion, drawn by the seed.
+        examples: a number, or a share in (0, 1]; drawn by the seed, as many of each class in proportion where
+            the dataset tells labels.
         batch_size: None for its own.
         seed: decides which examples.
 
     Raises:
         DataError: if there are several loaders, or one that cannot be divided.
     """
-    plain = isinstance(loaders, DataLoader) and loaders.batch_size is not None and type(loaders.sampler) is SequentialSampler
+    plain = type(loaders) is DataLoader and loaders.batch_size is not None and type(loaders.sampler) is SequentialSampler
     plain = plain and not isinstance(loaders.dataset, IterableDataset)
     whole = examples == 1.0 and isinstance(examples, float)
     if not plain and not isinstance(loaders, TensorLoader):
@@ -149,7 +155,7 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
         known = TensorDataset(*loaders.tensors) if isinstance(loaders, TensorLoader) else loaders.dataset
         count = min(size, examples if isinstance(examples, int) else max(1, round(examples * size)))
         part, counts = Partition.of_parts([chosen]), torch.tensor([count])
-        chosen = hold_out(part, counts, read_labels(known), generator(seed, "server evaluation"))[1][0]
+        chosen = hold_out(part, counts, labels_at_hand(known), generator(seed, "server evaluation"))[1][0]
     own = batch_size or loaders.batch_size
     if isinstance(loaders, TensorLoader):
         return TensorLoader(loaders.tensors, own, None if whole and loaders.indices is None else chosen)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
+from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Request:
     """What a worker is asked for: examples, and the seed of what is random about them."""
 
     seed: int | None
@@ -36,7 +37,7 @@ class _Seeded(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
 
-    def __getitems__(self, batch: _Batch) -> list[Any]:
+    def __getitems__(self, batch: Request) -> list[Any]:
         if batch.seed is not None:
             torch.manual_seed(batch.seed)
             random.seed(batch.seed)
@@ -49,9 +50,9 @@ class _Requests:
     """The batches of the iteration that begins next."""
 
     def __init__(self) -> None:
-        self.batches: list[_Batch] = []
+        self.batches: list[Request] = []
 
-    def __iter__(self) -> Iterator[_Batch]:
+    def __iter__(self) -> Iterator[Request]:
         return iter(self.batches)
 
     def __len__(self) -> int:
@@ -78,6 +79,7 @@ class ResidentLoader:
     def __init__(self, dataset: Any, settings: dict[str, Any]) -> None:
         self.dataset = dataset
         self._requests = _Requests()
+        self._serial = 0
         sampler: Any = self._requests
         self._loader: DataLoader[Any] = DataLoader(
             _Seeded(dataset),
@@ -96,18 +98,25 @@ class ResidentLoader:
             iterator._shutdown_workers()
             self._loader._iterator = None
 
-    def read(self, batches: Sequence[Sequence[int]], seed: int | None) -> Iterator[Any]:
-        """Iterate over batches of examples.
+    def read(self, requests: Sequence[Request]) -> Iterator[Any]:
+        """Iterate over batches.
 
         Args:
-            batches: indices into the dataset.
-            seed: of random transforms; None leaves them to the workers' own.
+            requests: which examples, and the seeds of what is random about them.
+
+        Raises:
+            DataError: from an earlier iteration that is gone on with after this one began.
         """
-        self._requests.batches = [
-            _Batch(None if seed is None else derive_seed(seed, number, "transforms"), tuple(batch))
-            for number, batch in enumerate(batches)
-        ]
-        return iter(self._loader)
+        self._serial += 1
+        serial = self._serial
+        self._requests.batches = list(requests)
+        for batch in self._loader:
+            yield batch
+            if serial != self._serial:
+                raise DataError(
+                    "The workers that read a client's batches were asked for others before these were all read. Read one "
+                    "iteration to its end, or set the training loader's 'num_workers' to 0."
+                )
 
 
 class ClientLoader:
@@ -117,9 +126,10 @@ class ClientLoader:
         resident: the workers.
         indices: the client's examples, int64, shape (m,).
         batch_size: examples per batch.
-        generator: shuffles anew in each iteration and seeds random transforms; None reads in order, without seeding.
-        shuffle: whether to shuffle.
+        generator: shuffles, and seeds random transforms; None leaves both to torch's global one.
+        shuffle: whether to shuffle, anew in each iteration.
         drop_last: leave out a last batch that is smaller.
+        evaluates: random transforms are the same in every iteration.
     """
 
     def __init__(
@@ -128,24 +138,39 @@ class ClientLoader:
         indices: Tensor,
         batch_size: int,
         generator: torch.Generator | None,
-        shuffle: bool,
+        *,
+        shuffle: bool = False,
         drop_last: bool = False,
+        evaluates: bool = False,
     ) -> None:
-        self.dataset = resident.dataset
-        self.batch_size = batch_size
-        self._resident, self._indices, self._generator = resident, indices, generator
-        self._shuffle, self._drop_last = shuffle, drop_last
+        self.resident, self.batch_size = resident, batch_size
+        self.dataset = Subset(resident.dataset, indices.tolist())
+        self._indices, self._generator = indices, generator
+        self._shuffle, self._drop_last, self._evaluates = shuffle, drop_last, evaluates
         self._iterations = 0
 
     def __len__(self) -> int:
         size = self._indices.numel()
         return size // self.batch_size if self._drop_last else -(-size // self.batch_size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def requests(self) -> list[Request]:
+        """The batches of the next iteration."""
         order = self._indices
         if self._shuffle:
             order = order[torch.randperm(len(order), generator=self._generator)]
-        batches = [batch.tolist() for batch in torch.split(order, self.batch_size)][: len(self)]
-        seed = None if self._generator is None else derive_seed(self._generator.initial_seed(), self._iterations)
+        iteration = 0 if self._evaluates else self._iterations
         self._iterations += 1
-        yield from self._resident.read(batches, seed)  # nothing is drawn before the first batch is asked for
+        seed = None if self._generator is None else derive_seed(self._generator.initial_seed(), iteration)
+        return [
+            Request(None if seed is None else derive_seed(seed, number, "transforms"), tuple(batch.tolist()))
+            for number, batch in enumerate(torch.split(order, self.batch_size)[: len(self)])
+        ]
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.resident.read(self.requests())  # nothing is drawn before the first batch is asked for
+
+
+def in_turn(loaders: Sequence[ClientLoader]) -> Iterator[Any]:
+    """The batches of clients in turn, each client's first, then each one's second: in one iteration over the workers."""
+    each = [loader.requests() for loader in loaders]
+    return loaders[0].resident.read([own[step] for step in range(min(map(len, each))) for own in each])

@@ -17,7 +17,7 @@ class Trial:
     """How an engine did on this rank's first clients.
 
     Attributes:
-        seconds: per client.
+        seconds: per step of a client.
         refused: why it cannot train them; empty where it can.
     """
 
@@ -29,16 +29,18 @@ def attempt(measure: Callable[[str], float]) -> dict[str, Trial]:
     """Try each engine.
 
     Args:
-        measure: seconds per client of an engine; raises a FederationError where it cannot train them.
+        measure: seconds per step of an engine; raises where it cannot train them.
     """
     trials: dict[str, Trial] = {}
     for name in CANDIDATES:
         try:
             trials[name] = Trial(measure(name))
-        except FederationError as error:
+        except Exception as error:
             if name == CANDIDATES[0]:
                 raise
-            trials[name] = Trial(refused=str(error))
+            trials[name] = Trial(
+                refused=str(error) if isinstance(error, FederationError) else f"{type(error).__name__}: {error}"
+            )
     return trials
 
 
@@ -64,5 +66,5 @@ def choose(ranks: Sequence[Mapping[str, Trial]]) -> tuple[str, str]:
     for name in seconds:
         if seconds[name] < _GAIN * seconds[chosen]:
             chosen = name
-    figures = ", ".join(f"{name} {1000 * value:.1f} ms" for name, value in seconds.items())
-    return chosen, " ".join([f"Local training by the engine '{chosen}': a client's trial took {figures}.", *reasons])
+    figures = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
+    return chosen, " ".join([f"Local training by the engine '{chosen}': a client's step took {figures}.", *reasons])

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
@@ -110,6 +111,10 @@ class StackedBatches:
         self._rngs, self._convert, self._device, self._module = rngs, convert, device, module
         self._data = data
         self._iterators: list[Iterator[Any]] = []
+        if any(isinstance(loader, ClientLoader) for loader in loaders):
+            with rngs[0].in_place():
+                self._iterators = [in_turn(loaders)] * len(loaders)
+            return
         for loader, rng, draws in zip(loaders, rngs, self._draws, strict=True):
             if draws:
                 with rng.in_place():
