@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGEST = 2**30
 _OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -14,7 +15,8 @@ def keep_freed_memory() -> bool:
 
     A training step on a CPU allocates and frees the same large tensors again and again. By default glibc maps each anew
     (``M_MMAP_THRESHOLD``) and trims what is free at the top (``M_TRIM_THRESHOLD``), so that every step faults its pages
-    in: 15 to 20 % of a step of AdaFed's CNN. With this the process holds on to the most that it has needed.
+    in: 15 to 20 % of a step of AdaFed's CNN. With this the process holds on to the most that it has needed, but for single
+    allocations of a GiB or more, which are still mapped and handed back.
 
     Returns:
         Whether it was set: not where another allocator or C library runs, nor where the environment sets glibc's own.
@@ -26,4 +28,4 @@ def keep_freed_memory() -> bool:
         ctypes.CDLL(None).gnu_get_libc_version  # noqa: B018  # musl and macOS have none
     except (AttributeError, OSError, TypeError):
         return False
-    return bool(set_option(_MMAP_MAX, 0)) and bool(set_option(_TRIM_THRESHOLD, -1))
+    return bool(set_option(_MMAP_THRESHOLD, _LARGEST)) and bool(set_option(_TRIM_THRESHOLD, -1))

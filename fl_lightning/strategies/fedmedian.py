@@ -12,7 +12,7 @@ from fl_lightning.functional.exact_sum import wide
 from fl_lightning.strategies.base import JointStrategy, Worth
 from fl_lightning.types import ClientUpdate
 
-_PIECE = 2**25
+_PIECE = 2**24
 """Numbers of all models together that are sorted at once."""
 
 
@@ -30,10 +30,13 @@ class FedMedian(JointStrategy):
         Raises:
             ClientError: if so many models are not finite that the median is not.
         """
-        # In pieces: sorting makes an index of 8 bytes for each number.
-        size = max(1, _PIECE // len(updates))
-        pieces = zip(*(torch.split(update.state, size) for update in updates if update.state is not None), strict=True)
-        median = torch.cat([_median(torch.stack(piece)) for piece in pieces])
+        # In pieces: sorting makes an index of 8 bytes for each number. The result is there before them, since what is
+        # allocated and kept between large pieces would leave holes that none fits into.
+        states = [update.state for update in updates if update.state is not None]
+        size, total = max(1, _PIECE // len(states)), states[0].numel()
+        median = torch.empty(total, dtype=torch.float64, device=wide(states[0][:0]).device)
+        for begin in range(0, total, size):
+            median[begin : begin + size] = _median(torch.stack([state[begin : begin + size] for state in states]))
         if not bool(torch.isfinite(median).all()):
             raise ClientError(
                 f"The median of {len(updates)} models is not finite: half of them or more have diverged. Lower the clients' "
