@@ -30,15 +30,18 @@ import torch
 from fl_lightning import keep_freed_memory
 
 FOLDER = Path(__file__).parent
-ALONE = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+ALONE = {"OMP_NUM_THREADS": "1"}
+KEPT = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+"""What keep_freed_memory sets, for processes that cannot call it."""
 PEERS = ("flower", "pfl", "fluke", "fedlab")
 Row = Callable[[], float]
 
 
-def process(python: str, *arguments: str) -> dict[str, Any]:
+def process(python: str, *arguments: str, **environment: str) -> dict[str, Any]:
     """The last line of JSON that a process prints."""
     command = [python, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=os.environ | ALONE, check=False)
+    environment = os.environ | ALONE | environment
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -56,7 +59,7 @@ def elsewhere(name: str, **settings: Any) -> Row:
 def peer(python: str, which: str, name: str) -> Row:
     """A peer, in its own environment."""
     script = str(FOLDER / "peers" / f"{which}_peer.py")
-    return lambda: float(process(python, script, name)["seconds_per_round"])
+    return lambda: float(process(python, script, name, **KEPT)["seconds_per_round"])
 
 
 def rows(name: str, peers: str | None) -> dict[str, Row]:
