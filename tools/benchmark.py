@@ -31,7 +31,7 @@ from fl_lightning import keep_freed_memory
 
 FOLDER = Path(__file__).parent
 ALONE = {"OMP_NUM_THREADS": "1"}
-KEPT = {"MALLOC_MMAP_THRESHOLD_": "1073741824", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+KEPT = {"MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """What keep_freed_memory sets, for processes that cannot call it."""
 PEERS = ("flower", "pfl", "fluke", "fedlab")
 Row = Callable[[], float]

@@ -188,7 +188,6 @@ class LocalTrainer:
         Returns:
             The updates, each as soon as its stack is done: not in the order of the turns.
         """
-        begun = time.perf_counter()
         if self._state is None:
             raise ConfigurationError(
                 f"{type(self.module).__name__} builds its networks in 'setup' or 'configure_model', which stacked clients "
@@ -208,7 +207,7 @@ class LocalTrainer:
                 num_steps=trained.num_steps,
                 train_loss=trained.train_loss,
                 metrics=trained.metrics,
-                seconds=(time.perf_counter() - begun) / len(jobs),
+                seconds=trained.seconds,
                 bytes_down=self._bytes[0],
                 bytes_up=self._bytes[1],
                 normalizer=trained.normalizer,

@@ -44,7 +44,7 @@ class ClassificationTask(LightningModule):
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end")
-    """See :class:`~fl_lightning.clients.engines.StackedEngine`."""
+    """See :class:`~fl_lightning.clients.engines.stacked.StackedEngine`."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Trained:
         normalizer: FedNova's ||a_k||; None where the optimizer has no rule.
         rates: sum of the steps' learning rates.
         optimizer: in words.
+        seconds: the stack's time, shared out evenly.
     """
 
     snapshot: Snapshot
@@ -69,6 +71,7 @@ class Trained:
     normalizer: float | None
     rates: float
     optimizer: str
+    seconds: float
 
 
 class StackedFit:
@@ -97,11 +100,10 @@ class StackedFit:
         logger: bool,
     ) -> None:
         self._module, self._step, self._local, self._device = module, step, local, device
-        self._jobs, self._precision = jobs, precision
+        self._jobs, self._precision, self._begun = jobs, precision, time.perf_counter()
         self._size = len(jobs)
         self._runs = [ClientRun("stacked", local, job.data, (), precision, device, logger) for job in jobs]
-        self._recorders = [LogRecorder(device) for _ in jobs]
-        self._random = [ClientRandom(job.seed) for job in jobs]
+        self._recorders, self._random = [LogRecorder(device) for _ in jobs], [ClientRandom(job.seed) for job in jobs]
         self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
         self._stack = ClientStack(module, state, [job.start for job in jobs])
@@ -282,6 +284,7 @@ class StackedFit:
             recorder.reset()
 
     def _results(self) -> list[Trained]:
+        seconds = (time.perf_counter() - self._begun) / self._size
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
         return [
             Trained(
@@ -292,6 +295,7 @@ class StackedFit:
                 self._optimizer.normalizer,
                 self._optimizer.rates,
                 self._optimizer.words,
+                seconds,
             )
             for snapshot, mean, recorder in zip(self._stack.snapshots(), means, self._recorders, strict=True)
         ]
