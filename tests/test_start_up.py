@@ -72,7 +72,7 @@ print(mebibytes() - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
 def test_freed_memory_is_kept():
     assert int(python(KEPT.format(""))) < 20
-    assert 150 < int(python(KEPT.format("assert fl_lightning.keep_freed_memory()")))
+    assert int(python(KEPT.format("assert fl_lightning.keep_freed_memory()"))) > 150
 
 
 def test_the_users_own_allocator_settings_win(monkeypatch):
