@@ -11,6 +11,7 @@ Images are random: speed does not depend on what they show.
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import time
 import warnings
@@ -135,6 +136,7 @@ class Workload:
 
     def by_hand(self) -> float:
         """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum."""
+        gc.collect()  # of what another row left
         server, client = (copy.deepcopy(self.net).to(self.device) for _ in range(2))
         x, y = (tensor.to(self.device) for tensor in self.data.train)
         val = tuple(tensor.to(self.device) for tensor in self.data.val)
@@ -169,6 +171,7 @@ class Workload:
     ) -> float:
         """Seconds per round of the same as a federation."""
         quiet()
+        gc.collect()
         clock = Clock(skipped)
         callback = FederatedOrchestrator(
             strategy=AdaFed() if self.name == "W-eval" else FedAvg(),
