@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl_lightning.clients.engines.choice import Trial, attempt
 from fl_lightning.clients.engines.fabric import FabricEngine
+from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.engines.stacked import StackedEngine
 from fl_lightning.clients.engines.stacked_fit import Assignment
 from fl_lightning.clients.engines.trainer import TrainerEngine
@@ -87,13 +88,7 @@ class LocalTrainer:
         self.device = device
         self.seed = seed
         self.memory = memory or ClientMemory()
-        self._options: dict[str, Any] = {
-            "precision": precision,
-            "device": device,
-            "fast_dev_run": fast_dev_run,
-            "logger": logger,
-            "detect_anomaly": detect_anomaly,
-        }
+        self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly)
         self._session = ClientSession(local.proximal_mu, local.lr_decay)
         self._engine: TrainerEngine | FabricEngine | None = None
         self._stacked: StackedEngine | None = None
@@ -194,7 +189,7 @@ class LocalTrainer:
                 "cannot share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         if self._stacked is None:
-            self._stacked = StackedEngine(self.module, self.local, **self._options)
+            self._stacked = StackedEngine(self.module, self.local, self._options)
         if self._bytes == (0, 0):
             self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
         match_trainable(self._state, server)
@@ -236,7 +231,7 @@ class LocalTrainer:
     def _fit(self, turn: Turn, data: FederatedDataModule, round_idx: int) -> tuple[int, dict[str, float]]:
         if self._engine is None:
             kind = FabricEngine if self.engine in ("fabric", "stacked") else TrainerEngine
-            self._engine = kind(self.local, session=self._session, **self._options)
+            self._engine = kind(self.local, self._options, self._session)
         key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):
             shuffle = derive_seed(*key, "shuffle")

@@ -20,6 +20,35 @@ from fl_lightning.errors import ConfigurationError
 _SETTABLE = ("should_stop",)
 """What a callback may change of a running fit."""
 
+_AS_IN_A_TRAINER: dict[str, Any] = {
+    "_asking": "The module",
+    "num_training_batches": float("inf"),
+    "_epoch": 0,
+    "_steps": 0,
+    "_time_was_read": False,
+    "should_stop": False,
+    "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
+    "training": True,
+    "validating": False,
+    "testing": False,
+    "predicting": False,
+    "sanity_checking": False,
+    "evaluating": False,
+    "fast_dev_run": False,
+    "barebones": False,
+    "enable_validation": False,
+    "num_val_batches": [],
+    "world_size": 1,
+    "num_devices": 1,
+    "num_nodes": 1,
+    "global_rank": 0,
+    "local_rank": 0,
+    "node_rank": 0,
+    "is_global_zero": True,
+    "is_last_batch": False,
+}
+"""What is the same for every client's fit, or as it is before it begins."""
+
 
 class ClientRun:
     """The state of one client's fit, under the names that a Trainer has for it.
@@ -50,9 +79,9 @@ class ClientRun:
         optimizers: list[Optimizer] = []
         metrics: dict[str, Tensor] = {}
         vars(self).update(
-            {
+            _AS_IN_A_TRAINER
+            | {
                 "_engine": engine,
-                "_asking": "The module",
                 "datamodule": data,
                 "callbacks": list(callbacks),
                 "precision_plugin": precision,
@@ -66,30 +95,6 @@ class ClientRun:
                 "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
                 "max_epochs": local.max_epochs,
                 "max_steps": local.max_steps,
-                "num_training_batches": float("inf"),
-                "_epoch": 0,
-                "_steps": 0,
-                "_time_was_read": False,
-                "should_stop": False,
-                "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
-                "training": True,
-                "validating": False,
-                "testing": False,
-                "predicting": False,
-                "sanity_checking": False,
-                "evaluating": False,
-                "fast_dev_run": False,
-                "barebones": False,
-                "enable_validation": False,
-                "num_val_batches": [],
-                "world_size": 1,
-                "num_devices": 1,
-                "num_nodes": 1,
-                "global_rank": 0,
-                "local_rank": 0,
-                "node_rank": 0,
-                "is_global_zero": True,
-                "is_last_batch": False,
                 "loggers": loggers,
                 "logger": loggers[0] if loggers else None,
             }

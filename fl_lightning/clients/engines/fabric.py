@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.clients.engines.client_fit import ClientFit
+from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import ClientSession
@@ -45,20 +46,11 @@ class FabricEngine:
         ConfigurationError: for a module that only a Trainer can train.
     """
 
-    def __init__(
-        self,
-        local: LocalTraining,
-        precision: str,
-        device: torch.device,
-        session: ClientSession,
-        fast_dev_run: bool = False,
-        logger: bool = False,
-        detect_anomaly: bool = False,
-    ) -> None:
-        self._local, self._device, self._session, self._logger = local, device, session, logger
-        self._fast = fast_dev_run
-        self._anomalies = local.detect_anomaly or detect_anomaly
-        self._precision = fabric_precision(precision, device)
+    def __init__(self, local: LocalTraining, options: EngineOptions, session: ClientSession) -> None:
+        self._local, self._session, self._device = local, session, options.device
+        self._fast, self._logger = options.fast_dev_run, options.logger
+        self._anomalies = local.detect_anomaly or options.detect_anomaly
+        self._precision = fabric_precision(options.precision, options.device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
         self._fit: ClientFit | None = None

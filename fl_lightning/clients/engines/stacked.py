@@ -13,6 +13,7 @@ from torch import nn
 from fl_lightning.clients.engines.client_hooks import HOOKS
 from fl_lightning.clients.engines.client_optimizer import batches_per_epoch
 from fl_lightning.clients.engines.fabric import refuse_module
+from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked_fit import Assignment, StackedFit, Trained
 from fl_lightning.clients.engines.stacked_step import StackedStep
@@ -35,33 +36,21 @@ class StackedEngine:
     Args:
         module: the clients' module.
         local: the settings of the local training.
-        precision: as Lightning's Trainer takes it.
-        device: where the clients train.
-        fast_dev_run: let each client train on one batch only.
-        logger: whether the module finds a (silent) logger.
-        detect_anomaly: refused.
+        options: where and how; detecting anomalies is refused.
 
     Raises:
         ConfigurationError: for a module or settings that only another engine can follow.
     """
 
-    def __init__(
-        self,
-        module: LightningModule,
-        local: LocalTraining,
-        precision: str,
-        device: torch.device,
-        fast_dev_run: bool = False,
-        logger: bool = False,
-        detect_anomaly: bool = False,
-    ) -> None:
+    def __init__(self, module: LightningModule, local: LocalTraining, options: EngineOptions) -> None:
         refuse_module(module, "stacked", _REFUSED_HOOKS)
-        _refuse(module, local, precision, detect_anomaly)
-        self._precision = fabric_precision(precision, device)
+        _refuse(module, local, options.precision, options.detect_anomaly)
+        device = options.device
+        self._precision: Any = fabric_precision(options.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
         self._module, self._local, self._device = module, local, device
-        self._fast, self._logger = fast_dev_run, logger
+        self._fast, self._logger = options.fast_dev_run, options.logger
         self._precision.convert_module(module)
         module.to(device)
         self._step = StackedStep(module, self._precision.forward_context, local.compile)

@@ -100,8 +100,7 @@ class StackedFit:
         logger: bool,
     ) -> None:
         self._module, self._step, self._local, self._device = module, step, local, device
-        self._jobs, self._precision, self._begun = jobs, precision, time.perf_counter()
-        self._size = len(jobs)
+        self._jobs, self._size, self._precision, self._begun = jobs, len(jobs), precision, time.perf_counter()
         self._runs = [ClientRun("stacked", local, job.data, (), precision, device, logger) for job in jobs]
         self._recorders, self._random = [LogRecorder(device) for _ in jobs], [ClientRandom(job.seed) for job in jobs]
         self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
@@ -167,8 +166,8 @@ class StackedFit:
             run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         if any(job.correction is not None for job in self._jobs):
             self._optimizer.require_plain_sgd()
-        parameters = self._stack.parameters
-        self._anchors = {name: t.detach().clone() for name, t in parameters.items()} if self._local.proximal_mu else {}
+        anchored = self._stack.parameters if self._local.proximal_mu else {}
+        self._anchors = {name: tensor.detach().clone() for name, tensor in anchored.items()}
         given = [job.correction for job in self._jobs if job.correction is not None]
         self._corrections = self._stack.like_parameters(torch.stack(given)) if given else {}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
+from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import ClientSession, scalar_metrics
@@ -18,37 +18,24 @@ class TrainerEngine:
 
     Args:
         local: the settings of the local training.
-        precision: as Lightning's Trainer takes it.
-        device: where the clients train.
+        options: where and how.
         session: what happens inside of a fit.
-        fast_dev_run: let each client train on one batch only.
-        logger: whether the module finds a (silent) logger.
-        detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
     """
 
-    def __init__(
-        self,
-        local: LocalTraining,
-        precision: str,
-        device: torch.device,
-        session: ClientSession,
-        fast_dev_run: bool = False,
-        logger: bool = False,
-        detect_anomaly: bool = False,
-    ) -> None:
-        self._device, self._session, self._callbacks = device, session, local.callbacks or []
-        self._max_epochs = 1 if fast_dev_run else local.max_epochs
+    def __init__(self, local: LocalTraining, options: EngineOptions, session: ClientSession) -> None:
+        self._device, self._session, self._callbacks = options.device, session, local.callbacks or []
+        self._max_epochs = 1 if options.fast_dev_run else local.max_epochs
         self._flags: dict[str, Any] = {
-            "logger": logger,
-            "precision": precision,
+            "logger": options.logger,
+            "precision": options.precision,
             "max_epochs": self._max_epochs,
             "max_steps": local.max_steps,
             "gradient_clip_val": local.gradient_clip_val,
             "gradient_clip_algorithm": local.gradient_clip_algorithm if local.gradient_clip_val else None,
             "accumulate_grad_batches": local.accumulate_grad_batches,
-            "limit_train_batches": 1 if fast_dev_run else local.limit_train_batches,
+            "limit_train_batches": 1 if options.fast_dev_run else local.limit_train_batches,
             "limit_val_batches": 0,
-            "detect_anomaly": local.detect_anomaly or detect_anomaly,
+            "detect_anomaly": local.detect_anomaly or options.detect_anomaly,
             "deterministic": local.deterministic,
         }
         self._trainer: Trainer | None = None
