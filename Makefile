@@ -14,7 +14,7 @@ fit: .venv/installed
 		--trainer.default_root_dir runs/fit-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/installed
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -241,8 +241,8 @@ class FederatedOrchestrator(Callback):
         # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
         for known in (trainer.callback_metrics, trainer.logged_metrics):
             known.update({name: torch.tensor(value) for name, value in figures.items()})
+        columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
         for logger in trainer.loggers:
-            columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
             logger.log_metrics(columns, step=trainer.global_step - 1)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
