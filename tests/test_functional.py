@@ -43,6 +43,22 @@ def test_a_sum_is_that_of_exact_rationals(terms):
     assert ours == pytest.approx(float(exact), rel=1e-15, abs=1e-17)
 
 
+@pytest.mark.parametrize("largest", [1.0, 2.0**38])
+def test_the_sum_of_a_long_vector_is_that_of_integers(largest):
+    """Longer than one block; multiples of 1/4, which float64 adds without rounding. Above 2**36 another path is taken."""
+    size = 200_001
+    generator = torch.Generator().manual_seed(0)
+    quarters = [torch.randint(-1000, 1000, (size,), generator=generator) for _ in range(3)]
+    total = ExactSum(size)
+    for weight, integers in zip((1.0, 5.0, 0.5), quarters, strict=True):
+        values = integers.double() / 4
+        values[0] = largest
+        total.add(values.float(), weight)
+    wanted = (quarters[0] * 2 + quarters[1] * 10 + quarters[2]).double() / 8
+    wanted[0] = largest * 6.5
+    assert torch.equal(total.value(), wanted)
+
+
 def test_values_that_float64_would_lose_are_kept():
     total = ExactSum(1)
     for value in (1e9, 1e-9, -1e9):

@@ -41,7 +41,7 @@ from fl_lightning import (
 from fl_lightning.functional import draw_cohort
 
 LR = 0.01
-ROUNDS = {"W": 2, "W-eval": 1, "S": 15}
+ROUNDS = {"W": 2, "W-eval": 1, "S": 30}
 
 
 class Sizes(Partitioner):

@@ -20,6 +20,8 @@ _LIMIT = 2.0**42
 _QUICK = 2.0**36
 _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
+_BLOCK = 2**16
+"""Numbers that are summed at once: what comes in between stays in the processor's cache."""
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -60,26 +62,31 @@ class ExactSum:
                 "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed "
                 "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
             )
-        product = values.double() * weight
-        if self.bound < _QUICK:
-            self._add_quickly(product)
-            return
-        upper = product.mul(_HIGH).round_()
-        self.limbs[0] += upper.long()
-        self.limbs[1] += product.sub_(upper.div_(_HIGH)).mul_(_LOW).round_().long()
-
-    def _add_quickly(self, product: Tensor) -> None:
-        """The same for summands below 2**37: adding 1.5 * 2**52 rounds a double and leaves the integer in its low bits."""
-        upper = product.mul(_HIGH).add_(_MAGIC)
-        self.limbs[0].add_(upper.view(torch.int64).sub(_MAGIC_BITS))
-        product.sub_(upper.sub_(_MAGIC), alpha=1 / _HIGH).mul_(_LOW).add_(_MAGIC)
-        self.limbs[1].add_(product.view(torch.int64).sub_(_MAGIC_BITS))
+        add = _add_quickly if self.bound < _QUICK else _add
+        block = _BLOCK if values.device.type == "cpu" else values.numel()
+        highs, lows = self.limbs[0].split(block), self.limbs[1].split(block)
+        for part, high_limb, low_limb in zip(values.split(block), highs, lows, strict=True):
+            add(part.double() * weight, high_limb, low_limb)
 
     def value(self) -> Tensor:
         """The sum, float64, shape (d,)."""
         high, low = self.limbs
         total: Tensor = high.double().div_(_HIGH).add_(low.double().div_(_LOW))
         return total
+
+
+def _add(product: Tensor, high: Tensor, low: Tensor) -> None:
+    upper = product.mul(_HIGH).round_()
+    high += upper.long()
+    low += product.sub_(upper.div_(_HIGH)).mul_(_LOW).round_().long()
+
+
+def _add_quickly(product: Tensor, high: Tensor, low: Tensor) -> None:
+    """The same for summands below 2**37: adding 1.5 * 2**52 rounds a double and leaves the integer in its low bits."""
+    upper = product.mul(_HIGH).add_(_MAGIC)
+    high.add_(upper.view(torch.int64).sub(_MAGIC_BITS))
+    product.sub_(upper.sub_(_MAGIC), alpha=1 / _HIGH).mul_(_LOW).add_(_MAGIC)
+    low.add_(product.view(torch.int64).sub_(_MAGIC_BITS))
 
 
 class Sums:
