@@ -10,6 +10,8 @@ SUBCOMMANDS = {
     "test": "Evaluate a checkpoint on the server's test set.",
     "predict": "Write a checkpoint's predictions to a file.",
     "partition": "Show what each client would hold, without training.",
+    "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
+    "report": "Write a study's report again, from its table alone.",
 }
 
 HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
@@ -42,6 +44,11 @@ def main() -> None:
         import fl_lightning
 
         print(f"fl-lightning {fl_lightning.__version__}")
+        return
+    if arguments[:1] in (["compare"], ["report"]):
+        from fl_lightning.studies.commands import main as study
+
+        study(arguments)
         return
     from fl_lightning.cli import main as run
 

@@ -21,7 +21,8 @@ LAYER = {
     "callbacks": 5,
     **dict.fromkeys(("cli_messages", "__init__"), 6),
     "cli": 7,
-    "command": 8,
+    "studies": 8,
+    "command": 9,
 }
 
 

@@ -64,8 +64,8 @@ class ExactSum:
             )
         add = _add_quickly if self.bound < _QUICK else _add
         block = _BLOCK if values.device.type == "cpu" else values.numel()
-        highs, lows = self.limbs[0].split(block), self.limbs[1].split(block)
-        for part, high_limb, low_limb in zip(values.split(block), highs, lows, strict=True):
+        highs, lows = torch.split(self.limbs[0], block), torch.split(self.limbs[1], block)
+        for part, high_limb, low_limb in zip(torch.split(values, block), highs, lows, strict=True):
             add(part.double() * weight, high_limb, low_limb)
 
     def value(self) -> Tensor:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch import Tensor
+
+_MOST_CLASSES = 100
+"""Of a matrix that is written as a file after each round."""
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
     """Send a C x C matrix as a table to W&B, with its round: rows true, columns predicted.
 
-    Nothing is sent from the sanity check, nor from ranks other than the first. Other loggers have no tables.
+    Beside the file of a CSV logger the last one is kept as ``<name>.csv``, up to 100 classes. Nothing is sent from the sanity
+    check, nor from ranks other than the first.
     """
     rows = [[true, *counts] for true, counts in enumerate(matrix.tolist())]
-    log_table(trainer, name, ["true", *(f"predicted {c}" for c in range(len(rows)))], rows)
+    columns = ["true", *(f"predicted {c}" for c in range(len(rows)))]
+    log_table(trainer, name, columns, rows)
+    if trainer.is_global_zero and not trainer.sanity_checking and len(rows) <= _MOST_CLASSES:
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                folder = Path(logger.log_dir)
+                folder.mkdir(parents=True, exist_ok=True)
+                with (folder / f"{name}.csv").open("w", newline="") as file:
+                    csv.writer(file).writerows([columns, *rows])
 
 
 def log_table(

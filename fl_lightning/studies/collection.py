@@ -1,0 +1,91 @@
+"""From the log files of a run to rows of the table."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from fl_lightning.studies.grid import Run
+from fl_lightning.studies.run_table import Row
+
+LOGS = "csv"
+"""Folder of the CSV logger's versions in a run's folder; a resumed run adds a version."""
+
+
+def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
+    """What a run has logged, its last confusion matrix and its partition.
+
+    Args:
+        run: of the study.
+        folder: of the run.
+        keep: patterns of the metrics that are kept, such as ``val_*``.
+    """
+    numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder)]
+    last = max((round_idx for round_idx, _, _ in numbers), default=0)
+    return [
+        Row(run.name, run.setting, run.seed, last if round_idx < 0 else round_idx, metric, value)
+        for round_idx, metric, value in numbers
+        if any(fnmatchcase(metric, pattern) for pattern in keep)
+    ]
+
+
+def rounds_logged(folder: Path) -> set[int]:
+    """The rounds that a run's logs speak of."""
+    return {round_idx for round_idx, _, _ in _metrics(folder)}
+
+
+def _versions(folder: Path) -> list[Path]:
+    found = (folder / LOGS).glob("version_*")
+    return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
+
+
+def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
+    """Round, metric and value; what a resumed run has logged again comes later."""
+    for version in _versions(folder):
+        path = version / "metrics.csv"
+        if not path.exists():
+            continue
+        with path.open(newline="") as file:
+            for line in csv.DictReader(file):
+                where = line.get("round") or line.get("epoch")
+                if where:
+                    round_idx = int(float(where))
+                    for metric, text in line.items():
+                        if text and metric not in ("round", "epoch", "step"):
+                            yield round_idx, metric, float(text)
+
+
+def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
+    """The last one, as ``val_confusion/<true>/<predicted>`` of the last round."""
+    for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
+        if path.exists():
+            with path.open(newline="") as file:
+                _, *lines = csv.reader(file)
+            for true, *counts in lines:
+                yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
+            return
+
+
+def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
+    """Training examples as ``partition/<client>/<class>`` of round 0, where classes are known."""
+    path = folder / "partition.csv"
+    if not path.exists():
+        return
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    if "EMD" in header:
+        first = header.index("EMD") + 1
+        for line in lines:
+            name = line[0].replace("/", "_")
+            yield from (
+                (0, f"partition/{name}/{label}", float(n)) for label, n in zip(header[first:], line[first:], strict=True)
+            )
+
+
+def final_value(rows: Sequence[Row], metric: str) -> float:
+    """After the last round that has it; NaN without."""
+    own = [row for row in rows if row.metric == metric]
+    return max(own, key=lambda row: row.round_idx).value if own else math.nan

@@ -1,0 +1,204 @@
+"""The figures of a study: readable in print and without telling red from green (colours of Okabe and Ito)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.studies.run_table import RunTable, Setting
+from fl_lightning.studies.statistics import Curves
+from fl_lightning.studies.tables import Measure, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+STYLES = ("-", "--", "-.", ":")
+_COLUMNS = 3
+_MOST_LINES = len(COLOURS) * len(STYLES)
+_FEW = 12
+"""Lines or cells that can still be named one by one."""
+
+
+def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder: Path) -> dict[str, str]:
+    """Draw whatever the table has figures for, as PNG and SVG.
+
+    Args:
+        table: of a study.
+        panels: what is compared with what.
+        measure: of the curves.
+        folder: for the files, which must exist.
+
+    Returns:
+        The names of the files without suffix, each with what it shows.
+    """
+    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {}
+    drawn["curves"] = partial(curves, table, panels, measure), f"{measure.name} over rounds"
+    for number, panel in enumerate(panels):
+        end, what = (f"_{number + 1}", f" ({panel.title})") if len(panels) > 1 else ("", "")
+        f1, shares = (partial(families, table, panel, *named) for named in (("val_f1", "F1"), ("client_share", "share")))
+        drawn[f"class_f1{end}"] = f1, f"F1 of each class over rounds{what}"
+        drawn[f"shares{end}"] = shares, f"clients' shares p_i over rounds{what}"
+        drawn[f"confusion{end}"] = partial(confusions, table, panel), f"confusion matrix after the last round{what}"
+        drawn[f"clients{end}"] = partial(clients, table, panel), f"training examples of each client{what}"
+    made: dict[str, str] = {}
+    for name, (draw, what) in drawn.items():
+        figure = draw()
+        if figure is not None:
+            save(figure, folder / name)
+            made[name] = what
+    return made
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As ``<path>.png`` and ``<path>.svg``; the same figure gives the same file."""
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "none"}):
+        figure.savefig(f"{path}.png", dpi=110, metadata={"Software": None})
+        figure.savefig(f"{path}.svg", metadata={"Date": None})
+
+
+def _grid(count: int, width: float, height: float, **more: Any) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(width * columns + 0.6, height * rows + 0.7), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return figure, axes[:count]
+
+
+def _band(by_seed: Curves, scale: float) -> tuple[list[int], list[float], list[float]]:
+    """Rounds from 1, mean and standard deviation over the seeds that have the round."""
+    rounds = sorted({round_idx for curve in by_seed.values() for round_idx in curve})
+    values = [[curve[r] * scale for curve in by_seed.values() if r in curve] for r in rounds]
+    spreads = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
+    return [r + 1 for r in rounds], [statistics.fmean(own) for own in values], spreads
+
+
+def _draw_lines(axis: Axes, lines: Iterator[tuple[str, Curves]], scale: float) -> None:
+    for number, (name, by_seed) in enumerate(lines):
+        rounds, mean, std = _band(by_seed, scale)
+        style = STYLES[(number // len(COLOURS)) % len(STYLES)] if number >= len(COLOURS) else STYLES[number % len(STYLES)]
+        colour = COLOURS[number % len(COLOURS)]
+        lone = "." if len(rounds) == 1 else ""
+        axis.plot(rounds, mean, linestyle=style, color=colour, label=name, linewidth=1.6, marker=lone)
+        if any(std):
+            low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
+            axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in axes:
+        axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid(alpha=0.3, linewidth=0.5)
+    for axis in axes[::_COLUMNS]:
+        axis.set_ylabel(ylabel)
+    named: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    columns = min(len(named), 4)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+
+
+def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure | None:
+    """A metric over rounds: mean over seeds, band of one standard deviation; a panel for each group of settings."""
+    shown = [panel for panel in panels if any(panel.curves(table, measure.name))]
+    if not shown:
+        return None
+    figure, axes = _grid(len(shown), 6.0 if len(shown) == 1 else 3.6, 3.6 if len(shown) == 1 else 2.9, sharey=True)
+    for axis, panel in zip(axes, shown, strict=True):
+        lines = zip(panel.names[:_MOST_LINES], panel.curves(table, measure.name), strict=False)
+        _draw_lines(axis, lines, measure.scale)
+        axis.set_title(panel.title, fontsize="medium")
+    _finish(figure, axes, measure.name + (" in percent" if measure.percent else ""))
+    return figure
+
+
+def families(table: RunTable, panel: Panel, prefix: str, ylabel: str) -> Figure | None:
+    """All curves ``<prefix>/<member>`` of each setting, side by side: F1 by class, shares by client. None without them."""
+    members = table.families(prefix)
+    settings = {name: s for name, s in panel.settings.items() if any(table.curves(s, f"{prefix}/{m}") for m in members)}
+    if not settings or len(members) > _MOST_LINES:
+        return None
+    figure, axes = _grid(len(settings), 3.6, 2.9, sharey=True)
+    for axis, (name, setting) in zip(axes, settings.items(), strict=True):
+        _draw_lines(axis, ((member, table.curves(setting, f"{prefix}/{member}")) for member in members), 1.0)
+        axis.set_title(name, fontsize="medium")
+    _finish(figure, axes, ylabel)
+    return figure
+
+
+def _matrix(table: RunTable, setting: Setting, prefix: str) -> tuple[list[str], list[str], list[list[float]]] | None:
+    """Rows, columns and values of ``<prefix>/<row>/<column>``, the last of the first seed that has them."""
+    cells: dict[tuple[str, str], float] = {}
+    for member in table.families(prefix):
+        row, _, column = member.partition("/")
+        by_seed = table.curves(setting, f"{prefix}/{member}")
+        if by_seed:
+            cells[row, column] = list(next(iter(by_seed.values())).values())[-1]
+    if not cells:
+        return None
+    rows, columns = list(dict.fromkeys(r for r, _ in cells)), list(dict.fromkeys(c for _, c in cells))
+    return rows, columns, [[cells.get((row, column), 0.0) for column in columns] for row in rows]
+
+
+def _draw_matrix(
+    axis: Axes, rows: list[str], columns: list[str], values: list[list[float]], show: Callable[[float], str]
+) -> Any:
+    image = axis.imshow(values, cmap="Blues", aspect="auto", vmin=0, interpolation="nearest")
+    top = max(map(max, values)) or 1.0
+    for ticks, names in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
+        step = max(1, len(names) // 20)
+        ticks(range(0, len(names), step), names[::step], fontsize="small")
+    if len(rows) <= _FEW and len(columns) <= _FEW:
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                if value:
+                    colour = "white" if value > 0.6 * top else "black"
+                    axis.text(x, y, show(value), ha="center", va="center", fontsize=6, color=colour)
+    return image
+
+
+def confusions(table: RunTable, panel: Panel) -> Figure | None:
+    """Confusion matrices after the last round: rows are true classes, each in percent of its examples. None without them."""
+    found = {name: _matrix(table, setting, "val_confusion") for name, setting in panel.settings.items()}
+    there = {name: matrix for name, matrix in found.items() if matrix is not None}
+    if not there:
+        return None
+    figure, axes = _grid(len(there), 3.3, 3.1, sharex=True, sharey=True)
+    for axis, (name, (rows, columns, values)) in zip(axes, there.items(), strict=True):
+        percent = [[100 * value / (sum(row) or 1) for value in row] for row in values]
+        _draw_matrix(axis, rows, columns, percent, lambda x: f"{x:.0f}" if x >= 0.5 else "")
+        axis.set_title(name, fontsize="medium")
+        axis.set_xlabel("predicted")
+    for axis in axes[::_COLUMNS]:
+        axis.set_ylabel("true class, rows in percent")
+    return figure
+
+
+def clients(table: RunTable, panel: Panel) -> Figure | None:
+    """Clients x classes: training examples, of the panel's first setting that knows them. None without them."""
+    found = (_matrix(table, setting, "partition") for setting in panel.settings.values())
+    matrix = next((own for own in found if own is not None), None)
+    if matrix is None:
+        return None
+    rows, columns, values = matrix
+    figure, (axis,) = _grid(1, min(9.0, 2.5 + 0.4 * len(columns)), min(12.0, 1.2 + 0.28 * len(rows)))
+    image = _draw_matrix(axis, rows, columns, values, lambda x: f"{x:.0f}")
+    axis.set_xlabel("class")
+    axis.set_ylabel("client")
+    figure.colorbar(image, ax=axis, shrink=0.8, label="training examples")
+    return figure

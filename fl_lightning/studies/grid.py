@@ -1,0 +1,224 @@
+"""The axes of a study, and the runs that they span."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.studies.run_table import FIXED
+
+SHORT = {
+    "strategy": "federation.strategy",
+    "route": "federation.route",
+    "partition": "data.partitioner",
+    "loss": "model.init_args.loss",
+    "network": "model.init_args.network",
+    "learning_rate": "model.init_args.optimizer.init_args.lr",
+    "mu": "federation.local.proximal_mu",
+    "clients_per_round": "federation.clients_per_round",
+    "local_epochs": "federation.local.max_epochs",
+}
+"""Short names of settings that studies go over; any other by its full name."""
+
+_HOW = (
+    "An axis is a list of values of one setting (strategy: [FedAvg, AdaFed]), of configuration files, or names with their "
+    "settings (AdaFed: {federation.strategy: AdaFed})."
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of an axis.
+
+    Attributes:
+        name: in tables and figures.
+        files: configuration files that go on top of the base.
+        settings: values by the settings' full names.
+    """
+
+    name: str
+    files: tuple[str, ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a study goes over.
+
+    Attributes:
+        name: in tables and figures.
+        choices: at least one.
+        setting: whose values the choices are; None where they are files or several settings.
+    """
+
+    name: str
+    choices: tuple[Choice, ...]
+    setting: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a study.
+
+    Attributes:
+        setting: the name of its choice on each axis.
+        seed: its seed.
+        name: of its folder, and in W&B.
+        files: configuration files, later ones on top.
+        settings: values by the settings' full names, later ones on top.
+    """
+
+    setting: tuple[str, ...]
+    seed: int
+    name: str
+    files: tuple[str, ...]
+    settings: tuple[tuple[str, Any], ...]
+
+
+def read_axes(over: Mapping[str, Any]) -> list[Axis]:
+    """The axes as they are written in a study.
+
+    Raises:
+        ConfigurationError: for an axis without choices, of a reserved name, or of another form.
+    """
+    axes = [_axis(name, values) for name, values in _flat(over)]
+    for axis in axes:
+        if axis.name in FIXED:
+            raise ConfigurationError(
+                f"'over.{axis.name}': '{axis.name}' is a column of every run table. Name the axis otherwise."
+            )
+        names = [choice.name for choice in axis.choices]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice or not names:
+            what = f"has '{twice[0]}' more than once" if twice else "has no choices"
+            raise ConfigurationError(f"'over.{axis.name}' {what}. Give each choice once, and at least one.")
+    return axes
+
+
+def _flat(over: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """'--over.a.b [1, 2]' arrives as {a: {b: [1, 2]}}."""
+    for name, values in over.items():
+        nested = (
+            isinstance(values, Mapping) and values and all(isinstance(v, list) and not _is_choice(v) for v in values.values())
+        )
+        if nested:
+            yield from _flat(values, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", values
+
+
+def _is_choice(value: Any) -> bool:
+    """Whether it is a list of files and settings."""
+    return isinstance(value, list) and bool(value) and all(_is_file(v) or isinstance(v, Mapping) for v in value)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
+
+
+def _axis(name: str, values: Any) -> Axis:
+    if isinstance(values, str) and not _is_file(values):
+        values = [_number(part.strip()) for part in values.split(",") if part.strip()]
+    if isinstance(values, Mapping):
+        setting = SHORT.get(name, name)
+        return Axis(name, tuple(_named(name, setting, str(key), value) for key, value in values.items()))
+    if not isinstance(values, list):
+        raise ConfigurationError(f"'over.{name}' must be a list or names with settings, but is {values!r}. {_HOW}")
+    if any(_is_file(value) for value in values):
+        others = [value for value in values if not _is_file(value)]
+        if others:
+            raise ConfigurationError(f"'over.{name}' mixes configuration files with {others[0]!r}. {_HOW}")
+        return Axis(name, tuple(Choice(Path(value).stem, (_existing(value),)) for value in values))
+    setting = SHORT.get(name, name)
+    return Axis(name, tuple(Choice(_text(value), (), ((setting, value),)) for value in values), setting)
+
+
+def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
+    """A choice with a name of its own: a file, settings, several of both, or nothing (the base as it is)."""
+    parts = value if _is_choice(value) else [value]
+    files: list[str] = []
+    settings: list[tuple[str, Any]] = []
+    for part in parts:
+        if part is None:
+            continue
+        if _is_file(part):
+            files.append(_existing(part))
+        elif isinstance(part, Mapping) and "class_path" not in part:
+            if not all(isinstance(key, str) for key in part):
+                raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but holds {part!r}. {_HOW}")
+            settings += full_names(part)
+        else:
+            settings.append((setting, part))
+    return Choice(name, tuple(files), tuple(settings))
+
+
+def full_names(settings: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Settings by their full names: short ones and sections resolved, classes with their settings left whole."""
+    found: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        name = prefix + (str(key) if prefix else SHORT.get(str(key), str(key)))
+        if isinstance(value, Mapping) and value and "class_path" not in value and "init_args" not in value:
+            found += full_names(value, f"{name}.")
+        else:
+            found.append((name, value))
+    return found
+
+
+def _existing(path: str) -> str:
+    if not Path(path).is_file():
+        raise ConfigurationError(
+            f"The study needs '{path}', which is not there (paths are relative to the working directory, '{Path.cwd()}'). Mend "
+            "the path, or call 'compare' from where it leads to the file."
+        )
+    return path
+
+
+def _number(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(value: Any) -> str:
+    """A short name for a value: of a class its name, with what is set."""
+    if isinstance(value, Mapping) and "class_path" in value:
+        name = str(value["class_path"]).rsplit(".", 1)[-1]
+        settings = ", ".join(f"{key}={_text(own)}" for key, own in (value.get("init_args") or {}).items())
+        return f"{name}({settings})" if settings else name
+    return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.rsplit(".", 1)[-1].isidentifier() else str(value)
+
+
+def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common: Mapping[str, Any]) -> list[Run]:
+    """All runs: each choice of each axis with each other, with each seed; seeds last, so that settings fill up together.
+
+    Args:
+        axes: of the study.
+        seeds: of the runs.
+        base: configuration files of every run.
+        common: settings of every run, by their full names.
+    """
+    runs = []
+    for seed, choices in product(seeds, product(*(axis.choices for axis in axes))):
+        setting = tuple(choice.name for choice in choices)
+        parts = [f"{axis.name}={name}" for axis, name in zip(axes, setting, strict=True)] + [f"seed={seed}"]
+        files = (*base, *(file for choice in choices for file in choice.files))
+        settings = (*common.items(), *(pair for choice in choices for pair in choice.settings))
+        runs.append(Run(setting, seed, folder_name(parts), files, settings))
+    names = [run.name for run in runs]
+    return [_unlike(run, names.index(run.name) != k, k) for k, run in enumerate(runs)]
+
+
+def folder_name(parts: Sequence[str]) -> str:
+    """As a folder can be called on every system."""
+    return re.sub(r"[^\w.=,+()-]+", "_", ",".join(parts))[:180]
+
+
+def _unlike(run: Run, taken: bool, number: int) -> Run:
+    return Run(run.setting, run.seed, f"{run.name}-{number}", run.files, run.settings) if taken else run

@@ -1,0 +1,159 @@
+"""Table in, report out: ``report.md``, ``report.tex`` and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.studies.figures import draw_all
+from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.tables import (
+    Measure,
+    Panel,
+    Table,
+    cost_table,
+    final_table,
+    late_table,
+    paired_table,
+    panels,
+    progress_table,
+)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a study's report shows.
+
+    Args:
+        metric: that the runs are compared by.
+        mode: whether ``max`` or ``min`` of it is best.
+        percent: show it, and the metrics of ``also``, times 100.
+        also: metrics beside it in the table of final values.
+        compare: the axis whose choices are compared; by default the first of the study.
+        baseline: the choice of that axis against which the others are tested; by default its first.
+        every: rounds between the columns of the table over rounds, >= 1.
+        after: maximum, mean and variance are of the rounds after this one (counted from 1), >= 0.
+        last: the final value of a run is the mean of so many last rounds, >= 1.
+        targets: values of the metric whose cost is told.
+
+    Raises:
+        ConfigurationError: for numbers out of their ranges.
+    """
+
+    metric: str = "val_accuracy"
+    mode: Literal["max", "min"] = "max"
+    percent: bool = True
+    also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
+    compare: str | None = None
+    baseline: str | None = None
+    every: int = 10
+    after: int = 15
+    last: int = 1
+    targets: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "report.every", "at least 1", self.every)
+        require(self.after >= 0, "report.after", "at least 0", self.after)
+        require(self.last >= 1, "report.last", "at least 1", self.last)
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that the runs are compared by."""
+        return Measure(self.metric, self.mode == "max", self.percent, self.last)
+
+    @property
+    def measures(self) -> list[Measure]:
+        """All of the table of final values; what is called a loss or error is better if lower."""
+        others = [name for name in self.also if name != self.metric]
+        lower = ("loss", "error", "mae", "mape", "mse")
+        return [self.measure, *(Measure(n, not any(w in n for w in lower), self.percent, self.last) for n in others)]
+
+    def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]]) -> None:
+        """Refuse names that the study has not.
+
+        Args:
+            axes: of the study.
+            choices: on each axis.
+
+        Raises:
+            ConfigurationError: naming those that it has.
+        """
+        if self.compare is not None and self.compare not in axes:
+            known = ", ".join(axes) or "none"
+            raise ConfigurationError(
+                f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Name one of them."
+            )
+        if self.baseline is not None and axes:
+            known_choices = choices[axes.index(self.compare) if self.compare else 0]
+            if self.baseline not in known_choices:
+                raise ConfigurationError(
+                    f"'report.baseline' is '{self.baseline}', but the choices of the axis '{self.compare or axes[0]}' are: "
+                    f"{', '.join(known_choices)}. Name one of them."
+                )
+
+
+def require_packages() -> None:
+    """Before anything runs, see that its report can be made.
+
+    Raises:
+        ConfigurationError: if matplotlib or scipy is missing.
+    """
+    try:
+        import matplotlib  # noqa: F401
+        import scipy.stats  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"A study's report needs matplotlib and scipy ({error}). Install them: pip install 'fl_lightning[compare]'."
+        ) from error
+
+
+def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str) -> list[Path]:
+    """Write the tables as Markdown and LaTeX, and the figures beside them.
+
+    Args:
+        table: of a study.
+        options: what to show.
+        folder: for the files; made where it is missing.
+        name: of the study.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigurationError: if the metric was never logged, or a name is not the study's.
+    """
+    choices = [list(dict.fromkeys(setting[k] for setting in table.settings)) for k in range(len(table.axes))]
+    options.check(table.axes, choices)
+    if options.metric not in table.metrics:
+        known = ", ".join(metric for metric in table.metrics if "/" not in metric) or "none"
+        raise ConfigurationError(f"'report.metric' is '{options.metric}', which no run has logged. Logged are: {known}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    grouped = panels(table, options.compare)
+    tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
+    pictures = draw_all(table, grouped, options.measure, folder)
+    markdown, latex = [f"# {name}", ""], []
+    for panel, own in tables:
+        if panel.title:
+            markdown += [f"## {panel.title}", ""]
+        markdown += [one.markdown() for one in own]
+        latex += [one.latex() for one in own]
+    markdown += [f"![{what}]({file}.png)\n" for file, what in pictures.items()]
+    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n")
+    (folder / "report.tex").write_text("\n".join(latex))
+    files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in ("png", "svg"))]
+    return [folder / file for file in files]
+
+
+def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[Table]:
+    measure = options.measure
+    made = (
+        progress_table(table, panel, measure, options.every),
+        late_table(table, panel, measure, options.after),
+        final_table(table, panel, options.measures),
+        paired_table(table, panel, measure, options.baseline),
+        cost_table(table, panel, measure, options.targets),
+    )
+    return (one for one in made if one is not None)

@@ -1,0 +1,132 @@
+"""What a study's runs came to, as one tidy table: run, choices, seed, round, metric, value."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_lightning.errors import DataError
+
+FIXED = ("run", "seed", "round", "metric", "value")
+"""Columns of every table; between the first two stands one for each axis of the study."""
+
+Setting = tuple[str, ...]
+"""What a run chose on each axis, in the order of the axes: runs of one setting differ by their seed alone."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number.
+
+    Attributes:
+        run: the name of the run.
+        setting: its choice on each axis.
+        seed: its seed.
+        round_idx: from 0.
+        metric: as logged; see docs/metrics.md.
+        value: in the metric's unit.
+    """
+
+    run: str
+    setting: Setting
+    seed: int
+    round_idx: int
+    metric: str
+    value: float
+
+
+class RunTable:
+    """The numbers of a study's runs.
+
+    Args:
+        axes: names of the axes.
+        rows: in any order; of two rows for the same run, round and metric the later counts.
+    """
+
+    def __init__(self, axes: Sequence[str], rows: Iterable[Row]) -> None:
+        self.axes = tuple(axes)
+        self._runs: dict[tuple[Setting, int], str] = {}
+        self._values: dict[tuple[Setting, str], dict[int, dict[int, float]]] = {}
+        for row in rows:
+            self._runs.setdefault((row.setting, row.seed), row.run)
+            self._values.setdefault((row.setting, row.metric), {}).setdefault(row.seed, {})[row.round_idx] = row.value
+
+    @property
+    def settings(self) -> list[Setting]:
+        """In the order of the table."""
+        return list(dict.fromkeys(setting for setting, _ in self._runs))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Sorted, numbers in names by their size."""
+        return sorted({metric for _, metric in self._values}, key=_natural)
+
+    def seeds(self, setting: Setting) -> list[int]:
+        """Of the runs of a setting."""
+        return sorted(seed for other, seed in self._runs if other == setting)
+
+    def curves(self, setting: Setting, metric: str) -> dict[int, dict[int, float]]:
+        """By seed, then by round; nothing where the metric was not logged."""
+        found = self._values.get((setting, metric), {})
+        return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
+
+    def families(self, prefix: str) -> list[str]:
+        """What follows ``<prefix>/`` in the metrics' names: the classes of ``val_f1``, the clients of ``client_share``."""
+        return [metric.removeprefix(f"{prefix}/") for metric in self.metrics if metric.startswith(f"{prefix}/")]
+
+    def rows(self) -> Iterator[Row]:
+        """In the order of runs, metrics and rounds."""
+        for (setting, seed), run in self._runs.items():
+            for metric in self.metrics:
+                for round_idx, value in sorted(self._values.get((setting, metric), {}).get(seed, {}).items()):
+                    yield Row(run, setting, seed, round_idx, metric, value)
+
+    def write(self, path: Path) -> None:
+        """As CSV, compressed where the name ends in ``.gz``; numbers with 6 digits."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([FIXED[0], *self.axes, *FIXED[1:]])
+        for row in self.rows():
+            writer.writerow([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"])
+        data = text.getvalue().encode()
+        temporary = path.with_name(path.name + ".part")
+        # Without a time in the header: the same table is the same file.
+        temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+        temporary.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> RunTable:
+        """A table that :meth:`write` has written.
+
+        Raises:
+            DataError: if it is not one.
+        """
+        try:
+            data = path.read_bytes()
+            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        except (OSError, ValueError) as error:
+            raise DataError(f"The run table '{path}' cannot be read ({error}). Give one that 'compare' has written.") from error
+        header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+        axes = header[1 : len(header) - len(FIXED) + 1]
+        if tuple(header[:1] + header[len(axes) + 1 :]) != FIXED:
+            raise DataError(
+                f"'{path}' is no run table: its columns are {', '.join(header) or 'none'}; wanted are {FIXED[0]}, one for each "
+                f"axis, {', '.join(FIXED[1:])}. Give one that 'compare' has written."
+            )
+        try:
+            return cls(axes, (_row(cells) for cells in rows if cells))
+        except (ValueError, IndexError) as error:
+            raise DataError(f"The run table '{path}' is damaged: {error}. Write it again with 'compare'.") from error
+
+
+def _row(cells: list[str]) -> Row:
+    run, *setting, seed, round_idx, metric, value = cells
+    return Row(run, tuple(setting), int(seed), int(round_idx), metric, float(value))
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("/")]

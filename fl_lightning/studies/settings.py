@@ -1,0 +1,85 @@
+"""From a run of a study to the whole configuration of a ``fit``, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+from typing import Any
+
+from jsonargparse import Namespace
+
+from fl_lightning.cli import FederationCLI, FederationParser
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.studies.grid import Run
+
+
+class _Parser(FederationCLI):
+    """The command line's parser, which only parses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def parse_arguments(self, parser: Any, args: Any) -> None:
+        """Not yet."""
+        self.config = Namespace(subcommand="fit")
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing to start from."""
+
+    def _set_seed(self) -> None:
+        """Nothing is drawn."""
+
+    def before_instantiate_classes(self) -> None:
+        """Nothing is built."""
+
+    def instantiate_classes(self) -> None:
+        """Nothing is built."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing is run."""
+
+
+class SettingsReader:
+    """Reads the settings of runs; the parser is built once."""
+
+    def __init__(self) -> None:
+        parser: Any = _Parser().parser
+        self._parser: FederationParser = parser
+
+    def read(self, run: Run) -> Namespace:
+        """The whole configuration of a run, every default in it.
+
+        Raises:
+            ConfigurationError: with the parser's message, naming the run.
+        """
+        arguments = ["fit", *(f"--config={file}" for file in run.files)]
+        arguments += [f"--{name}={_argument(value)}" for name, value in run.settings]
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stderr(said):
+                config: Namespace = self._parser.parse_args(arguments).fit
+        except SystemExit:
+            message = said.getvalue().strip().removeprefix("fl-lightning: error:").strip()
+            raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}") from None
+        for name in ("seed_everything", "federation.seed"):
+            config[name] = run.seed
+        drawn = config.data.partitioner.get("init_args")
+        if drawn is not None and "seed" in drawn:  # a partitioner that draws nothing has none
+            drawn.seed = run.seed
+        return config
+
+    def text(self, config: Namespace) -> str:
+        """As YAML, for ``fl-lightning fit --config``."""
+        subcommands: Any = self._parser._subcommands_action
+        return str(subcommands.choices["fit"].dump(config, skip_none=False))
+
+
+def fingerprint(text: str) -> str:
+    """What stays the same if and only if the settings do."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _argument(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

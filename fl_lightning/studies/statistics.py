@@ -1,0 +1,112 @@
+"""What repeated runs say: means over seeds, paired tests, rounds to a target."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Curves = Mapping[int, Mapping[int, float]]
+"""A metric by seed, then by round."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values over seeds.
+
+    Attributes:
+        values: one for each seed that has one.
+    """
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """NaN without values."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def std(self) -> float:
+        """The sample's standard deviation (n - 1); 0 for one value."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+
+def at_round(curves: Curves, round_idx: int) -> Sample:
+    """A metric after one round."""
+    return Sample(tuple(curve[round_idx] for curve in curves.values() if round_idx in curve))
+
+
+def last_rounds(curves: Curves, count: int = 1) -> dict[int, float]:
+    """By seed, the mean of the last rounds."""
+    return {seed: statistics.fmean(list(curve.values())[-count:]) for seed, curve in curves.items() if curve}
+
+
+def best(curves: Curves, higher: bool) -> tuple[Sample, Sample]:
+    """The best value of each seed's curve, and the round (from 1) in which it was first reached."""
+    choose = max if higher else min
+    tops = [choose(curve.values()) for curve in curves.values() if curve]
+    rounds = [
+        1 + next(round_idx for round_idx, value in curve.items() if value == top)
+        for curve, top in zip((c for c in curves.values() if c), tops, strict=True)
+    ]
+    return Sample(tuple(tops)), Sample(tuple(map(float, rounds)))
+
+
+def rounds_to(curves: Curves, target: float, higher: bool) -> list[int | None]:
+    """For each seed the rounds until the target is first reached, counted from 1; None where it never is."""
+
+    def reaches(curve: Mapping[int, float]) -> int | None:
+        there = (round_idx + 1 for round_idx, x in curve.items() if (x >= target if higher else x <= target))
+        return next(there, None)
+
+    return [reaches(curve) for curve in curves.values()]
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """One setting against another over the seeds that both have.
+
+    Attributes:
+        pairs: their number.
+        difference: mean of the differences.
+        half_width: of the 95 % confidence interval of the mean (Student's t, pairs - 1 degrees of freedom); NaN for one pair.
+        p: two-sided, of the paired t-test; NaN where there is no spread to test against.
+    """
+
+    pairs: int
+    difference: float
+    half_width: float
+    p: float
+
+
+def paired_test(one: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
+    """Student's paired t-test of ``one - other``.
+
+    Args:
+        one: a value for each seed.
+        other: likewise; seeds that only one of them has are left out.
+    """
+    from scipy import stats  # optional
+
+    differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    mean = statistics.fmean(differences) if differences else math.nan
+    if len(differences) < 2:
+        return PairedTest(len(differences), mean, math.nan, math.nan)
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    freedom = len(differences) - 1
+    p = float(2 * stats.t.sf(abs(mean) / error, freedom)) if error else math.nan
+    return PairedTest(len(differences), mean, float(stats.t.ppf(0.975, freedom)) * error, p)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm 1979): with m of them, the k-th smallest times m - k + 1, never falling.
+
+    NaN stays NaN and is not counted.
+    """
+    order = sorted((p, position) for position, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, largest = list(p_values), 0.0
+    for k, (p, position) in enumerate(order):
+        largest = max(largest, min(1.0, p * (len(order) - k)))
+        adjusted[position] = largest
+    return adjusted

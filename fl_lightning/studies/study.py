@@ -1,0 +1,217 @@
+"""A study: algorithms x data x seeds, from one file to one table and its report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import Namespace
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.studies.collection import LOGS, final_value, read_run
+from fl_lightning.studies.execution import Job, only_one, run_all
+from fl_lightning.studies.grid import Axis, Run, full_names, read_axes, span
+from fl_lightning.studies.report import ReportOptions, require_packages, write_report
+from fl_lightning.studies.run_table import Row, RunTable
+from fl_lightning.studies.settings import SettingsReader, fingerprint
+from fl_lightning.studies.sweep import write_sweep
+
+KEPT = ("val_*", "client_share/*", "federation/*", "partition/*")
+"""Patterns of the metrics that go into the table unless a study says otherwise."""
+
+
+class Study:
+    """Runs every choice of every axis with every other and with every seed, and reports what came out.
+
+    A run that is done is not done again unless its settings have changed; one that was cut off goes on from its last
+    checkpoint; one that fails is reported at the end, and tried again by the next call.
+
+    Args:
+        base: configuration file of every run, or several, later ones on top.
+        over: the axes by name. An axis is a list of values of one setting, such as ``strategy: [FedAvg, AdaFed]``; a list of
+            configuration files that go on top of the base; or choices by name, each a file, settings by their full names,
+            several of both, or null for the base as it is.
+        seeds: how many (0, 1, ...), or which. A seed sets ``seed_everything``, ``federation.seed`` and the partitioner's.
+        settings: of every run, by their full names.
+        name: of the study and of its W&B group; by default that of the file it comes from.
+        folder: for the runs, the table and the report; ``runs/studies/<name>`` by default.
+        jobs: runs side by side: ``auto`` is one for each GPU, on a CPU one for each core.
+        keep: patterns of the metrics that go into the table.
+        report: what the report shows.
+
+    Raises:
+        ConfigurationError: for settings that no run can have.
+    """
+
+    def __init__(
+        self,
+        base: str | list[str],
+        over: dict[str, Any] | None = None,
+        seeds: int | list[int] = 3,
+        settings: dict[str, Any] | None = None,
+        name: str | None = None,
+        folder: str | None = None,
+        jobs: int | Literal["auto"] = "auto",
+        keep: list[str] = list(KEPT),  # noqa: B006  a default for the parser, which copies it
+        report: ReportOptions = ReportOptions(),  # noqa: B008
+    ) -> None:
+        self.base = [base] if isinstance(base, str) else list(base)
+        self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
+        require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
+        require(jobs == "auto" or jobs >= 1, "jobs", "at least 1, or auto", jobs)
+        self.settings = dict(full_names(settings or {}))
+        self.axes: list[Axis] = read_axes(over or {})
+        self.name = name or Path(self.base[-1]).stem
+        self.folder = Path(folder or f"runs/studies/{self.name}")
+        self.jobs, self.keep, self.report = jobs, list(keep), report
+        report.check([axis.name for axis in self.axes], [[c.name for c in axis.choices] for axis in self.axes])
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """All of them."""
+        for path in self.base:
+            if not Path(path).is_file():
+                raise ConfigurationError(f"'base' is '{path}', which is not there. Name a configuration of 'fl-lightning fit'.")
+        return span(self.axes, self.seeds, self.base, self.settings)
+
+    @cached_property
+    def configurations(self) -> dict[str, tuple[Namespace, str]]:
+        """Each run's whole configuration, parsed and as YAML.
+
+        Raises:
+            ConfigurationError: if one is wrong, or two are the same.
+        """
+        reader = SettingsReader()
+        found: dict[str, tuple[Namespace, str]] = {}
+        same: dict[str, str] = {}
+        for run in self.runs:
+            config = reader.read(run)
+            found[run.name] = config, reader.text(config)
+            twin = same.setdefault(fingerprint(found[run.name][1]), run.name)
+            if twin != run.name:
+                raise ConfigurationError(
+                    f"The runs '{twin}' and '{run.name}' have the same settings. Let each choice of an axis change something "
+                    "that the axes after it leave alone."
+                )
+        return found
+
+    @property
+    def table_path(self) -> Path:
+        """Where the table is written."""
+        return self.folder / "table.csv"
+
+    def compare(self) -> list[Job]:
+        """Run what is missing, write the table and the report, and say so.
+
+        Returns:
+            The runs that failed.
+        """
+        require_packages()
+        jobs = [self._job(run) for run in self.runs]
+        with only_one(self.folder) as lock:
+            sweep = write_sweep(
+                self.folder, self.name, self.axes, self.runs, lambda run: self.configurations[run.name][1], self.report.measure
+            )
+            failed = self._run_missing(jobs, lock)
+            self._collect(failed)
+        print(f"The same as a W&B sweep: {sweep}")
+        return failed
+
+    def _run_missing(self, jobs: Sequence[Job], lock: int | None) -> list[Job]:
+        missing = [job for job in jobs if not job.is_finished]
+        places = self._places()[: max(1, len(missing))]
+        spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
+        print(f"Study '{self.name}': {len(jobs)} runs ({spans}); {len(jobs) - len(missing)} done before.", flush=True)
+        if missing:
+            print(f"To do: {len(missing)}, {len(places)} at a time.", flush=True)
+        failed = []
+        for number, (job, status, seconds) in enumerate(run_all(missing, places, lock), len(jobs) - len(missing) + 1):
+            if status:
+                failed.append(job)
+            said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
+            print(f"[{number}/{len(jobs)}] {job.name}: {seconds:.0f} s, {said}", flush=True)
+        return failed
+
+    def _came_to(self, job: Job) -> str:
+        run = next(run for run in self.runs if run.name == job.name)
+        return f"{self.report.metric} {final_value(read_run(run, job.folder, [self.report.metric]), self.report.metric):.4f}"
+
+    def _collect(self, failed: Sequence[Job]) -> None:
+        """Table and report of the runs that are done."""
+        bad = {job.name for job in failed}
+        rows: list[Row] = []
+        for run in self.runs:
+            if run.name not in bad:
+                rows += read_run(run, self._run_folder(run), self.keep)
+        if rows:
+            table = RunTable([axis.name for axis in self.axes], rows)
+            table.write(self.table_path)
+            print(f"Table: {self.table_path} ({len(self.runs) - len(bad)} runs)")
+            self.write_report(table, self.folder)
+        if failed:
+            print(f"Not in it: {len(failed)} of {len(self.runs)} runs, which failed. The next call tries them again.")
+            for job in failed:
+                print(f"  {job.name}: {job.last_words()} (log: {job.folder / 'log.txt'})")
+
+    def write_report(self, table: RunTable, folder: Path) -> None:
+        """Tables and figures of a table of this study, and where they are."""
+        files = write_report(table, self.report, folder, self.name)
+        pictures = [path for path in files if path.suffix == ".png"]
+        print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG and SVG")
+
+    # ---------------------------------------------------------------- how a run is started
+
+    def _run_folder(self, run: Run) -> Path:
+        return self.folder / "runs" / run.name
+
+    def _job(self, run: Run) -> Job:
+        config, text = self.configurations[run.name]
+        folder = self._run_folder(run)
+        loggers = _loggers(config, run, self.name, [axis.name for axis in self.axes], folder)
+        arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}"]
+        if config.trainer.enable_progress_bar is None:
+            arguments.append("--trainer.enable_progress_bar=false")
+        return Job(run.name, folder, text, tuple(arguments))
+
+    def _places(self) -> list[dict[str, str]]:
+        """The environment of each run that may go on at a time."""
+        configs = [config.trainer for config, _ in self.configurations.values()]
+        graphics = _gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else 0
+        if graphics:
+            count = graphics if self.jobs == "auto" else self.jobs
+            return [{"CUDA_VISIBLE_DEVICES": str(place % graphics)} for place in range(count)]
+        ranks = max(int(config.devices) if str(config.devices).isdigit() else 1 for config in configs)
+        count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
+        # One thread each: their number changes the last bits, so that it must not depend on how many run side by side.
+        return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
+
+
+def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The user's own, or W&B grouped by study and named by the settings; and always CSV, which the table is made from."""
+    csv: dict[str, Any] = {"save_dir": str(folder), "name": LOGS, "flush_logs_every_n_steps": 1}
+    ours: list[dict[str, Any]] = [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": csv}]
+    given = config.trainer.logger
+    if given is False:
+        return ours
+    if given is None or given is True:
+        tags = [f"{axis}={choice}" for axis, choice in zip(axes, run.setting, strict=True)]
+        settings = {"project": "fl_lightning", "group": study, "name": run.name, "save_dir": str(folder), "tags": tags}
+        return [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": settings}, *ours]
+    own = given if isinstance(given, list) else [given]
+    others = [logger for logger in own if "CSVLogger" not in logger.class_path]
+    return [*(logger.as_dict() for logger in others), *ours]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()

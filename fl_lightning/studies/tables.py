@@ -1,0 +1,313 @@
+"""The tables of a study in the shapes that papers print, as Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fl_lightning.studies.run_table import RunTable, Setting
+from fl_lightning.studies.statistics import (
+    Curves,
+    PairedTest,
+    Sample,
+    at_round,
+    best,
+    holm,
+    last_rounds,
+    paired_test,
+    rounds_to,
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The metric that a report is about.
+
+    Args:
+        name: as logged.
+        higher: whether higher is better.
+        percent: whether it is shown times 100.
+        last: the final value of a run is the mean of so many last rounds.
+    """
+
+    name: str = "val_accuracy"
+    higher: bool = True
+    percent: bool = True
+    last: int = 1
+
+    @property
+    def scale(self) -> float:
+        """Shown value over logged value."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def digits(self) -> int:
+        """After the point."""
+        return 2 if self.percent else 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Attributes:
+        title: what it shows.
+        columns: their headings.
+        rows: as many cells each.
+        note: how to read it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """With the best in bold."""
+        lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
+        for row in self.rows:
+            cells = [f"**{cell.text}**" if cell.bold else cell.text for cell in row]
+            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |")
+        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
+
+    def latex(self) -> str:
+        """A ``table`` environment; needs the package booktabs."""
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{self.title}. {self.note}'.strip())}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
+        for row in self.rows:
+            cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row]
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _tex(text: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
+        text = text.replace(plain, escaped)
+    for plain, escaped in (("±", r"$\pm$"), ("≥", r"$\geq$"), ("≤", r"$\leq$"), ("^", r"\^{}"), ("~", r"\~{}")):
+        text = text.replace(plain, escaped)
+    return text
+
+
+def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
+    """Mean and, over several seeds, standard deviation; a dash where there is nothing."""
+    if not sample.values:
+        return "-"
+    text = f"{sample.mean * scale:.{digits}f}"
+    return f"{text} ± {sample.std * scale:.{digits}f}" if len(sample.values) > 1 else text
+
+
+def with_best(
+    columns: Sequence[Sequence[Sample]], higher: Sequence[bool | None], show: Callable[[Sample, int], str]
+) -> list[list[Cell]]:
+    """Columns of samples as rows of cells, the best mean of each column in bold; ties all, None for no best."""
+    cells: list[list[Cell]] = []
+    for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
+        means = [sample.mean for sample in column if sample.values]
+        top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
+        cells.append([Cell(show(sample, number), bool(sample.values) and sample.mean == top) for sample in column])
+    return [list(row) for row in zip(*cells, strict=True)]
+
+
+def _table(
+    title: str, first: str, names: Sequence[str], columns: Sequence[str], body: Sequence[Sequence[Cell]], note: str
+) -> Table:
+    rows = tuple((Cell(name), *cells) for name, cells in zip(names, body, strict=True))
+    return Table(title, (first, *columns), rows, note)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Settings that are compared with each other: those that differ on one axis alone.
+
+    Attributes:
+        title: what they share.
+        axis: on which they differ.
+        settings: by their choice on that axis.
+    """
+
+    title: str
+    axis: str
+    settings: dict[str, Setting]
+
+    @property
+    def names(self) -> list[str]:
+        """The choices."""
+        return list(self.settings)
+
+    def curves(self, table: RunTable, metric: str) -> list[Curves]:
+        """Of each setting."""
+        return [table.curves(setting, metric) for setting in self.settings.values()]
+
+
+def panels(table: RunTable, axis: str | None = None) -> list[Panel]:
+    """The settings of a table, grouped by what they choose on the other axes.
+
+    Args:
+        table: of a study.
+        axis: whose choices are compared; by default the first.
+    """
+    place = table.axes.index(axis) if axis else 0
+    found: dict[tuple[str, ...], dict[str, Setting]] = {}
+    for setting in table.settings:
+        others = setting[:place] + setting[place + 1 :]
+        found.setdefault(others, {})[setting[place] if setting else "all"] = setting
+    names = table.axes[:place] + table.axes[place + 1 :]
+    titles = [", ".join(f"{name} {choice}" for name, choice in zip(names, others, strict=True)) for others in found]
+    compared = table.axes[place] if table.axes else "setting"
+    return [Panel(title, compared, settings) for title, settings in zip(titles, found.values(), strict=True)]
+
+
+def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) -> Table:
+    """Mean ± std after every so many rounds, best value and the round in which it was reached (FedLoss thesis)."""
+    curves = panel.curves(table, measure.name)
+    length = max((max(curve) + 1 for by_seed in curves for curve in by_seed.values()), default=0)
+    shown = sorted({*range(every, length + 1, every), length} - {0})
+    columns = [[at_round(by_seed, number - 1) for by_seed in curves] for number in shown]
+    tops = [best(by_seed, measure.higher) for by_seed in curves]
+    columns += [[top for top, _ in tops], [when for _, when in tops]]
+    directions = [measure.higher] * (len(shown) + 1) + [None]
+
+    def show(sample: Sample, number: int) -> str:
+        return spread(sample, digits=1) if number == len(shown) + 1 else spread(sample, measure.scale, measure.digits)
+
+    heads = [*(f"round {number}" for number in shown), "best", "in round"]
+    title = f"{measure.name}{' in percent' if measure.percent else ''} over rounds"
+    note = f"Rounds are counted from 1. {_seeds(table, panel)}"
+    return _table(title, panel.axis, panel.names, heads, with_best(columns, directions, show), note)
+
+
+def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
+    """Maximum, mean and variance of the rounds after one (FedNova thesis), each averaged over seeds; None if there are none."""
+    columns: list[list[Sample]] = [[], [], []]
+    for by_seed in panel.curves(table, measure.name):
+        late = [[x * measure.scale for r, x in curve.items() if r >= after] for curve in by_seed.values()]
+        late = [values for values in late if values]
+        extreme = max if measure.higher else min
+        columns[0].append(Sample(tuple(extreme(values) for values in late)))
+        columns[1].append(Sample(tuple(statistics.fmean(values) for values in late)))
+        columns[2].append(Sample(tuple(statistics.variance(values) for values in late if len(values) > 1)))
+    if not any(sample.values for sample in columns[0]):
+        return None
+    body = with_best(columns, [measure.higher, measure.higher, False], lambda sample, _: spread(sample, digits=2))
+    title = f"{measure.name}{' in percent' if measure.percent else ''} after round {after}"
+    heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
+    return _table(title, panel.axis, panel.names, heads, body, "Each over the rounds of a run, then averaged over seeds.")
+
+
+def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
+    """Several metrics at the end of the runs (Fed-Star thesis: accuracy, macro and weighted F1); None if none was logged."""
+    logged = [measure for measure in measures if any(panel.curves(table, measure.name))]
+    if not logged:
+        return None
+    columns = [
+        [Sample(tuple(last_rounds(curves, measure.last).values())) for curves in panel.curves(table, measure.name)]
+        for measure in logged
+    ]
+
+    def show(sample: Sample, number: int) -> str:
+        return spread(sample, logged[number].scale, logged[number].digits)
+
+    heads = [f"{measure.name}{' in percent' if measure.percent else ''}" for measure in logged]
+    last = logged[0].last
+    note = "After the last round." if last == 1 else f"Mean of the last {last} rounds."
+    body = with_best(columns, [measure.higher for measure in logged], show)
+    return _table("At the end", panel.axis, panel.names, heads, body, note)
+
+
+def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
+    """Rounds, megabytes and seconds to each target, then of the whole run."""
+    rows: list[list[Cell]] = []
+    for setting in panel.settings.values():
+        totals = _totals(table, setting)
+        cells = []
+        for target in targets:
+            needed = rounds_to(table.curves(setting, measure.name), target, measure.higher)
+            cells += _to_target(needed, list(totals.values()))
+        whole = [Sample(tuple(ends[-1][k] for ends in totals.values() if ends)) for k in (0, 1)]
+        rows.append([*cells, *(Cell(spread(sample, digits=1)) for sample in whole)])
+    sign = "≥" if measure.higher else "≤"
+    heads = [f"{what} to {sign} {target * measure.scale:g}" for target in targets for what in ("rounds", "MB", "s")]
+    note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
+    return _table("What it costs", panel.axis, panel.names, [*heads, "MB in all", "s in all"], rows, note)
+
+
+def _totals(table: RunTable, setting: Setting) -> dict[int, list[tuple[float, float]]]:
+    """By seed, megabytes and seconds up to and with each round."""
+    up, down, seconds = (table.curves(setting, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds"))
+    totals: dict[int, list[tuple[float, float]]] = {}
+    for seed in table.seeds(setting):
+        megabytes, time, ends = 0.0, 0.0, []
+        for round_idx in up.get(seed, {}):
+            megabytes += (up[seed][round_idx] + down.get(seed, {}).get(round_idx, 0.0)) / 1e6
+            time += seconds.get(seed, {}).get(round_idx, 0.0)
+            ends.append((megabytes, time))
+        totals[seed] = ends
+    return totals
+
+
+def _to_target(needed: Sequence[int | None], totals: Sequence[Sequence[tuple[float, float]]]) -> list[Cell]:
+    there = [(number, ends) for number, ends in zip(needed, totals, strict=False) if number is not None]
+    if not there:
+        return [Cell("never"), Cell("-"), Cell("-")]
+    some = f" ({len(there)} of {len(needed)})" if len(there) < len(needed) else ""
+    rounds = Sample(tuple(float(number) for number, _ in there))
+    costs = [Sample(tuple(ends[number - 1][k] for number, ends in there if len(ends) >= number)) for k in (0, 1)]
+    return [Cell(spread(rounds, digits=1) + some), *(Cell(spread(cost, digits=1)) for cost in costs)]
+
+
+def paired_table(table: RunTable, panel: Panel, measure: Measure, baseline: str | None = None) -> Table | None:
+    """Each setting against a baseline by a paired t-test over seeds, corrected for their number (Holm); None for one setting.
+
+    'better' and 'worse' are said only where the corrected p is below 0.05.
+    """
+    against = baseline if baseline in panel.settings else panel.names[0]
+    others = [name for name in panel.names if name != against]
+    if not others:
+        return None
+    finals = {name: last_rounds(table.curves(panel.settings[name], measure.name), measure.last) for name in panel.names}
+    tests = [paired_test(finals[name], finals[against]) for name in others]
+    rows = []
+    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
+        rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), _verdict(test, p, measure))])
+    note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
+    title = f"{measure.name}{' in points' if measure.percent else ''} against {against}, paired over seeds"
+    return _table(title, panel.axis, others, ["seeds", "difference", "p", "verdict"], rows, note)
+
+
+def _difference(test: PairedTest, measure: Measure) -> str:
+    if math.isnan(test.difference):
+        return "-"
+    text = f"{test.difference * measure.scale:+.{measure.digits}f}"
+    return text if math.isnan(test.half_width) else f"{text} ± {test.half_width * measure.scale:.{measure.digits}f}"
+
+
+def _p(p: float) -> str:
+    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _verdict(test: PairedTest, p: float, measure: Measure) -> str:
+    if test.pairs < 2:
+        return "too few seeds"
+    if math.isnan(p):
+        return "the same in every seed" if not test.difference else "no spread to test against"
+    if p >= 0.05:
+        return "not told apart"
+    return "better" if (test.difference > 0) == measure.higher else "worse"
+
+
+def _seeds(table: RunTable, panel: Panel) -> str:
+    numbers = sorted({len(table.seeds(setting)) for setting in panel.settings.values()})
+    if numbers == [1]:
+        return "One seed."
+    return f"Mean ± standard deviation over {' to '.join(map(str, sorted({numbers[0], numbers[-1]})))} seeds."
