@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,10 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder:
     drawn["curves"] = partial(curves, table, panels, measure), f"{measure.name} over rounds"
     for number, panel in enumerate(panels):
         end, what = (f"_{number + 1}", f" ({panel.title})") if len(panels) > 1 else ("", "")
-        f1, shares = (partial(families, table, panel, *named) for named in (("val_f1", "F1"), ("client_share", "share")))
+        f1, shares = (
+            partial(families, table, panel, *named)
+            for named in (("val_f1", "F1", "class"), ("client_share", "share of the sum of weights", "client"))
+        )
         drawn[f"class_f1{end}"] = f1, f"F1 of each class over rounds{what}"
         drawn[f"shares{end}"] = shares, f"clients' shares p_i over rounds{what}"
         drawn[f"confusion{end}"] = partial(confusions, table, panel), f"confusion matrix after the last round{what}"
@@ -84,19 +87,19 @@ def _band(by_seed: Curves, scale: float) -> tuple[list[int], list[float], list[f
     return [r + 1 for r in rounds], [statistics.fmean(own) for own in values], spreads
 
 
-def _draw_lines(axis: Axes, lines: Iterator[tuple[str, Curves]], scale: float) -> None:
+def _draw_lines(axis: Axes, lines: Iterable[tuple[str, Curves]], scale: float, bands: bool = True) -> None:
     for number, (name, by_seed) in enumerate(lines):
         rounds, mean, std = _band(by_seed, scale)
-        style = STYLES[(number // len(COLOURS)) % len(STYLES)] if number >= len(COLOURS) else STYLES[number % len(STYLES)]
+        style = STYLES[(number + number // len(COLOURS)) % len(STYLES)]  # no colour twice with the same style
         colour = COLOURS[number % len(COLOURS)]
         lone = "." if len(rounds) == 1 else ""
         axis.plot(rounds, mean, linestyle=style, color=colour, label=name, linewidth=1.6, marker=lone)
-        if any(std):
+        if bands and any(std):
             low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
             axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str) -> None:
+def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = "") -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -109,8 +112,10 @@ def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str) -> None:
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    columns = min(len(named), 4)
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+    columns = min(len(named), 4 if max(map(len, named)) > 4 else 10)
+    figure.legend(
+        named.values(), named.keys(), title=members, loc="outside lower center", ncols=columns, fontsize="small", frameon=False
+    )
 
 
 def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure | None:
@@ -127,17 +132,22 @@ def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure
     return figure
 
 
-def families(table: RunTable, panel: Panel, prefix: str, ylabel: str) -> Figure | None:
-    """All curves ``<prefix>/<member>`` of each setting, side by side: F1 by class, shares by client. None without them."""
+def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -> Figure | None:
+    """All curves ``<prefix>/<member>`` of each setting side by side, as means over seeds: F1 by class, shares by client.
+
+    None without them, or where they are too many to be told apart.
+    """
     members = table.families(prefix)
     settings = {name: s for name, s in panel.settings.items() if any(table.curves(s, f"{prefix}/{m}") for m in members)}
     if not settings or len(members) > _MOST_LINES:
         return None
     figure, axes = _grid(len(settings), 3.6, 2.9, sharey=True)
     for axis, (name, setting) in zip(axes, settings.items(), strict=True):
-        _draw_lines(axis, ((member, table.curves(setting, f"{prefix}/{member}")) for member in members), 1.0)
+        lines = ((member, table.curves(setting, f"{prefix}/{member}")) for member in members)
+        _draw_lines(axis, ((member, by_seed) for member, by_seed in lines if by_seed), 1.0, bands=False)
         axis.set_title(name, fontsize="medium")
-    _finish(figure, axes, ylabel)
+    axes[0].set_ylim(bottom=0)  # of all of them
+    _finish(figure, axes, ylabel, of)
     return figure
 
 

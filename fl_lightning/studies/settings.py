@@ -8,7 +8,7 @@ import io
 import json
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, dict_to_namespace
 
 from fl_lightning.cli import FederationCLI, FederationParser
 from fl_lightning.errors import ConfigurationError
@@ -23,7 +23,7 @@ class _Parser(FederationCLI):
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Not yet."""
-        self.config = Namespace(subcommand="fit")
+        self.config = dict_to_namespace({"subcommand": "fit"})
 
     def _parse_ckpt_path(self) -> None:
         """Nothing to start from."""

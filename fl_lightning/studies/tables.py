@@ -163,7 +163,7 @@ def panels(table: RunTable, axis: str | None = None) -> list[Panel]:
         others = setting[:place] + setting[place + 1 :]
         found.setdefault(others, {})[setting[place] if setting else "all"] = setting
     names = table.axes[:place] + table.axes[place + 1 :]
-    titles = [", ".join(f"{name} {choice}" for name, choice in zip(names, others, strict=True)) for others in found]
+    titles = [", ".join(f"{name}: {choice}" for name, choice in zip(names, others, strict=True)) for others in found]
     compared = table.axes[place] if table.axes else "setting"
     return [Panel(title, compared, settings) for title, settings in zip(titles, found.values(), strict=True)]
 
