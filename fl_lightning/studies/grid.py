@@ -26,6 +26,9 @@ SHORT = {
 }
 """Short names of settings that studies go over; any other by its full name."""
 
+_SECTIONS = ("federation", "model", "data", "trainer")
+"""Of a configuration: the first parts of full names."""
+
 _HOW = (
     "An axis is a list of values of one setting (strategy: [FedAvg, AdaFed]), of configuration files, or names with their "
     "settings (AdaFed: {federation.strategy: AdaFed})."
@@ -101,16 +104,20 @@ def read_axes(over: Mapping[str, Any]) -> list[Axis]:
     return axes
 
 
-def _flat(over: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """'--over.a.b [1, 2]' arrives as {a: {b: [1, 2]}}."""
+def _flat(over: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """'--over.trainer.max_epochs [1, 2]' arrives as {trainer: {max_epochs: [1, 2]}}."""
     for name, values in over.items():
-        nested = (
-            isinstance(values, Mapping) and values and all(isinstance(v, list) and not _is_choice(v) for v in values.values())
-        )
-        if nested:
-            yield from _flat(values, f"{prefix}{name}.")
+        leaves = full_names({name: values}) if name in _SECTIONS and isinstance(values, Mapping) else []
+        if leaves and "." not in _keys(values) and all(isinstance(value, list) for _, value in leaves):
+            yield from leaves
         else:
-            yield f"{prefix}{name}", values
+            yield name, values
+
+
+def _keys(settings: Mapping[str, Any]) -> str:
+    """All keys in all layers, in one text."""
+    own = "".join(map(str, settings))
+    return own + "".join(_keys(value) for value in settings.values() if isinstance(value, Mapping))
 
 
 def _is_choice(value: Any) -> bool:

@@ -9,11 +9,11 @@ from typing import Literal
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.studies.figures import draw_all
+from fl_lightning.studies.layout import Table
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.tables import (
     Measure,
     Panel,
-    Table,
     cost_table,
     final_table,
     late_table,

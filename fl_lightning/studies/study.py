@@ -113,16 +113,16 @@ class Study:
         """
         require_packages()
         jobs = [self._job(run) for run in self.runs]
-        with only_one(self.folder) as lock:
+        with only_one(self.folder):
             sweep = write_sweep(
                 self.folder, self.name, self.axes, self.runs, lambda run: self.configurations[run.name][1], self.report.measure
             )
-            failed = self._run_missing(jobs, lock)
+            failed = self._run_missing(jobs)
             self._collect(failed)
         print(f"The same as a W&B sweep: {sweep}")
         return failed
 
-    def _run_missing(self, jobs: Sequence[Job], lock: int | None) -> list[Job]:
+    def _run_missing(self, jobs: Sequence[Job]) -> list[Job]:
         missing = [job for job in jobs if not job.is_finished]
         places = self._places()[: max(1, len(missing))]
         spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
@@ -130,7 +130,7 @@ class Study:
         if missing:
             print(f"To do: {len(missing)}, {len(places)} at a time.", flush=True)
         failed = []
-        for number, (job, status, seconds) in enumerate(run_all(missing, places, lock), len(jobs) - len(missing) + 1):
+        for number, (job, status, seconds) in enumerate(run_all(missing, places), len(jobs) - len(missing) + 1):
             if status:
                 failed.append(job)
             said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
@@ -149,10 +149,9 @@ class Study:
             if run.name not in bad:
                 rows += read_run(run, self._run_folder(run), self.keep)
         if rows:
-            table = RunTable([axis.name for axis in self.axes], rows)
-            table.write(self.table_path)
+            RunTable([axis.name for axis in self.axes], rows).write(self.table_path)
             print(f"Table: {self.table_path} ({len(self.runs) - len(bad)} runs)")
-            self.write_report(table, self.folder)
+            self.write_report(RunTable.read(self.table_path), self.folder)  # as anyone can make it again
         if failed:
             print(f"Not in it: {len(failed)} of {len(self.runs)} runs, which failed. The next call tries them again.")
             for job in failed:
@@ -176,7 +175,7 @@ class Study:
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}"]
         if config.trainer.enable_progress_bar is None:
             arguments.append("--trainer.enable_progress_bar=false")
-        return Job(run.name, folder, text, tuple(arguments))
+        return Job(run.name, folder, text, tuple(arguments), _ranks(config))
 
     def _places(self) -> list[dict[str, str]]:
         """The environment of each run that may go on at a time."""
@@ -185,7 +184,7 @@ class Study:
         if graphics:
             count = graphics if self.jobs == "auto" else self.jobs
             return [{"CUDA_VISIBLE_DEVICES": str(place % graphics)} for place in range(count)]
-        ranks = max(int(config.devices) if str(config.devices).isdigit() else 1 for config in configs)
+        ranks = max(_ranks(config) for config, _ in self.configurations.values())
         count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so that it must not depend on how many run side by side.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
@@ -205,6 +204,11 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     own = given if isinstance(given, list) else [given]
     others = [logger for logger in own if "CSVLogger" not in logger.class_path]
     return [*(logger.as_dict() for logger in others), *ours]
+
+
+def _ranks(config: Namespace) -> int:
+    devices = config.trainer.devices
+    return len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
 
 
 def _cores() -> int:

@@ -1,12 +1,13 @@
-"""The tables of a study in the shapes that papers print, as Markdown and LaTeX."""
+"""The tables of a study in the shapes that papers print."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fl_lightning.studies.layout import Cell, Table, spread, table_of, with_best
 from fl_lightning.studies.run_table import RunTable, Setting
 from fl_lightning.studies.statistics import (
     Curves,
@@ -46,84 +47,6 @@ class Measure:
     def digits(self) -> int:
         """After the point."""
         return 2 if self.percent else 4
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table."""
-
-    text: str
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a report.
-
-    Attributes:
-        title: what it shows.
-        columns: their headings.
-        rows: as many cells each.
-        note: how to read it.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
-
-    def markdown(self) -> str:
-        """With the best in bold."""
-        lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
-        for row in self.rows:
-            cells = [f"**{cell.text}**" if cell.bold else cell.text for cell in row]
-            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |")
-        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
-
-    def latex(self) -> str:
-        """A ``table`` environment; needs the package booktabs."""
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{self.title}. {self.note}'.strip())}}}"]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
-        lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
-        for row in self.rows:
-            cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row]
-            lines.append(" & ".join(cells) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-def _tex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
-        text = text.replace(plain, escaped)
-    for plain, escaped in (("±", r"$\pm$"), ("≥", r"$\geq$"), ("≤", r"$\leq$"), ("^", r"\^{}"), ("~", r"\~{}")):
-        text = text.replace(plain, escaped)
-    return text
-
-
-def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
-    """Mean and, over several seeds, standard deviation; a dash where there is nothing."""
-    if not sample.values:
-        return "-"
-    text = f"{sample.mean * scale:.{digits}f}"
-    return f"{text} ± {sample.std * scale:.{digits}f}" if len(sample.values) > 1 else text
-
-
-def with_best(
-    columns: Sequence[Sequence[Sample]], higher: Sequence[bool | None], show: Callable[[Sample, int], str]
-) -> list[list[Cell]]:
-    """Columns of samples as rows of cells, the best mean of each column in bold; ties all, None for no best."""
-    cells: list[list[Cell]] = []
-    for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
-        means = [sample.mean for sample in column if sample.values]
-        top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
-        cells.append([Cell(show(sample, number), bool(sample.values) and sample.mean == top) for sample in column])
-    return [list(row) for row in zip(*cells, strict=True)]
-
-
-def _table(
-    title: str, first: str, names: Sequence[str], columns: Sequence[str], body: Sequence[Sequence[Cell]], note: str
-) -> Table:
-    rows = tuple((Cell(name), *cells) for name, cells in zip(names, body, strict=True))
-    return Table(title, (first, *columns), rows, note)
 
 
 @dataclass(frozen=True)
@@ -184,7 +107,7 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
     heads = [*(f"round {number}" for number in shown), "best", "in round"]
     title = f"{measure.name}{' in percent' if measure.percent else ''} over rounds"
     note = f"Rounds are counted from 1. {_seeds(table, panel)}"
-    return _table(title, panel.axis, panel.names, heads, with_best(columns, directions, show), note)
+    return table_of(title, panel.axis, panel.names, heads, with_best(columns, directions, show), note)
 
 
 def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
@@ -202,7 +125,7 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
     body = with_best(columns, [measure.higher, measure.higher, False], lambda sample, _: spread(sample, digits=2))
     title = f"{measure.name}{' in percent' if measure.percent else ''} after round {after}"
     heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
-    return _table(title, panel.axis, panel.names, heads, body, "Each over the rounds of a run, then averaged over seeds.")
+    return table_of(title, panel.axis, panel.names, heads, body, "Each over the rounds of a run, then averaged over seeds.")
 
 
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
@@ -222,7 +145,7 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
     last = logged[0].last
     note = "After the last round." if last == 1 else f"Mean of the last {last} rounds."
     body = with_best(columns, [measure.higher for measure in logged], show)
-    return _table("At the end", panel.axis, panel.names, heads, body, note)
+    return table_of("At the end", panel.axis, panel.names, heads, body, note)
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
@@ -239,7 +162,7 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     sign = "≥" if measure.higher else "≤"
     heads = [f"{what} to {sign} {target * measure.scale:g}" for target in targets for what in ("rounds", "MB", "s")]
     note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
-    return _table("What it costs", panel.axis, panel.names, [*heads, "MB in all", "s in all"], rows, note)
+    return table_of("What it costs", panel.axis, panel.names, [*heads, "MB in all", "s in all"], rows, note)
 
 
 def _totals(table: RunTable, setting: Setting) -> dict[int, list[tuple[float, float]]]:
@@ -282,7 +205,7 @@ def paired_table(table: RunTable, panel: Panel, measure: Measure, baseline: str 
         rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), _verdict(test, p, measure))])
     note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
     title = f"{measure.name}{' in points' if measure.percent else ''} against {against}, paired over seeds"
-    return _table(title, panel.axis, others, ["seeds", "difference", "p", "verdict"], rows, note)
+    return table_of(title, panel.axis, others, ["seeds", "difference", "p", "verdict"], rows, note)
 
 
 def _difference(test: PairedTest, measure: Measure) -> str:

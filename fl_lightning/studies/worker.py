@@ -1,28 +1,79 @@
-"""A run of a study in a process of its own: ``python -m fl_lightning.studies.worker fit ...``."""
+"""What a process does that runs one run of a study."""
 
 from __future__ import annotations
 
-import ctypes
+import atexit
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
-
-PARENT = "FL_LIGHTNING_STUDY"
-"""Environment variable with the process number of the study."""
-
-
-def end_with_the_study() -> None:
-    """Let this process be told to end when the study's is gone, even if that was killed (on Linux)."""
-    if sys.platform == "linux":
-        parent = os.environ.pop(PARENT, None)
-        set_death_signal = 1  # PR_SET_PDEATHSIG, see prctl(2)
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-        if parent is not None and os.getppid() != int(parent):
-            sys.exit("The study that started this run is gone.")
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
 
 
-if __name__ == "__main__":
-    end_with_the_study()
+def context() -> Any:
+    """How processes are made: copied from one that has imported everything already, where the system can (not on Windows)."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    made = multiprocessing.get_context("forkserver")
+    made.set_forkserver_preload(["fl_lightning.cli"])
+    return made
+
+
+def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ranks: int) -> None:
+    """Run ``fl-lightning`` with some arguments, and exit with its status.
+
+    Args:
+        arguments: of the command.
+        environment: what is different from the study's own.
+        log: a file for what it prints, which is added to.
+        ranks: processes of the run; several start anew, as Lightning starts them.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl+C is the study's to pass on, once; and ranks belong to this process
+    _end_with_the_study()
+    os.environ.update(environment)
+    sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(sink, stream.fileno())
+    if ranks > 1:
+        sys.exit(subprocess.run([sys.executable, "-m", "fl_lightning", *arguments], check=False).returncode)
+    import torch
+
     from fl_lightning.cli import main
 
-    main()
+    if "OMP_NUM_THREADS" in os.environ:  # which was read long ago
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    sys.argv = ["fl-lightning", *arguments]
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves them out, and W&B ends its run there
+
+
+def _end_with_the_study() -> None:
+    """Nothing of a run is left when its study was killed."""
+    study = multiprocessing.parent_process()
+    assert study is not None
+
+    def watch() -> None:
+        wait([study.sentinel])
+        kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def kill(process: int, number: int) -> None:
+    """Send a signal to a run's process and its ranks."""
+    try:
+        if hasattr(os, "killpg") and os.getpgid(process) == process:
+            os.killpg(process, number)
+        else:
+            os.kill(process, number)
+    except ProcessLookupError:
+        pass

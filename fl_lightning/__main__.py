@@ -1,0 +1,6 @@
+"""``python -m fl_lightning``, the same as ``fl-lightning``."""
+
+from fl_lightning.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""A table of a report, as Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fl_lightning.studies.statistics import Sample
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report.
+
+    Attributes:
+        title: what it shows.
+        columns: their headings.
+        rows: as many cells each.
+        note: how to read it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """With the best in bold."""
+        lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
+        for row in self.rows:
+            cells = [f"**{cell.text}**" if cell.bold else cell.text for cell in row]
+            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |")
+        return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
+
+    def latex(self) -> str:
+        """A ``table`` environment; needs the package booktabs."""
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{self.title}. {self.note}'.strip())}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
+        lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
+        for row in self.rows:
+            cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row]
+            lines.append(" & ".join(cells) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _tex(text: str) -> str:
+    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
+        text = text.replace(plain, escaped)
+    for plain, escaped in (("±", r"$\pm$"), ("≥", r"$\geq$"), ("≤", r"$\leq$"), ("^", r"\^{}"), ("~", r"\~{}")):
+        text = text.replace(plain, escaped)
+    return text
+
+
+def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
+    """Mean and, over several seeds, standard deviation; a dash where there is nothing."""
+    if not sample.values:
+        return "-"
+    text = f"{sample.mean * scale:.{digits}f}"
+    return f"{text} ± {sample.std * scale:.{digits}f}" if len(sample.values) > 1 else text
+
+
+def with_best(
+    columns: Sequence[Sequence[Sample]], higher: Sequence[bool | None], show: Callable[[Sample, int], str]
+) -> list[list[Cell]]:
+    """Columns of samples as rows of cells, the best mean of each column in bold; ties all, None for no best."""
+    cells: list[list[Cell]] = []
+    for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
+        means = [sample.mean for sample in column if sample.values]
+        top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
+        cells.append([Cell(show(sample, number), bool(sample.values) and sample.mean == top) for sample in column])
+    return [list(row) for row in zip(*cells, strict=True)]
+
+
+def table_of(
+    title: str, first: str, names: Sequence[str], columns: Sequence[str], body: Sequence[Sequence[Cell]], note: str
+) -> Table:
+    """A table with a name at the head of each row."""
+    rows = tuple((Cell(name), *cells) for name, cells in zip(names, body, strict=True))
+    return Table(title, (first, *columns), rows, note)

@@ -1,0 +1,279 @@
+"""``fl-lightning compare`` and ``report`` as a user types them; runs are processes of their own, as they are for a user."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import ADAFED, ROOT, SMALL
+from wandb_file import records
+
+from fl_lightning import ConfigurationError
+from fl_lightning.studies import ReportOptions, Study
+from fl_lightning.studies.commands import main
+from fl_lightning.studies.execution import only_one
+
+for package in ("mlxtend", "matplotlib", "scipy"):
+    pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
+
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+SETTINGS = {
+    "network": "LeNet",
+    "local_epochs": 1,
+    "data.datamodule": {"source": "embedded", "batch_size": 10, "eval_batch_size": 100},
+    "federation.local.limit_train_batches": 1,
+    "trainer": {"limit_val_batches": 1, "max_epochs": 4, "accelerator": "cpu", "logger": False, "enable_model_summary": False},
+}
+
+
+def write_study(over, **more) -> Path:
+    path = Path("mine.yaml")
+    path.write_text(
+        yaml.safe_dump(
+            {"base": ADAFED, "settings": SETTINGS, "over": over, "report": {"every": 2, "after": 2}, **more}, sort_keys=False
+        )
+    )
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from fl_lightning.command import main; main()", *map(str, arguments)]
+
+
+def compare(*arguments: object) -> tuple[int, str]:
+    done = subprocess.run(command("compare", *arguments), capture_output=True, text=True, timeout=280, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def without_times(table: Path) -> list[str]:
+    return [line for line in table.read_text().splitlines() if "seconds" not in line]
+
+
+def finished(folder: Path) -> int:
+    def is_finished(path: Path) -> bool:
+        return bool(json.loads(path.read_text())["finished"])
+
+    return sum(map(is_finished, folder.glob("runs/*/study_run.json")))
+
+
+def kill_when(study: Path, folder: Path, ready) -> None:
+    """Start a study, and SIGKILL it without a warning; its runs must be gone soon after."""
+    with Path("killed.log").open("w") as log:
+        process = subprocess.Popen(command("compare", "--config", study, "--folder", folder), stdout=log, stderr=log)
+    limit = time.monotonic() + 120
+    while not ready() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert process.poll() is None, Path("killed.log").read_text()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while _runs_of(folder) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not _runs_of(folder)
+
+
+def _runs_of(folder: Path) -> list[str]:
+    """The processes that print into the logs of a study's runs."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/fd/1"):
+        with contextlib.suppress(OSError):
+            target = str(path.readlink())
+            if target.startswith(f"{folder.resolve()}/runs/"):
+                found.append(target)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.timeout(600)
+def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path):
+    """2 strategies x 2 partitions x 2 seeds; killed once in the midst of a run, and once between runs."""
+    over = {"strategy": ["FedAvg", "AdaFed"], "partition": {"paper": None, "even": str(ROOT / "configs/data/iid.yaml")}}
+    study, quiet, killed = write_study(over, seeds=2), tmp_path / "quiet", tmp_path / "killed"
+    status, text = compare("--config", study, "--folder", quiet)
+    assert status == 0, text
+    assert "Study 'mine': 8 runs (2 strategy x 2 partition x 2 seeds); 0 done before." in text
+    kill_when(study, killed, lambda: any(killed.glob("runs/*/checkpoints/last.ckpt")))
+    kill_when(study, killed, lambda: finished(killed) >= 3)
+    status, text = compare("--config", study, "--folder", killed)
+    assert status == 0, text
+    assert any(f"{done} done before" in text for done in (3, 4))
+    assert any(killed.glob("runs/*/csv/version_1"))  # one went on from its checkpoint
+    assert without_times(quiet / "table.csv") == without_times(killed / "table.csv")
+    before = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
+    status, text = compare("--config", study, "--folder", killed)
+    assert "8 done before" in text
+    assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
+
+
+def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
+    settings = {**SETTINGS, "trainer": {key: value for key, value in SETTINGS["trainer"].items() if key != "logger"}}
+    rate = "model.init_args.optimizer.init_args.lr"
+    study = write_study({"rate": {"good": None, "bad": {rate: 1e30}}}, seeds=[7], settings=settings)
+    status, text = compare("--config", study)
+    folder = Path("runs/studies/mine")
+    assert status == 1
+    assert "rate=bad,seed=7: failed" not in text.split("Table:")[1]
+    assert "Not in it: 1 of 2 runs, which failed. The next call tries them again." in text
+    assert "are not finite" in text
+    assert "Traceback" not in text
+    assert {line.split(",")[2] for line in (folder / "table.csv").read_text().splitlines()[1:]} == {"good"}
+    good = (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns
+    check_wandb(folder / "runs/rate=good,seed=7")
+
+    study = write_study({"rate": {"good": None, "bad": {rate: 0.5}}}, seeds=[7], settings=settings)
+    status, text = compare("--config", study)
+    assert status == 0, text
+    assert "1 done before" in text
+    assert (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns == good
+    check_report(study, folder)
+
+
+def check_wandb(run: Path) -> None:
+    """Grouped by the study, named by what was chosen, all settings in it."""
+    (path,) = run.glob("wandb/offline-run-*/run-*.wandb")
+    (record,) = [r.run for r in records(path) if r.WhichOneof("record_type") == "run"]
+    assert (record.run_group, record.display_name, list(record.tags)) == ("mine", "rate=good,seed=7", ["rate=good"])
+
+
+def check_report(study: Path, folder: Path) -> None:
+    """From the table alone the same tables and pictures come again."""
+    made = subprocess.run(
+        command("report", "--config", study, "--table", folder / "table.csv", "--out", "again"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".md", ".tex", ".png", ".svg"))
+    assert len(names) > 5
+    assert names == sorted(path.name for path in Path("again").iterdir())
+    for name in names:
+        assert (folder / name).read_bytes() == (Path("again") / name).read_bytes(), name
+
+
+def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
+    study = write_study({"mu": [0, 1]}, seeds=1)
+    process = subprocess.Popen(
+        command("compare", "--config", study), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    folder = Path("runs/studies/mine")
+    limit = time.monotonic() + 60
+    while not any(folder.glob("runs/*/log.txt")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert text.endswith("Stopped. The same command goes on from here.\n")
+    assert not _runs_of(folder)
+
+
+# ------------------------------------------------------------------ the files of configs/studies
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_run_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
+    """Its settings are those that 'compare' would run; with the first seed, and on little data."""
+    monkeypatch.chdir(ROOT)
+    written = yaml.safe_load(path.read_text())
+    report = ReportOptions(**written.pop("report", {}))
+    study = Study(**{**written, "seeds": 1}, report=report)
+    settings = {run.name: study.configurations[run.name][1] for run in study.runs}
+    monkeypatch.chdir(tmp_path)
+    for name, text in settings.items():
+        Path("settings.yaml").write_text(text)
+        status, said = fl(
+            "fit",
+            "--config=settings.yaml",
+            *SMALL,
+            "--trainer.max_epochs=1",
+            "--trainer.logger=false",
+            f"--trainer.default_root_dir={name}",
+        )
+        assert status == 0, f"{name}: {said}"
+
+
+# ------------------------------------------------------------------ wrong input
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["compare", *arguments])
+    assert end.value.code in (1, 2)
+    text = capsys.readouterr().err
+    assert text.startswith("fl-lightning compare: error: ")
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: base"),
+        (["--base", "nowhere.yaml"], "'base' is 'nowhere.yaml', which is not there"),
+        (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
+        (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
+        (["--base", ADAFED, "--seeds", "many"], "Got: many"),
+        (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
+        (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
+        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "The run 'strategy=FedAvgg,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Known: AdaFed"),
+        (["--base", ADAFED, "--over.federation.stratgy", "[1]"], "federation.strategy"),
+        (["--base", ADAFED, "--over.mu", "0,high"], "The run 'mu=high,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--settings.trainer.max_epochs", "ten"], "max_epochs"),
+        (["--base", ADAFED, "--report.every", "0"], "'report.every' must be at least 1"),
+        (["--base", ADAFED, "--report.compare", "x"], "the study's axes are: none"),
+        (
+            ["--base", ADAFED, "--over.strategy", "FedAvg", "--report.baseline", "x"],
+            "the choices of the axis 'strategy' are: FedAvg",
+        ),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    ],
+)
+def test_wrong_studies_are_refused_before_anything_runs(arguments, message, capsys):
+    assert message in refused(capsys, *arguments)
+    assert not Path("runs").exists()
+
+
+def test_choices_that_change_nothing(capsys):
+    path = write_study({"strategy": ["FedAvg", "AdaFed"], "algorithm": {"same": {"strategy": "FedAvg"}}}, seeds=1)
+    assert "have the same settings" in refused(capsys, "--config", str(path))
+
+
+def test_a_study_at_work_is_left_alone():
+    with (
+        only_one(Path("here")),
+        pytest.raises(ConfigurationError, match="Wait for it, end it"),
+        only_one(Path("here")),
+    ):
+        pass
+    with only_one(Path("here")):
+        pass
+
+
+def test_a_report_without_a_table(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--base", ADAFED])
+    assert end.value.code == 1
+    text = capsys.readouterr().err
+    assert "fl-lightning report: error: The run table 'runs/studies/adafed_mnist/table.csv' cannot be read" in text
+
+
+def test_a_missing_extra_is_named_before_anything_runs(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    text = refused(capsys, "--base", ADAFED)
+    assert "pip install 'fl_lightning[compare]'" in text
+    assert not Path("runs").exists()
+
+
+def test_help_names_the_commands():
+    done = subprocess.run(command("--help"), capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"})
+    assert "compare" in done.stdout
+    done = subprocess.run(command("compare", "--help"), capture_output=True, text=True, check=True)
+    assert "--report.targets" in done.stdout

@@ -1,0 +1,116 @@
+"""The figures of a study: what is drawn is what the table says, and no two lines look alike."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from study_tables import ACCURACY, table
+
+from fl_lightning import ConfigurationError
+from fl_lightning.studies import ReportOptions, Row, RunTable, write_report
+from fl_lightning.studies import figures as drawing
+from fl_lightning.studies.tables import Measure, panels
+
+pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
+pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
+
+
+def test_curves_are_means_with_a_band_of_one_deviation():
+    made = table(("paper", "even"))
+    figure = drawing.curves(made, panels(made), Measure())
+    assert [axis.get_title() for axis in figure.axes] == ["partition: paper", "partition: even"]
+    axis = figure.axes[0]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("round", "val_accuracy in percent")
+    for line, strategy, band in zip(axis.lines, ("FedAvg", "AdaFed"), axis.collections, strict=True):
+        values = [[100 * ACCURACY[strategy, seed][r] for seed in range(3)] for r in range(4)]
+        means, stds = [statistics.fmean(own) for own in values], [statistics.stdev(own) for own in values]
+        assert line.get_label() == strategy
+        assert list(line.get_xdata()) == [1, 2, 3, 4]
+        assert list(line.get_ydata()) == pytest.approx(means)
+        corners = band.get_paths()[0].vertices[:, 1]
+        assert corners.max() == pytest.approx(max(m + s for m, s in zip(means, stds, strict=True)))
+        assert corners.min() == pytest.approx(min(m - s for m, s in zip(means, stds, strict=True)))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.texts] == ["FedAvg", "AdaFed"]
+
+
+def test_classes_and_clients_side_by_side():
+    (panel,) = panels(table())
+    figure = drawing.families(table(), panel, "client_share", "share", "client")
+    assert [line.get_label() for line in figure.axes[0].lines] == ["0", "2", "10"]
+    assert list(figure.axes[1].lines[2].get_ydata()) == [0.5] * 4
+    assert all(axis.get_ylim()[0] == 0 for axis in figure.axes)
+    assert all(axis.get_ylim()[1] >= 0.5 for axis in figure.axes)
+    assert drawing.families(table(), panel, "client_score", "score", "client") is None
+
+
+def test_no_two_lines_look_alike():
+    rows = [Row("r", ("A",), 0, r, f"val_f1/{label}", 0.5) for label in range(32) for r in range(2)]
+    many = RunTable(["strategy"], rows)
+    figure = drawing.families(many, panels(many)[0], "val_f1", "F1", "class")
+    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 32
+    more = RunTable(["strategy"], [*rows, Row("r", ("A",), 0, 0, "val_f1/32", 0.5)])
+    assert drawing.families(more, panels(more)[0], "val_f1", "F1", "class") is None
+
+
+def test_confusion_matrices_are_shares_of_the_true_class():
+    (panel,) = panels(table())
+    figure = drawing.confusions(table(), panel)
+    (image,) = figure.axes[0].images
+    assert image.get_array().tolist() == [[80.0, 20.0], [25.0, 75.0]]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["80", "20", "25", "75"]
+
+
+def test_clients_by_classes():
+    (panel,) = panels(table())
+    axis = drawing.clients(table(), panel).axes[0]
+    assert axis.images[0].get_array().tolist() == [[1.0, 0.0], [20.0, 30.0], [4.0, 0.0]]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "1", "2"]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("class", "client")
+
+
+def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
+    options = ReportOptions(every=2, after=2, targets=[0.8], compare="strategy", baseline="FedAvg")
+    files = write_report(table(("paper", "even")), options, tmp_path / "one", "a study")
+    text = (tmp_path / "one" / "report.md").read_text()
+    assert text.startswith("# a study\n\n## partition: paper\n")
+    shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg")]
+    assert sorted(path.name for path in files) == sorted(["report.md", "report.tex", *shown])
+    assert all(path.exists() for path in files)
+    assert all(f"]({name}.png)" in text for name in _names(2))
+    write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
+    for path in files:
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def _names(count: int) -> list[str]:
+    kinds = ("class_f1", "shares", "confusion", "clients")
+    return ["curves", *(f"{kind}_{number}" for kind in kinds for number in range(1, count + 1))]
+
+
+def test_a_table_without_classes_has_only_curves(tmp_path):
+    bare = RunTable([], [Row("r", (), 0, r, "val_loss", 1.0 / (r + 1)) for r in range(3)])
+    files = write_report(bare, ReportOptions(metric="val_loss", mode="min", percent=False), tmp_path, "bare")
+    assert sorted(path.name for path in files) == ["curves.png", "curves.svg", "report.md", "report.tex"]
+    assert "| all | 0.3333 | 0.3333 | 3.0 |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "val_acuracy"}, "which no run has logged. Logged are: val_accuracy, val_f1_macro."),
+        ({"compare": "loss"}, "the study's axes are: strategy, partition. Name one of them."),
+        ({"baseline": "FedProx"}, "the choices of the axis 'strategy' are: FedAvg, AdaFed. Name one of them."),
+    ],
+)
+def test_reports_of_what_is_not_there(options, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        write_report(table(), ReportOptions(**options), tmp_path, "x")
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"after": -1}, {"last": 0}])
+def test_numbers_out_of_range(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=f"'report.{name}' must be at least"):
+        ReportOptions(**wrong)

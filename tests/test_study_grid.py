@@ -1,0 +1,147 @@
+"""The axes of a study, as a user writes them, and the runs that they span."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_lightning import ConfigurationError
+from fl_lightning.studies.grid import Axis, Choice, full_names, read_axes, span
+from fl_lightning.studies.sweep import write_sweep
+from fl_lightning.studies.tables import Measure
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("base.yaml", "iid.yaml", "skew.yaml"):
+        Path(name).write_text("{}\n")
+
+
+ADAFED = {"class_path": "AdaFed", "init_args": {"power": 2}}
+
+
+@pytest.mark.parametrize(
+    ("written", "choices", "setting"),
+    [
+        (["FedAvg", ADAFED], [("FedAvg", "FedAvg"), ("AdaFed(power=2)", ADAFED)], "federation.strategy"),
+        ("FedAvg, AdaFed", [("FedAvg", "FedAvg"), ("AdaFed", "AdaFed")], "federation.strategy"),
+    ],
+)
+def test_values_of_a_setting(written, choices, setting):
+    (axis,) = read_axes({"strategy": written})
+    assert axis == Axis("strategy", tuple(Choice(name, (), ((setting, value),)) for name, value in choices), setting)
+
+
+def test_numbers_of_a_setting_by_its_full_name():
+    (axis,) = read_axes({"federation.local.proximal_mu": "0, 0.01,1e-3"})
+    assert [(choice.name, choice.settings) for choice in axis.choices] == [
+        (name, (("federation.local.proximal_mu", value),)) for name, value in (("0", 0), ("0.01", 0.01), ("0.001", 1e-3))
+    ]
+
+
+def test_what_the_parser_nests_is_one_name():
+    """'--over.federation.local.proximal_mu [0, 1]' arrives in three layers."""
+    (axis,) = read_axes({"federation": {"local": {"proximal_mu": [0, 1]}}})
+    assert axis.name == axis.setting == "federation.local.proximal_mu"
+
+
+def test_files_and_choices_by_name():
+    listed, named = read_axes(
+        {
+            "partition": ["iid.yaml", "skew.yaml"],
+            "algorithm": {
+                "plain": None,
+                "file": "skew.yaml",
+                "both": ["iid.yaml", {"learning_rate": 0.1, "federation": {"local": {"max_epochs": 2}}}],
+            },
+        }
+    )
+    assert [(choice.name, choice.files) for choice in listed.choices] == [("iid", ("iid.yaml",)), ("skew", ("skew.yaml",))]
+    assert listed.setting is None
+    plain, file, both = named.choices
+    assert plain == Choice("plain")
+    assert file == Choice("file", ("skew.yaml",))
+    assert both.files == ("iid.yaml",)
+    assert both.settings == (("model.init_args.optimizer.init_args.lr", 0.1), ("federation.local.max_epochs", 2))
+
+
+def test_a_name_for_a_value_of_one_setting():
+    (axis,) = read_axes({"strategy": {"squared": ADAFED, "plain": "FedAvg"}})
+    assert [choice.settings for choice in axis.choices] == [
+        (("federation.strategy", ADAFED),),
+        (("federation.strategy", "FedAvg"),),
+    ]
+
+
+def test_sections_become_full_names_and_classes_stay_whole():
+    given_ = {"loss": "CrossEntropy", "trainer": {"max_epochs": 2, "logger": False}, "federation.strategy": ADAFED}
+    assert full_names(given_) == [
+        ("model.init_args.loss", "CrossEntropy"),
+        ("trainer.max_epochs", 2),
+        ("trainer.logger", False),
+        ("federation.strategy", ADAFED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"strategy": []}, "'over.strategy' has no choices. Give each choice once, and at least one."),
+        ({"strategy": ["FedAvg", "FedAvg"]}, "'over.strategy' has 'FedAvg' more than once"),
+        ({"seed": [1, 2]}, "'seed' is a column of every run table. Name the axis otherwise."),
+        ({"strategy": 3}, "'over.strategy' must be a list or names with settings, but is 3. An axis is a list"),
+        ({"partition": ["iid.yaml", "FedAvg"]}, "'over.partition' mixes configuration files with 'FedAvg'"),
+        ({"partition": ["nowhere.yaml"]}, "needs 'nowhere.yaml', which is not there .paths are relative to the working"),
+        ({"partition": {"a": {1: 2}}}, "'over.partition.a' must name settings"),
+    ],
+)
+def test_axes_that_are_none(over, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read_axes(over)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3), max_size=3),
+    seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True),
+)
+def test_every_combination_is_run_once(sizes, seeds):
+    axes = [Axis(f"a{k}", tuple(Choice(f"c/{n} ", (), ((f"s{k}", n),)) for n in range(size))) for k, size in enumerate(sizes)]
+    runs = span(axes, seeds, ["base.yaml"], {"common": 1, "s0": "below"})
+    expected = len(seeds)
+    for size in sizes:
+        expected *= size
+    assert len(runs) == expected == len({run.name for run in runs}) == len({(run.setting, run.seed) for run in runs})
+    assert [run.seed for run in runs] == sorted((run.seed for run in runs), key=seeds.index)  # a seed at a time
+    for run in runs:
+        assert run.files == ("base.yaml",)
+        assert dict(run.settings) == {"common": 1, "s0": "below"} | {f"s{k}": int(n[2]) for k, n in enumerate(run.setting)}
+        assert "/" not in run.name
+        assert len(run.name) <= 200
+
+
+def test_names_that_would_be_the_same_folder():
+    axes = read_axes({"algorithm": {"a/b": {"mu": 1}, "a b": {"mu": 2}}})
+    names = [run.name for run in span(axes, [0], ["base.yaml"], {})]
+    assert names == ["algorithm=a_b,seed=0", "algorithm=a_b,seed=0-1"]
+
+
+def test_a_sweep_has_the_study_s_runs():
+    """Plain values are W&B's parameters; the rest is in whole configurations: 2 rates x (2 partitions x 3 seeds)."""
+    axes = read_axes({"learning_rate": [0.1, 0.01], "partition": ["iid.yaml", "skew.yaml"]})
+    runs = span(axes, [0, 1, 2], ["base.yaml"], {})
+    path = write_sweep(Path(), "mine", axes, runs, lambda run: f"name: {run.name}\n", Measure("val_loss", higher=False))
+    sweep = yaml.safe_load(path.read_text())
+    configs = sweep["parameters"]["config"]["values"]
+    assert len(configs) == 6
+    assert list(sweep["parameters"]) == ["config", "model.init_args.optimizer.init_args.lr"]  # files come first
+    assert sweep["parameters"]["model.init_args.optimizer.init_args.lr"]["values"] == [0.1, 0.01]
+    assert (sweep["name"], sweep["metric"]) == ("mine", {"name": "val_loss", "goal": "minimize"})
+    assert sweep["command"] == ["fl-lightning", "fit", "${args}"]
+    assert [yaml.safe_load(Path(config).read_text())["name"] for config in configs] == [
+        f"learning_rate=0.1,partition={name},seed={seed}" for seed in range(3) for name in ("iid", "skew")
+    ]

@@ -1,0 +1,223 @@
+"""Run tables, what repeated runs say, and the tables of a report: against numbers worked by hand, and scipy."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from study_tables import ACCURACY, table
+
+from fl_lightning import DataError
+from fl_lightning.studies import Row, RunTable
+from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.statistics import at_round, best, holm, last_rounds, paired_test, rounds_to
+from fl_lightning.studies.tables import (
+    Measure,
+    cost_table,
+    final_table,
+    late_table,
+    paired_table,
+    panels,
+    progress_table,
+)
+
+stats = pytest.importorskip("scipy.stats", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
+
+
+def cells(made: Table) -> list[list[str]]:
+    return [[f"*{cell.text}*" if cell.bold else cell.text for cell in row] for row in made.rows]
+
+
+# ------------------------------------------------------------------ the run table
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.csv.gz"])
+def test_a_table_is_read_as_it_was_written(name, tmp_path):
+    written = table(("paper", "even, in 10 parts"))
+    written.write(tmp_path / name)
+    again = RunTable.read(tmp_path / name)
+    assert again.axes == ("strategy", "partition")
+    assert list(again.rows()) == list(written.rows())
+    assert again.curves(("AdaFed", "paper"), "val_accuracy")[1] == dict(enumerate(ACCURACY["AdaFed", 1]))
+    first = (tmp_path / name).read_bytes()
+    again.write(tmp_path / name)
+    assert (tmp_path / name).read_bytes() == first
+
+
+def test_what_a_resumed_run_logs_again_counts():
+    rows = [Row("a", (), 0, 0, "x", 1.0), Row("a", (), 0, 1, "x", 2.0), Row("a", (), 0, 1, "x", 3.0)]
+    assert RunTable([], rows).curves((), "x") == {0: {0: 1.0, 1: 3.0}}
+
+
+def test_clients_are_sorted_by_their_numbers():
+    assert table().families("client_share") == ["0", "2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"", "is no run table: its columns are none; wanted are run, one for each axis, seed, round, metric, value"),
+        (b"a,b,c\n1,2,3\n", "is no run table: its columns are a, b, c"),
+        (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
+        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "is damaged"),
+    ],
+)
+def test_what_is_no_run_table_is_refused(content, message, tmp_path):
+    path = tmp_path / "table.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        RunTable.read(path)
+
+
+# ------------------------------------------------------------------ statistics
+
+
+CURVES = {0: {0: 0.1, 1: 0.9, 2: 0.9}, 1: {0: 0.3, 1: 0.2, 2: 0.5}}
+
+
+def test_statistics_of_curves():
+    assert at_round(CURVES, 0).values == (0.1, 0.3)
+    tops, rounds = best(CURVES, higher=True)
+    assert (tops.values, rounds.values) == ((0.9, 0.5), (2.0, 3.0))
+    lows, rounds = best(CURVES, higher=False)
+    assert (lows.values, rounds.values) == ((0.1, 0.2), (1.0, 2.0))
+    assert last_rounds(CURVES, 2) == pytest.approx({0: 0.9, 1: 0.35})
+    assert rounds_to(CURVES, 0.5, higher=True) == [2, 3]
+    assert rounds_to(CURVES, 0.6, higher=True) == [2, None]
+    assert rounds_to(CURVES, 0.25, higher=False) == [1, 2]
+
+
+def test_the_paired_test_is_scipys():
+    generator = torch.Generator().manual_seed(0)
+    one, other = ({seed: float(x) for seed, x in enumerate(torch.randn(7, generator=generator))} for _ in range(2))
+    ours, theirs = paired_test(one, {**other, 99: 5.0}), stats.ttest_rel(list(one.values()), list(other.values()))
+    interval = theirs.confidence_interval(0.95)
+    assert ours.pairs == 7
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert (ours.difference - ours.half_width, ours.difference + ours.half_width) == pytest.approx(tuple(interval), rel=1e-9)
+
+
+def test_tests_that_cannot_be_made():
+    assert math.isnan(paired_test({0: 1.0}, {0: 0.5}).p)
+    assert paired_test({0: 1.0}, {0: 0.5}).difference == 0.5
+    assert math.isnan(paired_test({0: 1.0}, {1: 0.5}).difference)
+    assert math.isnan(paired_test({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5}).p)  # the same difference in every seed
+
+
+def test_holm_as_worked_by_hand():
+    """Sorted 0.01, 0.03, 0.04 times 3, 2, 1 are 0.03, 0.06, 0.04; none below the one before it."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    corrected = holm([math.nan, 0.02])
+    assert math.isnan(corrected[0])
+    assert corrected[1] == 0.02
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_corrected_p_values_keep_their_order_and_never_fall(p_values):
+    corrected = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, corrected, strict=True))
+    ordered = [q for _, q in sorted(zip(p_values, corrected, strict=True))]
+    assert ordered == sorted(ordered)
+
+
+# ------------------------------------------------------------------ tables of a report
+
+
+def test_panels_differ_on_one_axis():
+    made = panels(table(("paper", "even")), "partition")
+    assert [(panel.title, panel.names) for panel in made] == [
+        ("strategy: FedAvg", ["paper", "even"]),
+        ("strategy: AdaFed", ["paper", "even"]),
+    ]
+    assert [panel.title for panel in panels(table(("paper", "even")))] == ["partition: paper", "partition: even"]
+
+
+def test_the_table_over_rounds():
+    """FedAvg after round 2: 0.5, 0.4, 0.6 have mean 0.5 and deviation 0.1. Best of the seeds: 0.70, 0.64, 0.62."""
+    (panel,) = panels(table())
+    made = progress_table(table(), panel, Measure(), every=2)
+    assert made.columns == ("strategy", "round 2", "round 4", "best", "in round")
+    assert cells(made) == [
+        ["FedAvg", "*50.00 ± 10.00*", "62.00 ± 2.00", "65.33 ± 4.16", "3.7 ± 0.6"],
+        ["AdaFed", "*50.00 ± 10.00*", "*83.00 ± 2.65*", "*84.33 ± 4.93*", "3.7 ± 0.6"],
+    ]
+    assert "over 3 seeds" in made.note
+
+
+def test_the_last_round_is_always_shown():
+    (panel,) = panels(table())
+    assert progress_table(table(), panel, Measure(), every=3).columns[1:3] == ("round 3", "round 4")
+    assert progress_table(table(), panel, Measure(), every=50).columns[1:2] == ("round 4",)
+
+
+def test_the_table_of_late_rounds():
+    (panel,) = panels(table())
+    late = [ACCURACY["AdaFed", seed][2:] for seed in range(3)]
+    mean = [100 * statistics.fmean(values) for values in late]
+    variance = [1e4 * statistics.variance(values) for values in late]
+    made = cells(late_table(table(), panel, Measure(), after=2))
+    assert made[1][1] == "*84.33 ± 4.93*"
+    assert made[1][2] == f"*{statistics.fmean(mean):.2f} ± {statistics.stdev(mean):.2f}*"
+    assert made[1][3].strip("*") == f"{statistics.fmean(variance):.2f} ± {statistics.stdev(variance):.2f}"
+    assert late_table(table(), panel, Measure(), after=4) is None
+
+
+def test_the_table_of_final_values():
+    (panel,) = panels(table())
+    measures = [Measure(), Measure("val_f1_macro"), Measure("val_f1_weighted")]
+    made = final_table(table(), panel, measures)
+    assert made.columns == ("strategy", "val_accuracy in percent", "val_f1_macro in percent")  # the third was not logged
+    assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "*41.50 ± 1.32*"]
+    assert final_table(table(), panel, [Measure("nothing")]) is None
+
+
+def test_the_table_of_costs():
+    """3 MB and 3 s a round. FedAvg reaches 0.65 in seed 0 alone, after 3 rounds; AdaFed 0.8 after 3, 3 and 4 rounds."""
+    (panel,) = panels(table())
+    made = cost_table(table(), panel, Measure(), targets=[0.65, 0.8])
+    assert made.columns[1:4] == ("rounds to ≥ 65", "MB to ≥ 65", "s to ≥ 65")
+    assert cells(made) == [
+        ["FedAvg", "3.0 (1 of 3)", "9.0", "9.0", "never", "-", "-", "12.0 ± 0.0", "12.0 ± 0.0"],
+        ["AdaFed", *["3.0 ± 0.0", "9.0 ± 0.0", "9.0 ± 0.0"], *["3.3 ± 0.6", "10.0 ± 1.7", "10.0 ± 1.7"], *["12.0 ± 0.0"] * 2],
+    ]
+
+
+def test_better_is_said_only_where_it_holds():
+    (panel,) = panels(table())
+    finals = {name: [ACCURACY[name, seed][-1] for seed in range(3)] for name in panel.names}
+    p = stats.ttest_rel(finals["AdaFed"], finals["FedAvg"]).pvalue
+    made = cells(paired_table(table(), panel, Measure()))
+    assert made == [["AdaFed", "3", "+21.00 ± 2.48", f"{p:.3f}" if p >= 0.001 else "< 0.001", "better"]]
+    (other,) = cells(paired_table(table(), panel, Measure(), baseline="AdaFed"))
+    assert other[0] == "FedAvg"
+    assert other[-1] == "worse"
+    noisy = cells(paired_table(table(), panel, Measure("val_accuracy", last=4)))
+    assert noisy[0][-1] == "not told apart"
+    lower_is_better = cells(paired_table(table(), panel, Measure(higher=False)))
+    assert lower_is_better[0][-1] == "worse"
+
+
+def test_markdown_and_latex():
+    made = Table("A_title", ("x", "y"), ((Cell("a & b|c"), Cell("1 ± 2", True)), (Cell("50 %"), Cell("-"))), "≥ 3.")
+    assert made.markdown() == "**A_title.** ≥ 3.\n\n| x | y |\n|---|---|\n| a & b\\|c | **1 ± 2** |\n| 50 % | - |\n"
+    assert made.latex().splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{A\_title. $\geq$ 3.}",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"x & y \\",
+        r"\midrule",
+        r"a \& b|c & \textbf{1 $\pm$ 2} \\",
+        r"50 \% & - \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
