@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fl_lightning.callbacks import (
         AtomicCheckpointIO,
         BestCheckpoint,
+        ClientTable,
         FeatureCache,
         FederatedOrchestrator,
         FederationCallback,
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
         WeightedAverage,
         Worth,
     )
+    from fl_lightning.studies import ReportOptions, RunTable, Study
     from fl_lightning.tasks import ClassificationTask
     from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
@@ -101,6 +103,7 @@ __all__ = [
     "ClassificationTask",
     "ClientError",
     "ClientEvaluation",
+    "ClientTable",
     "ClientUpdate",
     "Cohort",
     "ColumnPartitioner",
@@ -150,10 +153,12 @@ __all__ = [
     "ProximalLoss",
     "QuantityPartitioner",
     "RandomCropFlip",
+    "ReportOptions",
     "ResNet18",
     "RingFed",
     "RoundStart",
     "Route",
+    "RunTable",
     "RunningStrategy",
     "SVHNDataModule",
     "Scaffold",
@@ -163,6 +168,7 @@ __all__ = [
     "ShardPartitioner",
     "Snapshot",
     "Strategy",
+    "Study",
     "Sums",
     "TablePartitioner",
     "TensorLoader",
@@ -191,6 +197,7 @@ _PARTS = (
     "clients",
     "callbacks",
     "allocator",
+    "studies",
 )
 
 

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import yaml
 from jsonargparse import Namespace, dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -21,6 +22,7 @@ import fl_lightning
 from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
+from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
@@ -28,7 +30,7 @@ from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.cli_messages import explain
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
-from fl_lightning.reporting.wandb import prefer_offline
+from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 
 # typing takes Union[int, float] and Union[float, int] for the same and keeps whichever was written first in the process:
 # where that was the latter, the parser would read '2' batches as the share 2.0.
@@ -55,6 +57,9 @@ class SaveRunConfig(SaveConfigCallback):
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         text = self.parser.dump(self.config, skip_none=False)
+        origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
+        for logger in trainer.loggers:
+            describe_run(logger, yaml.safe_load(text), origin)
         (folder / self.config_filename).write_text(f"# fl_lightning=={fl_lightning.__version__}\n{text}")
         self.already_saved = True
 
@@ -125,6 +130,7 @@ class FederationCLI(LightningCLI):
         """Add the sections."""
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
         parser.add_lightning_class_args(PartitionReport, "partition_report")
+        parser.add_lightning_class_args(ClientTable, "client_table")
         parser.add_lightning_class_args(FeatureCache, "feature_cache")
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
@@ -147,6 +153,7 @@ class FederationCLI(LightningCLI):
             )
         if config.keep_freed_memory and self.subcommand == "fit":
             keep_freed_memory()
+        config.trainer.default_root_dir = sweep_folder(config.trainer.default_root_dir)
         root = Path(config.trainer.default_root_dir)
         if root.exists() and not root.is_dir():
             raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")

@@ -168,7 +168,7 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     while not any(folder.glob("runs/*/log.txt")) and time.monotonic() < limit:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=100)
     assert process.returncode == 130
     assert text.endswith("Stopped. The same command goes on from here.\n")
     assert not _runs_of(folder)

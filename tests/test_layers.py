@@ -23,6 +23,7 @@ LAYER = {
     "cli": 7,
     "studies": 8,
     "command": 9,
+    "__main__": 10,
 }
 
 

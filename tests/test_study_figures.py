@@ -114,3 +114,13 @@ def test_numbers_out_of_range(wrong):
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=f"'report.{name}' must be at least"):
         ReportOptions(**wrong)
+
+
+def test_many_settings_are_drawn_a_few_at_a_time():
+    rows = [Row(f"r{k}", (f"s{k}",), 0, r, "val_accuracy", k / 20) for k in range(15) for r in range(2)]
+    many = RunTable(["strategy"], rows)
+    figure = drawing.curves(many, panels(many), Measure())
+    names = [[line.get_label() for line in axis.lines] for axis in figure.axes]
+    assert names == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
+    assert not figure.legends
+    assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == names

@@ -2,6 +2,7 @@
 
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -11,6 +12,7 @@ from fl_lightning.callbacks.progress import FederationProgressBar
 __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
+    "ClientTable",
     "FeatureCache",
     "FederatedOrchestrator",
     "FederationCallback",

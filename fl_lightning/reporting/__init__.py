@@ -1,15 +1,18 @@
 """From updates, clients and partitions to loggers, files and the terminal."""
 
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
+from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
 from fl_lightning.reporting.tables import log_matrix, log_table, text_table
-from fl_lightning.reporting.wandb import plot_over_rounds, prefer_offline
+from fl_lightning.reporting.wandb import describe_run, plot_over_rounds, prefer_offline
 
 __all__ = [
     "PartitionSummary",
     "client_metrics",
     "comparison_table",
+    "describe_run",
+    "draw_confusion",
     "draw_partition",
     "log_matrix",
     "log_table",

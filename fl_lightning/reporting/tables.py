@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+
+from fl_lightning.reporting.matrices import draw_confusion
 
 _MOST_CLASSES = 100
 """Of a matrix that is written as a file after each round."""
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
-    """Send a C x C matrix as a table to W&B, with its round: rows true, columns predicted.
+    """Send a confusion matrix of shape (C, C) as a table to W&B, with its round: rows true, columns predicted.
 
-    Beside the file of a CSV logger the last one is kept as ``<name>.csv``, up to 100 classes. Nothing is sent from the sanity
-    check, nor from ranks other than the first.
+    The last of ``max_epochs`` rounds sends a picture, too, ``<name>_picture``. Beside the file of a CSV logger the last matrix
+    is kept as ``<name>.csv``, up to 100 classes. Nothing is sent from the sanity check, nor from ranks other than the first.
     """
     rows = [[true, *counts] for true, counts in enumerate(matrix.tolist())]
     columns = ["true", *(f"predicted {c}" for c in range(len(rows)))]
-    log_table(trainer, name, columns, rows)
+    log_table(trainer, name, columns, rows, **_picture(trainer, name, matrix))
     if trainer.is_global_zero and not trainer.sanity_checking and len(rows) <= _MOST_CLASSES:
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
@@ -31,6 +35,19 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
                 with (folder / f"{name}.csv").open("w", newline="") as file:
                     csv.writer(file).writerows([columns, *rows])
+
+
+def _picture(trainer: Trainer, name: str, matrix: Tensor) -> dict[str, Any]:
+    """At the end of a fit, for W&B."""
+    last = trainer.state.fn == TrainerFn.FITTING and trainer.current_epoch + 1 == trainer.max_epochs
+    wanted = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
+    drawn = draw_confusion(matrix) if last and wanted and trainer.is_global_zero else None
+    if drawn is None:
+        return {}
+    import wandb  # slow, and not everyone logs to it
+    from PIL import Image
+
+    return {f"{name}_picture": wandb.Image(Image.open(io.BytesIO(drawn)))}
 
 
 def log_table(

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.reporting.matrices import draw_matrix, percent, share_of_row
 from fl_lightning.studies.run_table import RunTable, Setting
 from fl_lightning.studies.statistics import Curves
 from fl_lightning.studies.tables import Measure, Panel
@@ -21,8 +22,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 _COLUMNS = 3
 _MOST_LINES = len(COLOURS) * len(STYLES)
-_FEW = 12
-"""Lines or cells that can still be named one by one."""
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder: Path) -> dict[str, str]:
@@ -99,7 +98,7 @@ def _draw_lines(axis: Axes, lines: Iterable[tuple[str, Curves]], scale: float, b
             axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = "") -> None:
+def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = "", legend: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
@@ -108,6 +107,8 @@ def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = ""
         axis.grid(alpha=0.3, linewidth=0.5)
     for axis in axes[::_COLUMNS]:
         axis.set_ylabel(ylabel)
+    if not legend:
+        return
     named: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -119,17 +120,31 @@ def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = ""
 
 
 def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure | None:
-    """A metric over rounds: mean over seeds, band of one standard deviation; a panel for each group of settings."""
-    shown = [panel for panel in panels if any(panel.curves(table, measure.name))]
+    """A metric over rounds: mean over seeds, band of one standard deviation; a panel for each group of settings.
+
+    Many settings are shown a few at a time, the first of them in every panel.
+    """
+    shown = [part for panel in panels if any(panel.curves(table, measure.name)) for part in _few_at_a_time(panel)]
     if not shown:
         return None
     figure, axes = _grid(len(shown), 6.0 if len(shown) == 1 else 3.6, 3.6 if len(shown) == 1 else 2.9, sharey=True)
     for axis, panel in zip(axes, shown, strict=True):
-        lines = zip(panel.names[:_MOST_LINES], panel.curves(table, measure.name), strict=False)
+        lines = zip(panel.names, panel.curves(table, measure.name), strict=True)
         _draw_lines(axis, lines, measure.scale)
+        if len(shown) > len(panels):
+            axis.legend(fontsize="x-small", framealpha=0.6)
         axis.set_title(panel.title, fontsize="medium")
-    _finish(figure, axes, measure.name + (" in percent" if measure.percent else ""))
+    _finish(figure, axes, measure.name + (" in percent" if measure.percent else ""), legend=len(shown) == len(panels))
     return figure
+
+
+def _few_at_a_time(panel: Panel) -> list[Panel]:
+    if len(panel.settings) <= len(COLOURS):
+        return [panel]
+    first, *others = panel.settings.items()
+    size = len(COLOURS) - 1
+    parts = [others[start : start + size] for start in range(0, len(others), size)]
+    return [Panel(panel.title, panel.axis, dict([first, *part])) for part in parts]
 
 
 def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -> Figure | None:
@@ -165,23 +180,6 @@ def _matrix(table: RunTable, setting: Setting, prefix: str) -> tuple[list[str], 
     return rows, columns, [[cells.get((row, column), 0.0) for column in columns] for row in rows]
 
 
-def _draw_matrix(
-    axis: Axes, rows: list[str], columns: list[str], values: list[list[float]], show: Callable[[float], str]
-) -> Any:
-    image = axis.imshow(values, cmap="Blues", aspect="auto", vmin=0, interpolation="nearest")
-    top = max(map(max, values)) or 1.0
-    for ticks, names in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
-        step = max(1, len(names) // 20)
-        ticks(range(0, len(names), step), names[::step], fontsize="small")
-    if len(rows) <= _FEW and len(columns) <= _FEW:
-        for y, row in enumerate(values):
-            for x, value in enumerate(row):
-                if value:
-                    colour = "white" if value > 0.6 * top else "black"
-                    axis.text(x, y, show(value), ha="center", va="center", fontsize=6, color=colour)
-    return image
-
-
 def confusions(table: RunTable, panel: Panel) -> Figure | None:
     """Confusion matrices after the last round: rows are true classes, each in percent of its examples. None without them."""
     found = {name: _matrix(table, setting, "val_confusion") for name, setting in panel.settings.items()}
@@ -190,8 +188,7 @@ def confusions(table: RunTable, panel: Panel) -> Figure | None:
         return None
     figure, axes = _grid(len(there), 3.3, 3.1, sharex=True, sharey=True)
     for axis, (name, (rows, columns, values)) in zip(axes, there.items(), strict=True):
-        percent = [[100 * value / (sum(row) or 1) for value in row] for row in values]
-        _draw_matrix(axis, rows, columns, percent, lambda x: f"{x:.0f}" if x >= 0.5 else "")
+        draw_matrix(axis, rows, columns, share_of_row(values), percent)
         axis.set_title(name, fontsize="medium")
         axis.set_xlabel("predicted")
     for axis in axes[::_COLUMNS]:
@@ -207,7 +204,7 @@ def clients(table: RunTable, panel: Panel) -> Figure | None:
         return None
     rows, columns, values = matrix
     figure, (axis,) = _grid(1, min(9.0, 2.5 + 0.4 * len(columns)), min(12.0, 1.2 + 0.28 * len(rows)))
-    image = _draw_matrix(axis, rows, columns, values, lambda x: f"{x:.0f}")
+    image = draw_matrix(axis, rows, columns, values, lambda x: f"{x:.0f}")
     axis.set_xlabel("class")
     axis.set_ylabel("client")
     figure.colorbar(image, ax=axis, shrink=0.8, label="training examples")

@@ -50,9 +50,9 @@ class Study:
     def __init__(
         self,
         base: str | list[str],
-        over: dict[str, Any] | None = None,
+        over: dict | None = None,  # type: ignore[type-arg]  # the parser would build classes in values of Any
         seeds: int | list[int] = 3,
-        settings: dict[str, Any] | None = None,
+        settings: dict | None = None,  # type: ignore[type-arg]
         name: str | None = None,
         folder: str | None = None,
         jobs: int | Literal["auto"] = "auto",
@@ -117,45 +117,46 @@ class Study:
             sweep = write_sweep(
                 self.folder, self.name, self.axes, self.runs, lambda run: self.configurations[run.name][1], self.report.measure
             )
-            failed = self._run_missing(jobs)
-            self._collect(failed)
+            failed: list[Job] = []
+            try:
+                self._run_missing(jobs, failed)
+            finally:  # also of a study that is stopped: what is done so far
+                self._collect(jobs, failed)
         print(f"The same as a W&B sweep: {sweep}")
         return failed
 
-    def _run_missing(self, jobs: Sequence[Job]) -> list[Job]:
+    def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
         missing = [job for job in jobs if not job.is_finished]
         places = self._places()[: max(1, len(missing))]
         spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
         print(f"Study '{self.name}': {len(jobs)} runs ({spans}); {len(jobs) - len(missing)} done before.", flush=True)
         if missing:
             print(f"To do: {len(missing)}, {len(places)} at a time.", flush=True)
-        failed = []
         for number, (job, status, seconds) in enumerate(run_all(missing, places), len(jobs) - len(missing) + 1):
             if status:
                 failed.append(job)
             said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
             print(f"[{number}/{len(jobs)}] {job.name}: {seconds:.0f} s, {said}", flush=True)
-        return failed
 
     def _came_to(self, job: Job) -> str:
         run = next(run for run in self.runs if run.name == job.name)
         return f"{self.report.metric} {final_value(read_run(run, job.folder, [self.report.metric]), self.report.metric):.4f}"
 
-    def _collect(self, failed: Sequence[Job]) -> None:
+    def _collect(self, jobs: Sequence[Job], failed: Sequence[Job]) -> None:
         """Table and report of the runs that are done."""
-        bad = {job.name for job in failed}
+        done = {job.name for job in jobs if job.is_finished}
         rows: list[Row] = []
         for run in self.runs:
-            if run.name not in bad:
+            if run.name in done:
                 rows += read_run(run, self._run_folder(run), self.keep)
         if rows:
             RunTable([axis.name for axis in self.axes], rows).write(self.table_path)
-            print(f"Table: {self.table_path} ({len(self.runs) - len(bad)} runs)")
+            print(f"Table: {self.table_path} ({len(done)} of {len(jobs)} runs)")
             self.write_report(RunTable.read(self.table_path), self.folder)  # as anyone can make it again
         if failed:
-            print(f"Not in it: {len(failed)} of {len(self.runs)} runs, which failed. The next call tries them again.")
+            print(f"Not in it: {len(failed)} of {len(jobs)} runs, which failed. The next call tries them again.")
             for job in failed:
-                print(f"  {job.name}: {job.last_words()} (log: {job.folder / 'log.txt'})")
+                print(f"  {job.name}: {job.last_words()} (log: {job.log})")
 
     def write_report(self, table: RunTable, folder: Path) -> None:
         """Tables and figures of a table of this study, and where they are."""

