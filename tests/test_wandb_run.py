@@ -41,7 +41,7 @@ def test_a_run_is_readable_as_it_stands(fl):
     rows = history(path)
     pictures = [row for row in rows if "val_confusion_picture" in row]
     assert [row["round"] for row in pictures] == [1]  # the last
-    assert all(any(name in row for row in rows) for name in ("clients", "partition", "partition_picture"))
+    assert all(any(name in row for row in rows) for name in ("clients", "val_confusion", "partition", "partition_picture"))
 
 
 def table_in(folder: str) -> list[dict[str, str]]:

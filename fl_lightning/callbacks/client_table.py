@@ -72,7 +72,7 @@ class ClientTable(FederationCallback):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "clients.csv").open("w", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *rows])
-        log_table(trainer, "clients", COLUMNS, rows)
+        log_table(trainer, "clients", COLUMNS, rows, max(0, trainer.current_epoch - 1))
 
     def _row(self, client: int, own: dict[str, float], data: Any) -> list[Any]:
         name = data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)

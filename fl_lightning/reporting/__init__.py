@@ -4,7 +4,7 @@ from fl_lightning.reporting.client_scores import comparison_table, spread_of_cli
 from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
-from fl_lightning.reporting.tables import log_matrix, log_table, text_table
+from fl_lightning.reporting.tables import log_matrix, log_table, text_table, write_matrix
 from fl_lightning.reporting.wandb import describe_run, plot_over_rounds, prefer_offline
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "round_metrics",
     "spread_of_clients",
     "text_table",
+    "write_matrix",
 ]

@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from fl_lightning.reporting.matrices import draw_confusion
@@ -19,35 +18,44 @@ _MOST_CLASSES = 100
 """Of a matrix that is written as a file after each round."""
 
 
-def log_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
-    """Send a confusion matrix of shape (C, C) as a table to W&B, with its round: rows true, columns predicted.
+def write_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
+    """Keep a confusion matrix of shape (C, C) as ``<name>.csv`` beside the file of each CSV logger, in place of the last one.
 
-    The last of ``max_epochs`` rounds sends a picture, too, ``<name>_picture``. Beside the file of a CSV logger the last matrix
-    is kept as ``<name>.csv``, up to 100 classes. Nothing is sent from the sanity check, nor from ranks other than the first.
+    Up to 100 classes; not from the sanity check, nor from ranks other than the first.
     """
-    rows = [[true, *counts] for true, counts in enumerate(matrix.tolist())]
-    columns = ["true", *(f"predicted {c}" for c in range(len(rows)))]
-    log_table(trainer, name, columns, rows, **_picture(trainer, name, matrix))
-    if trainer.is_global_zero and not trainer.sanity_checking and len(rows) <= _MOST_CLASSES:
+    if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 folder = Path(logger.log_dir)
                 folder.mkdir(parents=True, exist_ok=True)
                 with (folder / f"{name}.csv").open("w", newline="") as file:
-                    csv.writer(file).writerows([columns, *rows])
+                    csv.writer(file).writerows([_columns(matrix), *_rows(matrix)])
 
 
-def _picture(trainer: Trainer, name: str, matrix: Tensor) -> dict[str, Any]:
-    """At the end of a fit, for W&B."""
-    last = trainer.state.fn == TrainerFn.FITTING and trainer.current_epoch + 1 == trainer.max_epochs
-    wanted = any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
-    drawn = draw_confusion(matrix) if last and wanted and trainer.is_global_zero else None
-    if drawn is None:
-        return {}
-    import wandb  # slow, and not everyone logs to it
-    from PIL import Image
+def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:
+    """Send a confusion matrix of shape (C, C) to W&B: a table, and with matplotlib a picture, ``<name>_picture``.
 
-    return {f"{name}_picture": wandb.Image(Image.open(io.BytesIO(drawn)))}
+    Args:
+        trainer: whose loggers get it, on the first rank.
+        name: its name there.
+        matrix: counts, rows true, columns predicted.
+        round_idx: its round; the current one by default.
+    """
+    if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+        import wandb  # slow, and not everyone logs to it
+        from PIL import Image
+
+        drawn = draw_confusion(matrix)
+        more = {} if drawn is None else {f"{name}_picture": wandb.Image(Image.open(io.BytesIO(drawn)))}
+        log_table(trainer, name, _columns(matrix), _rows(matrix), round_idx, **more)
+
+
+def _columns(matrix: Tensor) -> list[str]:
+    return ["true", *(f"predicted {c}" for c in range(len(matrix)))]
+
+
+def _rows(matrix: Tensor) -> list[list[int]]:
+    return [[true, *counts] for true, counts in enumerate(matrix.tolist())]
 
 
 def log_table(

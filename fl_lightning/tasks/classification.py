@@ -21,16 +21,17 @@ from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.losses.cross_entropy import CrossEntropy
 from fl_lightning.losses.f1_weighted import F1WeightedCrossEntropy
 from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.reporting.tables import log_matrix
+from fl_lightning.reporting.tables import log_matrix, write_matrix
 
 
 class ClassificationTask(LightningModule):
     """A LightningModule for single-label classification of batches (input, label).
 
     Logs ``train_loss`` and ``train_accuracy`` while training; and for ``val`` and ``test`` the loss, accuracy, macro
-    and weighted F1, and F1 per class (``val_f1/0`` ...), all in [0, 1] but the loss. The confusion matrix is a table of
-    the logger, rows true, columns predicted. An :class:`~fl_lightning.F1WeightedCrossEntropy` anywhere in the loss
-    adapts after each validation within ``fit``, except the sanity check.
+    and weighted F1, and F1 per class (``val_f1/0`` ...), all in [0, 1] but the loss. The confusion matrix, rows true, columns
+    predicted, is a file of the CSV logger, and of the last round a table and a picture in W&B. An
+    :class:`~fl_lightning.F1WeightedCrossEntropy` anywhere in the loss adapts after each validation within ``fit``, except
+    the sanity check.
 
     Args:
         network: maps inputs to logits of shape (N, num_classes).
@@ -43,7 +44,7 @@ class ClassificationTask(LightningModule):
         ConfigurationError: if the loss has weights for another number of classes.
     """
 
-    stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end")
+    stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end", "on_fit_end")
     """See :class:`~fl_lightning.clients.engines.stacked.StackedEngine`."""
 
     def __init__(
@@ -69,6 +70,7 @@ class ClassificationTask(LightningModule):
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
         self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+        self._last_confusion: tuple[int, Tensor] | None = None
         self.val_metrics = _metrics(num_classes)
         self.test_metrics = _metrics(num_classes)
 
@@ -204,8 +206,19 @@ class ClassificationTask(LightningModule):
         self.log(f"{stage}_f1_macro", values["f1_macro"], prog_bar=True)
         self.log(f"{stage}_f1_weighted", values["f1_weighted"])
         self.log_dict({f"{stage}_f1/{c}": score for c, score in enumerate(values["f1_per_class"])})
-        log_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
+        write_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
+        if self.trainer.state.fn is not TrainerFn.FITTING:
+            log_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
+        elif not self.trainer.sanity_checking:
+            self._last_confusion = self.trainer.current_epoch, values["confusion"]
         return values
+
+    def on_fit_end(self) -> None:
+        """Send the last confusion matrix to W&B: a table takes longer than all other figures of a round."""
+        if self._last_confusion is not None:
+            epoch, matrix = self._last_confusion
+            log_matrix(self.trainer, "val_confusion", matrix, epoch)
+            self._last_confusion = None
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Class probabilities, shape (N, C), float32."""
