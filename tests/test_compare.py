@@ -216,7 +216,7 @@ def refused(capsys, *arguments: str) -> str:
     ("arguments", "message"),
     [
         ([], "required: base"),
-        (["--base", "nowhere.yaml"], "'base' is 'nowhere.yaml', which is not there"),
+        (["--base", "nowhere.yaml"], "The study needs 'nowhere.yaml', which is not there"),
         (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
         (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
         (["--base", ADAFED, "--seeds", "many"], "Got: many"),

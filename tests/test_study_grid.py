@@ -96,13 +96,18 @@ def test_sections_become_full_names_and_classes_stay_whole():
         ({"seed": [1, 2]}, "'seed' is a column of every run table. Name the axis otherwise."),
         ({"strategy": 3}, "'over.strategy' must be a list or names with settings, but is 3. An axis is a list"),
         ({"partition": ["iid.yaml", "FedAvg"]}, "'over.partition' mixes configuration files with 'FedAvg'"),
-        ({"partition": ["nowhere.yaml"]}, "needs 'nowhere.yaml', which is not there .paths are relative to the working"),
         ({"partition": {"a": {1: 2}}}, "'over.partition.a' must name settings"),
     ],
 )
 def test_axes_that_are_none(over, message):
     with pytest.raises(ConfigurationError, match=message):
         read_axes(over)
+
+
+@pytest.mark.parametrize(("over", "base"), [({"partition": ["nowhere.yaml"]}, "base.yaml"), ({}, "nowhere.yaml")])
+def test_files_that_are_not_there(over, base):
+    with pytest.raises(ConfigurationError, match=r"needs .nowhere.yaml., which is not there"):
+        span(read_axes(over), [0], [base], {})
 
 
 @given(

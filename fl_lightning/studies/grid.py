@@ -141,7 +141,7 @@ def _axis(name: str, values: Any) -> Axis:
         others = [value for value in values if not _is_file(value)]
         if others:
             raise ConfigurationError(f"'over.{name}' mixes configuration files with {others[0]!r}. {_HOW}")
-        return Axis(name, tuple(Choice(Path(value).stem, (_existing(value),)) for value in values))
+        return Axis(name, tuple(Choice(Path(value).stem, (value,)) for value in values))
     setting = SHORT.get(name, name)
     return Axis(name, tuple(Choice(_text(value), (), ((setting, value),)) for value in values), setting)
 
@@ -155,7 +155,7 @@ def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
         if part is None:
             continue
         if _is_file(part):
-            files.append(_existing(part))
+            files.append(part)
         elif isinstance(part, Mapping) and "class_path" not in part:
             if not all(isinstance(key, str) for key in part):
                 raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but holds {part!r}. {_HOW}")
@@ -175,15 +175,6 @@ def full_names(settings: Mapping[Any, Any], prefix: str = "") -> list[tuple[str,
         else:
             found.append((name, value))
     return found
-
-
-def _existing(path: str) -> str:
-    if not Path(path).is_file():
-        raise ConfigurationError(
-            f"The study needs '{path}', which is not there (paths are relative to the working directory, '{Path.cwd()}'). Mend "
-            "the path, or call 'compare' from where it leads to the file."
-        )
-    return path
 
 
 def _number(text: str) -> Any:
@@ -210,7 +201,16 @@ def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common
         seeds: of the runs.
         base: configuration files of every run.
         common: settings of every run, by their full names.
+
+    Raises:
+        ConfigurationError: for a file that is not there.
     """
+    for path in (*base, *(file for axis in axes for choice in axis.choices for file in choice.files)):
+        if not Path(path).is_file():
+            raise ConfigurationError(
+                f"The study needs '{path}', which is not there (paths are relative to the working directory, '{Path.cwd()}'). "
+                "Mend the path, or call 'compare' from where it leads to the file."
+            )
     runs = []
     for seed, choices in product(seeds, product(*(axis.choices for axis in axes))):
         setting = tuple(choice.name for choice in choices)

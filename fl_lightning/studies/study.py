@@ -74,9 +74,6 @@ class Study:
     @cached_property
     def runs(self) -> list[Run]:
         """All of them."""
-        for path in self.base:
-            if not Path(path).is_file():
-                raise ConfigurationError(f"'base' is '{path}', which is not there. Name a configuration of 'fl-lightning fit'.")
         return span(self.axes, self.seeds, self.base, self.settings)
 
     @cached_property

@@ -1,0 +1,85 @@
+"""The tables and figures in docs/studies are what their run tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from command_line import ROOT
+
+from fl_lightning.studies.commands import main
+
+for package in ("matplotlib", "scipy"):
+    pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare]'")
+
+FOLDERS = sorted(path.parent for path in (ROOT / "docs" / "studies").glob("*/table.csv.gz"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_a_report_is_made_again_from_its_table(folder, tmp_path):
+    from matplotlib.testing.compare import compare_images
+
+    config = ROOT / "configs" / "studies" / f"{folder.name}.yaml"
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--config", str(config), "--table", str(folder / "table.csv.gz"), "--out", str(tmp_path)])
+    assert end.value.code == 0
+    assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
+    pictures = sorted(path.name for path in folder.glob("*.png"))
+    assert pictures
+    assert pictures == sorted(path.name for path in tmp_path.glob("*.png"))
+    for name in pictures:  # another version of matplotlib may place a letter elsewhere
+        assert compare_images(str(folder / name), str(tmp_path / name), tol=10) is None
+
+
+def test_the_tables_are_small():
+    assert FOLDERS
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir() if path.suffix != ".svg") < 5e6
+
+
+def test_the_dashboard_shows_metrics_that_there_are(tmp_path):
+    """Its specification names what docs/metrics.md names."""
+    pytest.importorskip("wandb_workspaces", reason="pip install wandb-workspaces")
+    out = tmp_path / "workspace.json"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "wandb_dashboard.py"), "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    spec = json.loads(out.read_text())
+    sections = spec["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in sections] == ["Server", "Classes", "Clients", "Costs"]
+    panels = [panel for section in sections for panel in section["panels"]]
+    text = json.dumps([panel["config"] for panel in panels])
+    shown = set(re.findall(r'"((?:val_|federation/|client|class_|partition)[\w/]*)(?:\.max)?"', text))
+    families = set(re.findall(r'"\^(\w+)/\[0-9\]\+\$"', text))
+    documented = set(re.findall(r"`([\w/<>]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert len(shown) > 10
+    assert len(families) == 5
+    assert not shown - documented, shown - documented
+    assert not {f"{family}/" for family in families} - {name.split("<")[0] for name in documented}
+    grouped = [panel["config"] for panel in panels if panel["config"].get("groupBy")]
+    assert grouped
+    assert all("strategy" in config["groupBy"] for config in grouped)
+
+
+def test_the_dashboard_asks_whose_it_is():
+    pytest.importorskip("wandb_workspaces", reason="pip install wandb-workspaces")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "wandb_dashboard.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "Give --entity, or --out FILE" in done.stderr
+
+
+def test_every_study_has_what_its_file_says():
+    """A study without a table yet is named as such in the docs."""
+    text = (ROOT / "docs" / "studies.md").read_text()
+    for path in (ROOT / "configs" / "studies").glob("*.yaml"):
+        row = next(line for line in text.splitlines() if f"`configs/studies/{path.name}`" in line and line.startswith("|"))
+        has_table = (ROOT / "docs" / "studies" / path.stem / "table.csv.gz").exists()
+        assert has_table or "not run yet" in row or "a few minutes" in row, path.stem
