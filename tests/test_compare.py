@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import ADAFED, ROOT, SMALL
+from small_images import paint, write_cifar
 from wandb_file import records
 
 from fl_lightning import ConfigurationError
 from fl_lightning.studies import ReportOptions, Study
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.execution import only_one
+from fl_lightning.studies.grid import Run
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -178,25 +180,49 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_every_run_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
+def test_every_choice_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
     """Its settings are those that 'compare' would run; with the first seed, and on little data."""
     monkeypatch.chdir(ROOT)
     written = yaml.safe_load(path.read_text())
     report = ReportOptions(**written.pop("report", {}))
     study = Study(**{**written, "seeds": 1}, report=report)
-    settings = {run.name: study.configurations[run.name][1] for run in study.runs}
+    settings = {run.name: study.configurations[run.name][1] for run in every_choice_once(study)}
     monkeypatch.chdir(tmp_path)
+    small = small_data(next(iter(settings.values())), monkeypatch)
     for name, text in settings.items():
         Path("settings.yaml").write_text(text)
-        status, said = fl(
-            "fit",
-            "--config=settings.yaml",
-            *SMALL,
-            "--trainer.max_epochs=1",
-            "--trainer.logger=false",
-            f"--trainer.default_root_dir={name}",
-        )
+        folder = f"--trainer.default_root_dir={name}"
+        status, said = fl("fit", "--config=settings.yaml", *small, "--trainer.max_epochs=1", "--trainer.logger=false", folder)
         assert status == 0, f"{name}: {said}"
+
+
+def every_choice_once(study: Study) -> list[Run]:
+    """Runs in which each choice of each axis occurs; all of them are parsed."""
+    seen: set[tuple[int, str]] = set()
+    chosen = []
+    for run in study.runs:
+        choices = set(enumerate(run.setting))
+        if choices - seen or not choices:
+            chosen.append(run)
+        seen |= choices
+    return chosen
+
+
+def small_data(settings: str, monkeypatch) -> list[str]:
+    """Little data for what the settings ask for, and the options that go with it."""
+    if "MNISTDataModule" in settings:
+        return SMALL
+    flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
+    flags += ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
+    if "CIFAR10DataModule" in settings:
+        monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *args: True)
+        files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+        write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=60)
+        return [*flags, "--data.partitioner.num_clients=4", "--federation.clients_per_round=2"]
+    for domain in ("mnist", "usps", "sklearn"):
+        for label in range(10):
+            paint(Path(f"data/domains/{domain}/{label}"), 5, size=28, seed=label)
+    return flags
 
 
 # ------------------------------------------------------------------ wrong input

@@ -17,6 +17,7 @@ from fl_lightning.studies.layout import Cell, Table
 from fl_lightning.studies.statistics import at_round, best, holm, last_rounds, paired_test, rounds_to
 from fl_lightning.studies.tables import (
     Measure,
+    clients_table,
     cost_table,
     final_table,
     late_table,
@@ -202,6 +203,27 @@ def test_better_is_said_only_where_it_holds():
     assert noisy[0][-1] == "not told apart"
     lower_is_better = cells(paired_table(table(), panel, Measure(higher=False)))
     assert lower_is_better[0][-1] == "worse"
+
+
+def test_the_table_of_clients():
+    """Seeds 0 and 1: 0.5 and 0.7 have mean 0.6 and deviation 0.1414."""
+    values = {"local only": (0.5, 0.7), "global": (0.6, 0.6), "personalised": (0.7, 0.8), "gain": (0.2, 0.1)}
+    rows = [
+        Row(f"r{seed}", (name,), seed, 9, f"client_comparison/{client}/{model}", x + (client == "b") / 10)
+        for name in ("FedAvg", "Fed-Star")
+        for client in ("a", "b")
+        for model, by_seed in values.items()
+        for seed, x in enumerate(by_seed)
+    ]
+    made_of = RunTable(["algorithm"], rows)
+    (panel,) = panels(made_of)
+    made = clients_table(made_of, panel, Measure())
+    assert made.columns == ("client, algorithm", "local only", "global", "personalised", "gain")
+    assert [row[0] for row in cells(made)] == ["a, FedAvg", "a, Fed-Star", "b, FedAvg", "b, Fed-Star"]
+    assert cells(made)[0][1:] == ["60.00 ± 14.14", "60.00 ± 0.00", "75.00 ± 7.07", "15.00 ± 7.07"]
+    assert cells(made)[2][1] == "70.00 ± 14.14"
+    (panel,) = panels(table())
+    assert clients_table(table(), panel, Measure()) is None
 
 
 def test_markdown_and_latex():

@@ -23,7 +23,7 @@ def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
         folder: of the run.
         keep: patterns of the metrics that are kept, such as ``val_*``.
     """
-    numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder)]
+    numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder), *_comparison(folder)]
     last = max((round_idx for round_idx, _, _ in numbers), default=0)
     return [
         Row(run.name, run.setting, run.seed, last if round_idx < 0 else round_idx, metric, value)
@@ -83,6 +83,18 @@ def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
             yield from (
                 (0, f"partition/{name}/{label}", float(n)) for label, n in zip(header[first:], line[first:], strict=True)
             )
+
+
+def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
+    """Local only, global and personalised as ``client_comparison/<client>/<model>`` of the last round."""
+    path = folder / "client_comparison.csv"
+    if not path.exists():
+        return
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    for client, _, *values in lines:
+        name = client.replace("/", "_")
+        yield from ((-1, f"client_comparison/{name}/{model}", float(x)) for model, x in zip(header[2:], values, strict=True))
 
 
 def final_value(rows: Sequence[Row], metric: str) -> float:

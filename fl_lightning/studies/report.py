@@ -14,6 +14,7 @@ from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.tables import (
     Measure,
     Panel,
+    clients_table,
     cost_table,
     final_table,
     late_table,
@@ -155,5 +156,6 @@ def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[T
         final_table(table, panel, options.measures),
         paired_table(table, panel, measure, options.baseline),
         cost_table(table, panel, measure, options.targets),
+        clients_table(table, panel, measure),
     )
     return (one for one in made if one is not None)

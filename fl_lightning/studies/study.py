@@ -20,7 +20,7 @@ from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
 
-KEPT = ("val_*", "client_share/*", "federation/*", "partition/*")
+KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table unless a study says otherwise."""
 
 

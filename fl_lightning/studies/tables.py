@@ -234,3 +234,23 @@ def _seeds(table: RunTable, panel: Panel) -> str:
     if numbers == [1]:
         return "One seed."
     return f"Mean ± standard deviation over {' to '.join(map(str, sorted({numbers[0], numbers[-1]})))} seeds."
+
+
+def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
+    """On each client's own test part: models of its own, global, personalised (Fed-Star thesis, Table 5.8); None without them."""
+    members = [tuple(member.rsplit("/", 1)) for member in table.families("client_comparison")]
+    models = [model for model in ("local only", "global", "personalised", "gain") if any(own == model for _, own in members)]
+    if not models:
+        return None
+    names, rows = [], []
+    for client in dict.fromkeys(client for client, _ in members):
+        for name, setting in panel.settings.items():
+            names.append(f"{client}, {name}")
+            samples = [
+                Sample(tuple(last_rounds(table.curves(setting, f"client_comparison/{client}/{model}")).values()))
+                for model in models
+            ]
+            rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
+    title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
+    note = "On each client's own test part; the gain is that of the last model over the first."
+    return table_of(title, f"client, {panel.axis}", names, models, rows, note)
