@@ -237,7 +237,7 @@ def _seeds(table: RunTable, panel: Panel) -> str:
 
 
 def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
-    """On each client's own test part: models of its own, global, personalised (Fed-Star thesis, Table 5.8); None without them."""
+    """Models of its own, global and personalised at each client (Fed-Star thesis, Table 5.8); None without them."""
     members = [tuple(member.rsplit("/", 1)) for member in table.families("client_comparison")]
     models = [model for model in ("local only", "global", "personalised", "gain") if any(own == model for _, own in members)]
     if not models:
