@@ -94,6 +94,22 @@ def test_statistics_of_curves():
     assert rounds_to(CURVES, 0.25, higher=False) == [1, 2]
 
 
+def test_a_run_that_diverged_is_never_the_best():
+    nan = math.nan
+    tops, rounds = best({0: {0: nan, 1: 0.4, 2: nan, 3: 0.4}, 1: {0: nan}}, higher=True)
+    assert (tops.values, rounds.values) == ((0.4,), (2.0,))
+    rows = [
+        Row(f"r{name}", (name,), 0, r, "val_accuracy", x)
+        for name, xs in (("a", (nan, nan)), ("b", (0.2, 0.3)))
+        for r, x in enumerate(xs)
+    ]
+    made_of = RunTable(["strategy"], rows)
+    (panel,) = panels(made_of)
+    made = cells(progress_table(made_of, panel, Measure(), every=2))
+    assert made == [["a", "nan", "-", "-"], ["b", "30.00", "30.00", "2.0"]]
+    assert rounds_to(made_of.curves(("a",), "val_accuracy"), 0.1, higher=True) == [None]
+
+
 def test_the_paired_test_is_scipys():
     generator = torch.Generator().manual_seed(0)
     one, other = ({seed: float(x) for seed, x in enumerate(torch.randn(7, generator=generator))} for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,16 @@ class Table:
 
 
 def _tex(text: str) -> str:
-    for plain, escaped in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
+    for plain, escaped in (
+        ("\\", r"\textbackslash "),
+        ("&", r"\&"),
+        ("%", r"\%"),
+        ("_", r"\_"),
+        ("#", r"\#"),
+        ("$", r"\$"),
+        ("{", r"\{"),
+        ("}", r"\}"),
+    ):
         text = text.replace(plain, escaped)
     for plain, escaped in (("±", r"$\pm$"), ("≥", r"$\geq$"), ("≤", r"$\leq$"), ("^", r"\^{}"), ("~", r"\~{}")):
         text = text.replace(plain, escaped)
@@ -73,7 +83,7 @@ def with_best(
     """Columns of samples as rows of cells, the best mean of each column in bold; ties all, None for no best."""
     cells: list[list[Cell]] = []
     for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
-        means = [sample.mean for sample in column if sample.values]
+        means = [sample.mean for sample in column if not math.isnan(sample.mean)]
         top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
         cells.append([Cell(show(sample, number), bool(sample.values) and sample.mean == top) for sample in column])
     return [list(row) for row in zip(*cells, strict=True)]

@@ -43,14 +43,11 @@ def last_rounds(curves: Curves, count: int = 1) -> dict[int, float]:
 
 
 def best(curves: Curves, higher: bool) -> tuple[Sample, Sample]:
-    """The best value of each seed's curve, and the round (from 1) in which it was first reached."""
+    """The best value of each seed's curve, and the round (from 1) in which it was first reached; NaN is no value."""
     choose = max if higher else min
-    tops = [choose(curve.values()) for curve in curves.values() if curve]
-    rounds = [
-        1 + next(round_idx for round_idx, value in curve.items() if value == top)
-        for curve, top in zip((c for c in curves.values() if c), tops, strict=True)
-    ]
-    return Sample(tuple(tops)), Sample(tuple(map(float, rounds)))
+    numbers = [{r: value for r, value in curve.items() if not math.isnan(value)} for curve in curves.values()]
+    tops = [choose(curve.items(), key=lambda pair: pair[1]) for curve in numbers if curve]  # of equal ones the first
+    return Sample(tuple(value for _, value in tops)), Sample(tuple(1.0 + round_idx for round_idx, _ in tops))
 
 
 def rounds_to(curves: Curves, target: float, higher: bool) -> list[int | None]:
