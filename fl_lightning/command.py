@@ -46,9 +46,12 @@ def main() -> None:
         print(f"fl-lightning {fl_lightning.__version__}")
         return
     if arguments[:1] in (["compare"], ["report"]):
-        from fl_lightning.studies.commands import main as study
+        try:
+            from fl_lightning.studies.commands import main as study
 
-        study(arguments)
+            study(arguments)
+        except KeyboardInterrupt:  # before a run has begun
+            sys.exit(130)
         return
     from fl_lightning.cli import main as run
 

@@ -19,8 +19,9 @@ from wandb_file import records
 
 from fl_lightning import ConfigurationError
 from fl_lightning.studies import ReportOptions, Study
+from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.execution import only_one
+from fl_lightning.studies.execution import Job, only_one
 from fl_lightning.studies.grid import Run
 
 for package in ("mlxtend", "matplotlib", "scipy"):
@@ -121,8 +122,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
     status, text = compare("--config", study)
     folder = Path("runs/studies/mine")
     assert status == 1
-    assert "rate=bad,seed=7: failed" not in text.split("Table:")[1]
-    assert "Not in it: 1 of 2 runs, which failed. The next call tries them again." in text
+    assert "Failed: 1 of 2 runs, which are not in the table. The next call tries them again." in text
     assert "are not finite" in text
     assert "Traceback" not in text
     assert {line.split(",")[2] for line in (folder / "table.csv").read_text().splitlines()[1:]} == {"good"}
@@ -260,6 +260,9 @@ def refused(capsys, *arguments: str) -> str:
             "the choices of the axis 'strategy' are: FedAvg",
         ),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--base", "[]"], "'base' must be a configuration of 'fl-lightning fit'"),
+        (["--base", ADAFED, "--over.strategi", "FedAvg"], "Short names: strategy, route"),
+        (["--base", ADAFED, "--jobs", "many"], "All settings: fl-lightning compare --help; examples: docs/studies.md."),
     ],
 )
 def test_wrong_studies_are_refused_before_anything_runs(arguments, message, capsys):
@@ -270,6 +273,35 @@ def test_wrong_studies_are_refused_before_anything_runs(arguments, message, caps
 def test_choices_that_change_nothing(capsys):
     path = write_study({"strategy": ["FedAvg", "AdaFed"], "algorithm": {"same": {"strategy": "FedAvg"}}}, seeds=1)
     assert "have the same settings" in refused(capsys, "--config", str(path))
+
+
+@pytest.mark.parametrize("damage", ["half a line", "no header", "half a record"])
+def test_a_run_whose_log_is_damaged_is_not_done(damage, tmp_path):
+    job = Job("r", tmp_path, "a: 1\n", ())
+    log = tmp_path / "csv/version_0/metrics.csv"
+    log.parent.mkdir(parents=True)
+    log.write_text("epoch,val_accuracy\n0,0.25\n1,0.5\n")
+    job.note(finished=True, lines=2)
+    assert job.is_finished
+    if damage == "half a line":
+        log.write_text(log.read_text()[:-2])  # 0.5 would be 0
+    elif damage == "no header":
+        log.write_text("")
+    else:
+        (tmp_path / "study_run.json").write_text("[]")
+    assert not job.is_finished
+    read = read_run(Run((), 0, "r", (), ()), tmp_path, ["*"])
+    assert [row.value for row in read] == {"half a line": [0.25], "no header": [], "half a record": [0.25, 0.5]}[damage]
+
+
+def test_gpus_are_those_that_the_user_may_see(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    more = {"trainer.accelerator": "auto"}
+    assert Study(ADAFED, settings=more, seeds=1)._places() == [{"CUDA_VISIBLE_DEVICES": name} for name in ("2", "5", "7")]
+    assert Study(ADAFED, settings=more | {"trainer.devices": 2}, seeds=1)._places() == [{"CUDA_VISIBLE_DEVICES": "2,5"}]
+    assert len(Study(ADAFED, settings=more, seeds=1, jobs=4)._places()) == 4
+    assert "CUDA_VISIBLE_DEVICES" not in Study(ADAFED, settings={"trainer.accelerator": "cpu"}, seeds=1)._places()[0]
 
 
 def test_a_study_at_work_is_left_alone():
@@ -285,10 +317,10 @@ def test_a_study_at_work_is_left_alone():
 
 def test_a_report_without_a_table(capsys):
     with pytest.raises(SystemExit) as end:
-        main(["report", "--base", ADAFED])
+        main(["report"])
     assert end.value.code == 1
     text = capsys.readouterr().err
-    assert "fl-lightning report: error: The run table 'runs/studies/adafed_mnist/table.csv' cannot be read" in text
+    assert "fl-lightning report: error: The run table 'runs/studies/study/table.csv' cannot be read" in text
 
 
 def test_a_missing_extra_is_named_before_anything_runs(capsys, monkeypatch):

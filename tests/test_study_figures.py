@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -100,8 +101,7 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
     ("options", "message"),
     [
         ({"metric": "val_acuracy"}, "which no run has logged. Logged are: val_accuracy, val_f1_macro."),
-        ({"compare": "loss"}, "the study's axes are: strategy, partition. Name one of them."),
-        ({"baseline": "FedProx"}, "the choices of the axis 'strategy' are: FedAvg, AdaFed. Name one of them."),
+        ({"compare": "loss"}, "the study's axes are: strategy, partition. Name one."),
     ],
 )
 def test_reports_of_what_is_not_there(options, message, tmp_path):
@@ -124,3 +124,45 @@ def test_many_settings_are_drawn_a_few_at_a_time():
     assert names == [["s0", *(f"s{k}" for k in range(1, 8))], ["s0", *(f"s{k}" for k in range(8, 15))]]
     assert not figure.legends
     assert [[text.get_text() for text in axis.get_legend().texts] for axis in figure.axes] == names
+
+
+def test_pictures_of_an_earlier_report_do_not_stay(tmp_path):
+    for name in ("class_f1_7.png", "clients_2.svg", "my_photo.png", "curves_of_mine.png"):
+        (tmp_path / name).write_bytes(b"")
+    write_report(table(), ReportOptions(), tmp_path, "x")
+    assert not (tmp_path / "class_f1_7.png").exists()
+    assert not (tmp_path / "clients_2.svg").exists()
+    assert (tmp_path / "my_photo.png").exists()
+    assert (tmp_path / "curves_of_mine.png").exists()
+    assert (tmp_path / "class_f1.png").exists()
+
+
+def test_each_partition_that_is_compared_is_drawn():
+    rows = [
+        Row(f"r{n}", (n,), 0, 0, f"partition/0/{k}", x)
+        for n, xs in (("a", (1, 2)), ("b", (1, 2)), ("c", (5, 6)))
+        for k, x in enumerate(xs)
+    ]
+    made = RunTable(["partition"], rows)
+    figure = drawing.clients(made, panels(made)[0])
+    pictures = [axis for axis in figure.axes if axis.get_xlabel() == "class"]
+    assert [(axis.get_title(), axis.images[0].get_array().tolist()) for axis in pictures] == [("a", [[1, 2]]), ("c", [[5, 6]])]
+
+
+def test_names_are_no_formulas_and_gaps_are_no_values(tmp_path):
+    """A name with a dollar, a run that diverged, and a metric that one panel lacks."""
+    values = {("$x$", "even"): [0.5, math.nan, math.inf], ("b", "even"): [0.1, 0.2, 0.3]}
+    rows = [Row(f"r{s}", s, 0, r, "val_accuracy", x) for s, xs in values.items() for r, x in enumerate(xs)]
+    rows += [Row("other", ("b", "skew"), 0, 0, "val_loss", 1.0)]
+    made = RunTable(["strategy", "partition"], rows)
+    write_report(made, ReportOptions(every=1, after=1, also=[]), tmp_path, "x")
+    assert "| $x$ | **50.00** | nan | inf |" in (tmp_path / "report.md").read_text().replace("nan | nan", "nan | inf")
+    figure = drawing.curves(made, panels(made), Measure())
+    assert [text.get_text() for text in figure.legends[0].texts] == [r"\$x\$", "b"]
+    assert [math.isnan(y) for y in figure.axes[0].lines[0].get_ydata()] == [False, True, True]
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="which is a file"):
+        write_report(table(), ReportOptions(), tmp_path / "file", "x")

@@ -50,6 +50,22 @@ def test_what_the_parser_nests_is_one_name():
     assert axis.name == axis.setting == "federation.local.proximal_mu"
 
 
+@pytest.mark.parametrize("written", ["iid.yaml,skew.yaml", ["iid.yaml", "skew.yaml"]])
+def test_files_by_comma(written):
+    (axis,) = read_axes({"partition": written})
+    assert [choice.name for choice in axis.choices] == ["iid", "skew"]
+
+
+def test_one_class_with_settings_is_one_choice():
+    (axis,) = read_axes({"strategy": ADAFED})
+    assert [choice.name for choice in axis.choices] == ["AdaFed(power=2)"]
+
+
+def test_files_that_are_values_keep_their_names():
+    (axis,) = read_axes({"data.root": ["./a.npz", "./b.npz", "x.y.Class"]})
+    assert [choice.name for choice in axis.choices] == ["./a.npz", "./b.npz", "Class"]
+
+
 def test_files_and_choices_by_name():
     listed, named = read_axes(
         {
@@ -91,7 +107,7 @@ def test_sections_become_full_names_and_classes_stay_whole():
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"strategy": []}, "'over.strategy' has no choices. Give each choice once, and at least one."),
+        ({"strategy": []}, "'over.strategy' has no choices. Give each choice once, at least one; or give them names"),
         ({"strategy": ["FedAvg", "FedAvg"]}, "'over.strategy' has 'FedAvg' more than once"),
         ({"seed": [1, 2]}, "'seed' is a column of every run table. Name the axis otherwise."),
         ({"strategy": 3}, "'over.strategy' must be a list or names with settings, but is 3. An axis is a list"),

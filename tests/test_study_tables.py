@@ -65,7 +65,7 @@ def test_clients_are_sorted_by_their_numbers():
         (b"", "is no run table: its columns are none; wanted are run, one for each axis, seed, round, metric, value"),
         (b"a,b,c\n1,2,3\n", "is no run table: its columns are a, b, c"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
-        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "is damaged"),
+        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, the header 6"),
     ],
 )
 def test_what_is_no_run_table_is_refused(content, message, tmp_path):
@@ -74,6 +74,21 @@ def test_what_is_no_run_table_is_refused(content, message, tmp_path):
         path.write_bytes(content)
     with pytest.raises(DataError, match=message):
         RunTable.read(path)
+
+
+def test_half_a_compressed_table_is_refused(tmp_path):
+    path = tmp_path / "table.csv.gz"
+    table().write(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="cannot be read"):
+        RunTable.read(path)
+
+
+def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path):
+    path = tmp_path / "table.csv"
+    table().write(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert RunTable.read(path).settings == table().settings
 
 
 # ------------------------------------------------------------------ statistics
@@ -120,7 +135,15 @@ def test_the_paired_test_is_scipys():
     assert (ours.difference - ours.half_width, ours.difference + ours.half_width) == pytest.approx(tuple(interval), rel=1e-9)
 
 
+def test_equal_differences_are_no_evidence():
+    """Four points more in both seeds: rounding alone must not make that certain."""
+    assert math.isnan(paired_test({0: 0.84, 1: 0.79}, {0: 0.80, 1: 0.75}).p)
+    assert math.isnan(paired_test({0: 0.812345, 1: 0.5}, {0: 0.712346, 1: 0.4}).p)  # differ in the last digit of a table
+    assert paired_test({0: 0.84, 1: 0.79}, {0: 0.80, 1: 0.7501}).p < 0.05
+
+
 def test_tests_that_cannot_be_made():
+    assert paired_test({0: math.nan, 1: 0.5}, {0: 0.1, 1: 0.4}).pairs == 1
     assert math.isnan(paired_test({0: 1.0}, {0: 0.5}).p)
     assert paired_test({0: 1.0}, {0: 0.5}).difference == 0.5
     assert math.isnan(paired_test({0: 1.0}, {1: 0.5}).difference)
@@ -166,6 +189,23 @@ def test_the_table_over_rounds():
         ["AdaFed", "*50.00 ± 10.00*", "*83.00 ± 2.65*", "*84.33 ± 4.93*", "3.7 ± 0.6"],
     ]
     assert "over 3 seeds" in made.note
+
+
+def test_a_baseline_without_runs_is_said():
+    (panel,) = panels(table())
+    made = paired_table(table(), panel, Measure(), baseline="FedProx")
+    assert made.note == "There are no runs of FedProx here."
+    assert [row[-1] for row in cells(made)] == ["too few seeds"] * 2
+
+
+def test_costs_are_those_of_the_seed_that_got_there():
+    """Seed 0 has no accuracy and costs 100 MB a round; seed 1 gets there in its first round, for 1 MB."""
+    rows = [Row("r0", ("A",), 0, r, "federation/bytes_up", 100e6) for r in range(2)]
+    rows += [Row("r1", ("A",), 1, r, "federation/bytes_up", 1e6) for r in range(2)]
+    rows += [Row("r1", ("A",), 1, r, "val_accuracy", 0.9) for r in range(2)]
+    made_of = RunTable(["strategy"], rows)
+    (panel,) = panels(made_of)
+    assert cells(cost_table(made_of, panel, Measure(), [0.5]))[0][1:3] == ["1.0", "1.0"]
 
 
 def test_the_last_round_is_always_shown():
@@ -243,6 +283,8 @@ def test_the_table_of_clients():
 
 
 def test_markdown_and_latex():
+    assert Table("t", ("a|b",), ((Cell("x\ny"),),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
+    assert r"\caption{t (a \{b\}).}" in Table("t", ("x",), ()).latex("a {b}")
     made = Table("A_title", ("x", "y"), ((Cell("a & b|c"), Cell("1 ± 2", True)), (Cell("50 %"), Cell("-"))), "≥ 3.")
     assert made.markdown() == "**A_title.** ≥ 3.\n\n| x | y |\n|---|---|\n| a & b\\|c | **1 ± 2** |\n| 50 % | - |\n"
     assert made.latex().splitlines() == [
@@ -253,7 +295,7 @@ def test_markdown_and_latex():
         r"\toprule",
         r"x & y \\",
         r"\midrule",
-        r"a \& b|c & \textbf{1 $\pm$ 2} \\",
+        r"a \& b$|$c & \textbf{1 $\pm$ 2} \\",
         r"50 \% & - \\",
         r"\bottomrule",
         r"\end{tabular}",

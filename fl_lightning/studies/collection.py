@@ -37,33 +37,51 @@ def rounds_logged(folder: Path) -> set[int]:
     return {round_idx for round_idx, _, _ in _metrics(folder)}
 
 
+def lines_logged(folder: Path) -> int:
+    """The lines of a run's logs that are whole."""
+    return sum(len(_lines(version / "metrics.csv")) - 1 for version in _versions(folder))
+
+
 def _versions(folder: Path) -> list[Path]:
-    found = (folder / LOGS).glob("version_*")
+    found = (path for path in (folder / LOGS).glob("version_*") if path.name.rpartition("_")[2].isdigit())
     return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
+
+
+def _lines(path: Path) -> list[list[str]]:
+    """Header and rows of a CSV file as far as they are whole: a process that was killed may leave half a line."""
+    try:
+        text = path.read_text(errors="replace")
+        rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    except (OSError, csv.Error):
+        rows = []
+    return [row for row in rows if len(row) == len(rows[0])] or [[]]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Round, metric and value; what a resumed run has logged again comes later."""
     for version in _versions(folder):
-        path = version / "metrics.csv"
-        if not path.exists():
-            continue
-        with path.open(newline="") as file:
-            for line in csv.DictReader(file):
-                where = line.get("round") or line.get("epoch")
-                if where:
-                    round_idx = int(float(where))
-                    for metric, text in line.items():
-                        if text and metric not in ("round", "epoch", "step"):
-                            yield round_idx, metric, float(text)
+        header, *rows = _lines(version / "metrics.csv")
+        for row in rows:
+            line = {metric: _number(text) for metric, text in zip(header, row, strict=True)}
+            where = line.get("round") if line.get("round") is not None else line.get("epoch")
+            if where is not None:
+                for metric, value in line.items():
+                    if value is not None and metric not in ("round", "epoch", "step"):
+                        yield int(where), metric, value
 
 
 def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
     """The last one, as ``val_confusion/<true>/<predicted>`` of the last round."""
     for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
         if path.exists():
-            with path.open(newline="") as file:
-                _, *lines = csv.reader(file)
+            _, *lines = _lines(path)
             for true, *counts in lines:
                 yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
             return
@@ -71,11 +89,7 @@ def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Training examples as ``partition/<client>/<class>`` of round 0, where classes are known."""
-    path = folder / "partition.csv"
-    if not path.exists():
-        return
-    with path.open(newline="") as file:
-        header, *lines = csv.reader(file)
+    header, *lines = _lines(folder / "partition.csv")
     if "EMD" in header:
         first = header.index("EMD") + 1
         for line in lines:
@@ -87,11 +101,7 @@ def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Local only, global and personalised as ``client_comparison/<client>/<model>`` of the last round."""
-    path = folder / "client_comparison.csv"
-    if not path.exists():
-        return
-    with path.open(newline="") as file:
-        header, *lines = csv.reader(file)
+    header, *lines = _lines(folder / "client_comparison.csv")
     for client, _, *values in lines:
         name = client.replace("/", "_")
         yield from ((-1, f"client_comparison/{name}/{model}", float(x)) for model, x in zip(header[2:], values, strict=True))

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
 from fl_lightning.errors import FederationError
-from fl_lightning.studies.report import require_packages
+from fl_lightning.studies.report import print_files, require_packages, write_report
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study
 
@@ -27,7 +27,8 @@ class _Parser(ArgumentParser):
         from fl_lightning.cli_messages import explain
 
         options = [option for action in self._actions for option in action.option_strings]
-        print(f"{self.prog}: error: {explain(message, options)}", file=sys.stderr)
+        said = explain(message, options).partition(" All settings: fl-lightning fit")[0]
+        print(f"{self.prog}: error: {said} All settings: {self.prog} --help; examples: docs/studies.md.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -38,8 +39,9 @@ def _parser(command: str) -> _Parser:
     }
     parser = _Parser(prog=f"fl-lightning {command}", description=what[command])
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="A study as a YAML file.")
-    parser.add_class_arguments(Study, None)
+    parser.add_class_arguments(Study, None, skip={"base"} if command == "report" else set())
     if command == "report":
+        parser.add_argument("--base", type=str | list[str], default="", help="Not needed.")
         parser.add_argument("--table", type=str | None, default=None, help="The run table; by default the one in 'folder'.")
         parser.add_argument("--out", type=str | None, default=None, help="Where to write; by default 'folder'.")
     return parser
@@ -56,10 +58,8 @@ def main(arguments: Sequence[str]) -> None:
     files = config.pop("config") or []
     if config.name is None and files:
         config.name = Path(str(files[-1])).stem
-    table, out = config.pop("table", None), config.pop("out", None)
     try:
-        study = Study(**_plain(config))
-        sys.exit(_compare(study) if command == "compare" else _report(study, table, out))
+        sys.exit(_compare(Study(**_plain(config))) if command == "compare" else _report(_plain(config)))
     except FederationError as error:
         print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -87,7 +87,12 @@ def _stop(number: int, frame: Any) -> NoReturn:
     sys.exit(128 + number)
 
 
-def _report(study: Study, table: str | None, out: str | None) -> int:
+def _report(settings: dict[str, Any]) -> int:
+    """From the table alone; what a study says beside 'report' and 'name' is not looked at."""
     require_packages()
-    study.write_report(RunTable.read(Path(table) if table else study.table_path), Path(out) if out else study.folder)
+    name = settings["name"] or "study"
+    folder = Path(settings["folder"] or f"runs/studies/{name}")
+    table = RunTable.read(Path(settings["table"] or folder / "table.csv"))
+    out = Path(settings["out"] or folder)
+    print_files(write_report(table, settings["report"], out, name), out)
     return 0

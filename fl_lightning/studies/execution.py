@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.studies.collection import rounds_logged
+from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
 from fl_lightning.studies.worker import context, kill, work
 
@@ -53,15 +53,15 @@ class Job:
         """Whether it was done with these settings, and its log is still there."""
         record = self.record()
         same = record.get("settings") == fingerprint(self.settings)
-        return bool(same and record.get("finished")) and record.get("rounds") == len(rounds_logged(self.folder))
+        return bool(same and record.get("finished")) and record.get("lines") == lines_logged(self.folder)
 
     def record(self) -> dict[str, Any]:
         """What is known of earlier attempts."""
         try:
-            known: dict[str, Any] = json.loads((self.folder / _RECORD).read_text())
+            known: Any = json.loads((self.folder / _RECORD).read_text())
         except (OSError, ValueError):
             return {}
-        return known
+        return known if isinstance(known, dict) else {}
 
     def note(self, **what: Any) -> None:
         """Write what an attempt came to; never half of it."""
@@ -88,7 +88,7 @@ class Job:
         from torch import load  # not needed where nothing was cut off
 
         try:
-            done = int(load(kept[-1], map_location="cpu", weights_only=True)["global_step"])
+            done = int(load(kept[-1], map_location="cpu", weights_only=True)["epoch"]) + 1
         except Exception:
             return False
         return set(range(done)) <= rounds_logged(self.folder)
@@ -152,9 +152,7 @@ def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]]) -> Iterato
                     del running[place]
                     free.append(place)
                     seconds = time.monotonic() - begun
-                    job.note(
-                        finished=status == 0, status=status, seconds=round(seconds, 1), rounds=len(rounds_logged(job.folder))
-                    )
+                    job.note(finished=status == 0, status=status, seconds=round(seconds, 1), lines=lines_logged(job.folder))
                     yield job, status, seconds
     finally:
         _end([process for _, process, _ in running.values()])

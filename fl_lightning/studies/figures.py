@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning.reporting.matrices import draw_matrix, percent, share_of_row
 from fl_lightning.studies.run_table import RunTable, Setting
-from fl_lightning.studies.statistics import Curves
+from fl_lightning.studies.statistics import Curves, Sample
 from fl_lightning.studies.tables import Measure, Panel
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 STYLES = ("-", "--", "-.", ":")
 _COLUMNS = 3
+_FIGURES = ("curves", "class_f1", "class_f", "shares", "confusion", "clients")
+"""Names that figures may begin with, their digits cut off."""
 _MOST_LINES = len(COLOURS) * len(STYLES)
 
 
@@ -46,15 +48,26 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder:
         )
         drawn[f"class_f1{end}"] = f1, f"F1 of each class over rounds{what}"
         drawn[f"shares{end}"] = shares, f"clients' shares p_i over rounds{what}"
-        drawn[f"confusion{end}"] = partial(confusions, table, panel), f"confusion matrix after the last round{what}"
-        drawn[f"clients{end}"] = partial(clients, table, panel), f"training examples of each client{what}"
+        drawn[f"confusion{end}"] = (
+            partial(confusions, table, panel),
+            f"confusion matrix at the end, of the first seed{what}",
+        )
+        drawn[f"clients{end}"] = partial(clients, table, panel), f"training examples of each client, of the first seed{what}"
     made: dict[str, str] = {}
     for name, (draw, what) in drawn.items():
         figure = draw()
         if figure is not None:
             save(figure, folder / name)
             made[name] = what
+    for path in folder.iterdir():  # of an earlier study or another choice of panels
+        if path.suffix in (".png", ".svg") and path.stem not in made and path.stem.rstrip("0123456789").rstrip("_") in _FIGURES:
+            path.unlink()
     return made
+
+
+def _plain(text: str) -> str:
+    """Not as a formula."""
+    return text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -82,7 +95,8 @@ def _band(by_seed: Curves, scale: float) -> tuple[list[int], list[float], list[f
     """Rounds from 1, mean and standard deviation over the seeds that have the round."""
     rounds = sorted({round_idx for curve in by_seed.values() for round_idx in curve})
     values = [[curve[r] * scale for curve in by_seed.values() if r in curve] for r in rounds]
-    spreads = [statistics.stdev(own) if len(own) > 1 else 0.0 for own in values]
+    values = [[x if math.isfinite(x) else math.nan for x in own] for own in values]  # leaves a gap
+    spreads = [Sample(tuple(own)).std for own in values]
     return [r + 1 for r in rounds], [statistics.fmean(own) for own in values], spreads
 
 
@@ -92,7 +106,7 @@ def _draw_lines(axis: Axes, lines: Iterable[tuple[str, Curves]], scale: float, b
         style = STYLES[(number + number // len(COLOURS)) % len(STYLES)]  # no colour twice with the same style
         colour = COLOURS[number % len(COLOURS)]
         lone = "." if len(rounds) == 1 else ""
-        axis.plot(rounds, mean, linestyle=style, color=colour, label=name, linewidth=1.6, marker=lone)
+        axis.plot(rounds, mean, linestyle=style, color=colour, label=_plain(name), linewidth=1.6, marker=lone)
         if bands and any(std):
             low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
             axis.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -124,17 +138,18 @@ def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure
 
     Many settings are shown a few at a time, the first of them in every panel.
     """
-    shown = [part for panel in panels if any(panel.curves(table, measure.name)) for part in _few_at_a_time(panel)]
+    logged = [panel for panel in panels if any(panel.curves(table, measure.name))]
+    shown = [part for panel in logged for part in _few_at_a_time(panel)]
     if not shown:
         return None
     figure, axes = _grid(len(shown), 6.0 if len(shown) == 1 else 3.6, 3.6 if len(shown) == 1 else 2.9, sharey=True)
     for axis, panel in zip(axes, shown, strict=True):
         lines = zip(panel.names, panel.curves(table, measure.name), strict=True)
         _draw_lines(axis, lines, measure.scale)
-        if len(shown) > len(panels):
+        if len(shown) > len(logged):
             axis.legend(fontsize="x-small", framealpha=0.6)
-        axis.set_title(panel.title, fontsize="medium")
-    _finish(figure, axes, measure.name + (" in percent" if measure.percent else ""), legend=len(shown) == len(panels))
+        axis.set_title(_plain(panel.title), fontsize="medium")
+    _finish(figure, axes, measure.name + (" in percent" if measure.percent else ""), legend=len(shown) == len(logged))
     return figure
 
 
@@ -160,7 +175,7 @@ def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -
     for axis, (name, setting) in zip(axes, settings.items(), strict=True):
         lines = ((member, table.curves(setting, f"{prefix}/{member}")) for member in members)
         _draw_lines(axis, ((member, by_seed) for member, by_seed in lines if by_seed), 1.0, bands=False)
-        axis.set_title(name, fontsize="medium")
+        axis.set_title(_plain(name), fontsize="medium")
     axes[0].set_ylim(bottom=0)  # of all of them
     _finish(figure, axes, ylabel, of)
     return figure
@@ -189,7 +204,7 @@ def confusions(table: RunTable, panel: Panel) -> Figure | None:
     figure, axes = _grid(len(there), 3.3, 3.1, sharex=True, sharey=True)
     for axis, (name, (rows, columns, values)) in zip(axes, there.items(), strict=True):
         draw_matrix(axis, rows, columns, share_of_row(values), percent)
-        axis.set_title(name, fontsize="medium")
+        axis.set_title(_plain(name), fontsize="medium")
         axis.set_xlabel("predicted")
     for axis in axes[::_COLUMNS]:
         axis.set_ylabel("true class, rows in percent")
@@ -197,15 +212,22 @@ def confusions(table: RunTable, panel: Panel) -> Figure | None:
 
 
 def clients(table: RunTable, panel: Panel) -> Figure | None:
-    """Clients x classes: training examples, of the panel's first setting that knows them. None without them."""
-    found = (_matrix(table, setting, "partition") for setting in panel.settings.values())
-    matrix = next((own for own in found if own is not None), None)
-    if matrix is None:
+    """Clients x classes: training examples, of each partition that settings of the panel differ in. None without them."""
+    found = {name: _matrix(table, setting, "partition") for name, setting in panel.settings.items()}
+    distinct: dict[str, tuple[list[str], list[str], list[list[float]]]] = {}
+    for name, matrix in found.items():
+        if matrix is not None and matrix not in distinct.values():
+            distinct[name] = matrix
+    if not distinct:
         return None
-    rows, columns, values = matrix
-    figure, (axis,) = _grid(1, min(9.0, 2.5 + 0.4 * len(columns)), min(12.0, 1.2 + 0.28 * len(rows)))
-    image = draw_matrix(axis, rows, columns, values, lambda x: f"{x:.0f}")
-    axis.set_xlabel("class")
-    axis.set_ylabel("client")
-    figure.colorbar(image, ax=axis, shrink=0.8, label="training examples")
+    height = max(len(rows) for rows, _, _ in distinct.values())
+    width = max(len(columns) for _, columns, _ in distinct.values())
+    figure, axes = _grid(len(distinct), min(9.0, 2.5 + 0.4 * width), min(12.0, 1.2 + 0.28 * height))
+    for axis, (name, (rows, columns, values)) in zip(axes, distinct.items(), strict=True):
+        image = draw_matrix(axis, rows, columns, values, lambda x: f"{x:.0f}")
+        axis.set_xlabel("class")
+        axis.set_ylabel("client")
+        if len(distinct) > 1:
+            axis.set_title(_plain(name), fontsize="medium")
+        figure.colorbar(image, ax=axis, shrink=0.8, label="training examples")
     return figure

@@ -100,7 +100,9 @@ def read_axes(over: Mapping[str, Any]) -> list[Axis]:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
             what = f"has '{twice[0]}' more than once" if twice else "has no choices"
-            raise ConfigurationError(f"'over.{axis.name}' {what}. Give each choice once, and at least one.")
+            raise ConfigurationError(
+                f"'over.{axis.name}' {what}. Give each choice once, at least one; or give them names: {{a: ..., b: ...}}."
+            )
     return axes
 
 
@@ -130,7 +132,9 @@ def _is_file(value: Any) -> bool:
 
 
 def _axis(name: str, values: Any) -> Axis:
-    if isinstance(values, str) and not _is_file(values):
+    if isinstance(values, Mapping) and "class_path" in values:
+        values = [values]
+    if isinstance(values, str):
         values = [_number(part.strip()) for part in values.split(",") if part.strip()]
     if isinstance(values, Mapping):
         setting = SHORT.get(name, name)
@@ -190,7 +194,8 @@ def _text(value: Any) -> str:
         name = str(value["class_path"]).rsplit(".", 1)[-1]
         settings = ", ".join(f"{key}={_text(own)}" for key, own in (value.get("init_args") or {}).items())
         return f"{name}({settings})" if settings else name
-    return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.rsplit(".", 1)[-1].isidentifier() else str(value)
+    # torch.optim.SGD is known as SGD; a file keeps its path.
+    return value.rsplit(".", 1)[-1] if isinstance(value, str) and re.fullmatch(r"(\w+\.)+[A-Z]\w*", value) else str(value)
 
 
 def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common: Mapping[str, Any]) -> list[Run]:

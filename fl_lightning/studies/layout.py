@@ -35,15 +35,20 @@ class Table:
 
     def markdown(self) -> str:
         """With the best in bold."""
-        lines = [f"| {' | '.join(self.columns)} |", "|" + "---|" * len(self.columns)]
+        lines = [f"| {' | '.join(map(_cell, self.columns))} |", "|" + "---|" * len(self.columns)]
         for row in self.rows:
-            cells = [f"**{cell.text}**" if cell.bold else cell.text for cell in row]
-            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |")
+            cells = [f"**{_cell(cell.text)}**" if cell.bold else _cell(cell.text) for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
         return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
 
-    def latex(self) -> str:
-        """A ``table`` environment; needs the package booktabs."""
-        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{self.title}. {self.note}'.strip())}}}"]
+    def latex(self, what: str = "") -> str:
+        """A ``table`` environment; needs the package booktabs.
+
+        Args:
+            what: it is about, for the caption.
+        """
+        title = f"{self.title} ({what})" if what else self.title
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{title}. {self.note}'.strip())}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
         for row in self.rows:
@@ -52,21 +57,26 @@ class Table:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
+def _cell(text: str) -> str:
+    """As it can stand in a table of Markdown."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+_TEX = {
+    "\\": r"\textbackslash ",
+    **{sign: f"\\{sign}" for sign in "&%_#${}"},
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    **{sign: f"${sign}$" for sign in "<>|"},
+    "^": r"\^{}",
+    "~": r"\~{}",
+}
+
+
 def _tex(text: str) -> str:
-    for plain, escaped in (
-        ("\\", r"\textbackslash "),
-        ("&", r"\&"),
-        ("%", r"\%"),
-        ("_", r"\_"),
-        ("#", r"\#"),
-        ("$", r"\$"),
-        ("{", r"\{"),
-        ("}", r"\}"),
-    ):
-        text = text.replace(plain, escaped)
-    for plain, escaped in (("±", r"$\pm$"), ("≥", r"$\geq$"), ("≤", r"$\leq$"), ("^", r"\^{}"), ("~", r"\~{}")):
-        text = text.replace(plain, escaped)
-    return text
+    """Sign by sign, so that nothing is escaped twice."""
+    return "".join(_TEX.get(sign, sign) for sign in text)
 
 
 def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:

@@ -72,12 +72,12 @@ class ReportOptions:
         lower = ("loss", "error", "mae", "mape", "mse")
         return [self.measure, *(Measure(n, not any(w in n for w in lower), self.percent, self.last) for n in others)]
 
-    def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]]) -> None:
+    def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
         """Refuse names that the study has not.
 
         Args:
             axes: of the study.
-            choices: on each axis.
+            choices: on each axis, where they are known.
 
         Raises:
             ConfigurationError: naming those that it has.
@@ -87,7 +87,7 @@ class ReportOptions:
             raise ConfigurationError(
                 f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Name one of them."
             )
-        if self.baseline is not None and axes:
+        if self.baseline is not None and axes and choices is not None:
             known_choices = choices[axes.index(self.compare) if self.compare else 0]
             if self.baseline not in known_choices:
                 raise ConfigurationError(
@@ -126,8 +126,9 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     Raises:
         ConfigurationError: if the metric was never logged, or a name is not the study's.
     """
-    choices = [list(dict.fromkeys(setting[k] for setting in table.settings)) for k in range(len(table.axes))]
-    options.check(table.axes, choices)
+    options.check(table.axes)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"The report cannot be written to '{folder}', which is a file. Name a folder.")
     if options.metric not in table.metrics:
         known = ", ".join(metric for metric in table.metrics if "/" not in metric) or "none"
         raise ConfigurationError(f"'report.metric' is '{options.metric}', which no run has logged. Logged are: {known}.")
@@ -140,12 +141,18 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         if panel.title:
             markdown += [f"## {panel.title}", ""]
         markdown += [one.markdown() for one in own]
-        latex += [one.latex() for one in own]
+        latex += [one.latex(panel.title) for one in own]
     markdown += [f"![{what}]({file}.png)\n" for file, what in pictures.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n")
     (folder / "report.tex").write_text("\n".join(latex))
     files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in ("png", "svg"))]
     return [folder / file for file in files]
+
+
+def print_files(files: Sequence[Path], folder: Path) -> None:
+    """Say what was written where."""
+    pictures = [path for path in files if path.suffix == ".png"]
+    print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG and SVG")
 
 
 def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[Table]:

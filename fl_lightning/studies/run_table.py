@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,10 +108,10 @@ class RunTable:
         """
         try:
             data = path.read_bytes()
-            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-        except (OSError, ValueError) as error:
+            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
+            header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+        except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
             raise DataError(f"The run table '{path}' cannot be read ({error}). Give one that 'compare' has written.") from error
-        header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
         axes = header[1 : len(header) - len(FIXED) + 1]
         if tuple(header[:1] + header[len(axes) + 1 :]) != FIXED:
             raise DataError(
@@ -118,12 +119,14 @@ class RunTable:
                 f"axis, {', '.join(FIXED[1:])}. Give one that 'compare' has written."
             )
         try:
-            return cls(axes, (_row(cells) for cells in rows if cells))
-        except (ValueError, IndexError) as error:
+            return cls(axes, [_row(cells, len(header)) for cells in rows if cells])
+        except ValueError as error:
             raise DataError(f"The run table '{path}' is damaged: {error}. Write it again with 'compare'.") from error
 
 
-def _row(cells: list[str]) -> Row:
+def _row(cells: list[str], columns: int) -> Row:
+    if len(cells) != columns:
+        raise ValueError(f"a row has {len(cells)} cells, the header {columns}")
     run, *setting, seed, round_idx, metric, value = cells
     return Row(run, tuple(setting), int(seed), int(round_idx), metric, float(value))
 

@@ -12,7 +12,7 @@ from jsonargparse import Namespace, dict_to_namespace
 
 from fl_lightning.cli import FederationCLI, FederationParser
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.studies.grid import Run
+from fl_lightning.studies.grid import SHORT, Run
 
 
 class _Parser(FederationCLI):
@@ -62,7 +62,8 @@ class SettingsReader:
                 config: Namespace = self._parser.parse_args(arguments).fit
         except SystemExit:
             message = said.getvalue().strip().removeprefix("fl-lightning: error:").strip()
-            raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}") from None
+            short = f" Short names: {', '.join(SHORT)}." if "unrecognized" in message else ""
+            raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}{short}") from None
         for name in ("seed_everything", "federation.seed"):
             config[name] = run.seed
         drawn = config.data.partitioner.get("init_args")

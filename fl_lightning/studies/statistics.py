@@ -11,6 +11,10 @@ Curves = Mapping[int, Mapping[int, float]]
 """A metric by seed, then by round."""
 
 
+_ROUNDING = 2e-6
+"""Tables have 6 digits: differences that are equal but for their rounding have no spread."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """Values over seeds.
@@ -23,13 +27,19 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        """NaN without values."""
-        return statistics.fmean(self.values) if self.values else math.nan
+        """NaN without values, or where one is not finite."""
+        return statistics.fmean(self.values) if self.values and self._is_finite else math.nan
 
     @property
     def std(self) -> float:
         """The sample's standard deviation (n - 1); 0 for one value."""
+        if not self._is_finite:
+            return math.nan
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    @property
+    def _is_finite(self) -> bool:
+        return all(map(math.isfinite, self.values))
 
 
 def at_round(curves: Curves, round_idx: int) -> Sample:
@@ -39,13 +49,13 @@ def at_round(curves: Curves, round_idx: int) -> Sample:
 
 def last_rounds(curves: Curves, count: int = 1) -> dict[int, float]:
     """By seed, the mean of the last rounds."""
-    return {seed: statistics.fmean(list(curve.values())[-count:]) for seed, curve in curves.items() if curve}
+    return {seed: Sample(tuple(curve.values())[-count:]).mean for seed, curve in curves.items() if curve}
 
 
 def best(curves: Curves, higher: bool) -> tuple[Sample, Sample]:
-    """The best value of each seed's curve, and the round (from 1) in which it was first reached; NaN is no value."""
+    """The best value of each seed's curve, and the round (from 1) in which it was first reached; NaN and inf are none."""
     choose = max if higher else min
-    numbers = [{r: value for r, value in curve.items() if not math.isnan(value)} for curve in curves.values()]
+    numbers = [{r: value for r, value in curve.items() if math.isfinite(value)} for curve in curves.values()]
     tops = [choose(curve.items(), key=lambda pair: pair[1]) for curve in numbers if curve]  # of equal ones the first
     return Sample(tuple(value for _, value in tops)), Sample(tuple(1.0 + round_idx for round_idx, _ in tops))
 
@@ -82,15 +92,18 @@ def paired_test(one: Mapping[int, float], other: Mapping[int, float]) -> PairedT
 
     Args:
         one: a value for each seed.
-        other: likewise; seeds that only one of them has are left out.
+        other: likewise; seeds that only one of them has, or whose value is not finite, are left out.
     """
     from scipy import stats  # optional
 
-    differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    both = [seed for seed in sorted(one.keys() & other.keys()) if math.isfinite(one[seed]) and math.isfinite(other[seed])]
+    differences = [one[seed] - other[seed] for seed in both]
     mean = statistics.fmean(differences) if differences else math.nan
     if len(differences) < 2:
         return PairedTest(len(differences), mean, math.nan, math.nan)
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    size = max(abs(values[seed]) for values in (one, other) for seed in both)
+    spread = statistics.stdev(differences)
+    error = spread / math.sqrt(len(differences)) if spread > _ROUNDING * size else 0.0
     freedom = len(differences) - 1
     p = float(2 * stats.t.sf(abs(mean) / error, freedom)) if error else math.nan
     return PairedTest(len(differences), mean, float(stats.t.ppf(0.975, freedom)) * error, p)

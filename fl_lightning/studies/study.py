@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
-from fl_lightning.studies.grid import Axis, Run, full_names, read_axes, span
-from fl_lightning.studies.report import ReportOptions, require_packages, write_report
+from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
+from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
 
 KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table unless a study says otherwise."""
+
+_LONGEST_TAG = 64
+"""Of W&B."""
 
 
 class Study:
@@ -37,7 +42,7 @@ class Study:
             several of both, or null for the base as it is.
         seeds: how many (0, 1, ...), or which. A seed sets ``seed_everything``, ``federation.seed`` and the partitioner's.
         settings: of every run, by their full names.
-        name: of the study and of its W&B group; by default that of the file it comes from.
+        name: of the study and of its W&B group; by default that of its file, without one those of base and axes.
         folder: for the runs, the table and the report; ``runs/studies/<name>`` by default.
         jobs: runs side by side: ``auto`` is one for each GPU, on a CPU one for each core.
         keep: patterns of the metrics that go into the table.
@@ -66,9 +71,11 @@ class Study:
         require(jobs == "auto" or jobs >= 1, "jobs", "at least 1, or auto", jobs)
         self.settings = dict(full_names(settings or {}))
         self.axes: list[Axis] = read_axes(over or {})
-        self.name = name or Path(self.base[-1]).stem
+        require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
+        self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
-        self.jobs, self.keep, self.report = jobs, list(keep), report
+        self.jobs, self.report = jobs, report
+        self.keep = [*keep, report.metric, *report.also]
         report.check([axis.name for axis in self.axes], [[c.name for c in axis.choices] for axis in self.axes])
 
     @cached_property
@@ -117,8 +124,12 @@ class Study:
             failed: list[Job] = []
             try:
                 self._run_missing(jobs, failed)
-            finally:  # also of a study that is stopped: what is done so far
-                self._collect(jobs, failed)
+            except BaseException:  # of a study that is stopped: what is done so far
+                with contextlib.suppress(FederationError):
+                    self._collect(jobs)
+                raise
+            self._tell(failed, len(jobs))
+            self._collect(jobs)
         print(f"The same as a W&B sweep: {sweep}")
         return failed
 
@@ -137,29 +148,41 @@ class Study:
 
     def _came_to(self, job: Job) -> str:
         run = next(run for run in self.runs if run.name == job.name)
-        return f"{self.report.metric} {final_value(read_run(run, job.folder, [self.report.metric]), self.report.metric):.4f}"
+        rows = read_run(run, job.folder, ["*"])
+        known = sorted({row.metric for row in rows if "/" not in row.metric})
+        if not any(row.metric == self.report.metric for row in rows):
+            raise ConfigurationError(
+                f"'report.metric' is '{self.report.metric}', which the run '{job.name}' has not logged. Logged are: "
+                f"{', '.join(known) or 'none'}."
+            )
+        return f"{self.report.metric} {final_value(rows, self.report.metric):.4f}"
 
-    def _collect(self, jobs: Sequence[Job], failed: Sequence[Job]) -> None:
-        """Table and report of the runs that are done."""
+    def _tell(self, failed: Sequence[Job], runs: int) -> None:
+        if failed:
+            print(f"Failed: {len(failed)} of {runs} runs, which are not in the table. The next call tries them again.")
+            for job in failed:
+                print(f"  {job.name}: {job.last_words()} (log: {job.log})")
+
+    def _collect(self, jobs: Sequence[Job]) -> None:
+        """Table and report of the runs that are done, in the order of the axes."""
         done = {job.name for job in jobs if job.is_finished}
+        order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         rows: list[Row] = []
-        for run in self.runs:
+        for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
                 rows += read_run(run, self._run_folder(run), self.keep)
         if rows:
             RunTable([axis.name for axis in self.axes], rows).write(self.table_path)
             print(f"Table: {self.table_path} ({len(done)} of {len(jobs)} runs)")
             self.write_report(RunTable.read(self.table_path), self.folder)  # as anyone can make it again
-        if failed:
-            print(f"Not in it: {len(failed)} of {len(jobs)} runs, which failed. The next call tries them again.")
-            for job in failed:
-                print(f"  {job.name}: {job.last_words()} (log: {job.log})")
 
     def write_report(self, table: RunTable, folder: Path) -> None:
         """Tables and figures of a table of this study, and where they are."""
-        files = write_report(table, self.report, folder, self.name)
-        pictures = [path for path in files if path.suffix == ".png"]
-        print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG and SVG")
+        axes = {axis.name: axis for axis in self.axes}
+        compared = axes.get(self.report.compare or next(iter(axes), ""))
+        baseline = self.report.baseline or (compared.choices[0].name if compared else None)
+        files = write_report(table, replace(self.report, baseline=baseline), folder, self.name)
+        print_files(files, folder)
 
     # ---------------------------------------------------------------- how a run is started
 
@@ -178,11 +201,13 @@ class Study:
     def _places(self) -> list[dict[str, str]]:
         """The environment of each run that may go on at a time."""
         configs = [config.trainer for config, _ in self.configurations.values()]
-        graphics = _gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else 0
-        if graphics:
-            count = graphics if self.jobs == "auto" else self.jobs
-            return [{"CUDA_VISIBLE_DEVICES": str(place % graphics)} for place in range(count)]
+        graphics = _gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
         ranks = max(_ranks(config) for config, _ in self.configurations.values())
+        if graphics:
+            ranks = min(ranks, len(graphics))
+            groups = [graphics[k : k + ranks] for k in range(0, len(graphics) - ranks + 1, ranks)]
+            count = len(groups) if self.jobs == "auto" else self.jobs
+            return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[place % len(groups)])} for place in range(count)]
         count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so that it must not depend on how many run side by side.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
@@ -196,7 +221,7 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     if given is False:
         return ours
     if given is None or given is True:
-        tags = [f"{axis}={choice}" for axis, choice in zip(axes, run.setting, strict=True)]
+        tags = [f"{axis}={choice}"[:_LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
         settings = {"project": "fl_lightning", "group": study, "name": run.name, "save_dir": str(folder), "tags": tags}
         return [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": settings}, *ours]
     own = given if isinstance(given, list) else [given]
@@ -213,7 +238,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _gpus() -> int:
+def _gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them: of those that this process may see."""
     import torch
 
-    return torch.cuda.device_count()
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = allowed.split(",") if allowed else [str(k) for k in range(torch.cuda.device_count())]
+    return names[: torch.cuda.device_count()]

@@ -35,6 +35,8 @@ def write_sweep(
     chosen = [run for run in runs if all(run.setting[k] == axes[k].choices[0].name for k in plain)]
     files = folder / "sweep"
     files.mkdir(exist_ok=True)
+    for path in files.glob("*.yaml"):  # of the study as it was
+        path.unlink()
     for run in chosen:
         (files / f"{run.name}.yaml").write_text(text(run))
     parameters: dict[str, Any] = {"config": {"values": [str(files / f"{run.name}.yaml") for run in chosen]}}

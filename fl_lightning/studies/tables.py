@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_lightning.studies.layout import Cell, Table, spread, table_of, with_best
@@ -155,9 +155,10 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
         totals = _totals(table, setting)
         cells = []
         for target in targets:
-            needed = rounds_to(table.curves(setting, measure.name), target, measure.higher)
-            cells += _to_target(needed, list(totals.values()))
-        whole = [Sample(tuple(ends[-1][k] for ends in totals.values() if ends)) for k in (0, 1)]
+            curves = table.curves(setting, measure.name)
+            needed = dict(zip(curves, rounds_to(curves, target, measure.higher), strict=True))
+            cells += _to_target(needed, totals)
+        whole = [Sample(tuple(own[max(own)][k] for own in totals.values() if own)) for k in (0, 1)]
         rows.append([*cells, *(Cell(spread(sample, digits=1)) for sample in whole)])
     sign = "≥" if measure.higher else "≤"
     heads = [f"{what} to {sign} {target * measure.scale:g}" for target in targets for what in ("rounds", "MB", "s")]
@@ -165,27 +166,28 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     return table_of("What it costs", panel.axis, panel.names, [*heads, "MB in all", "s in all"], rows, note)
 
 
-def _totals(table: RunTable, setting: Setting) -> dict[int, list[tuple[float, float]]]:
-    """By seed, megabytes and seconds up to and with each round."""
+def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float]]]:
+    """By seed and round, megabytes and seconds up to and with that round."""
     up, down, seconds = (table.curves(setting, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds"))
-    totals: dict[int, list[tuple[float, float]]] = {}
+    totals: dict[int, dict[int, tuple[float, float]]] = {}
     for seed in table.seeds(setting):
-        megabytes, time, ends = 0.0, 0.0, []
+        megabytes, time = 0.0, 0.0
+        totals[seed] = {}
         for round_idx in up.get(seed, {}):
             megabytes += (up[seed][round_idx] + down.get(seed, {}).get(round_idx, 0.0)) / 1e6
             time += seconds.get(seed, {}).get(round_idx, 0.0)
-            ends.append((megabytes, time))
-        totals[seed] = ends
+            totals[seed][round_idx] = megabytes, time
     return totals
 
 
-def _to_target(needed: Sequence[int | None], totals: Sequence[Sequence[tuple[float, float]]]) -> list[Cell]:
-    there = [(number, ends) for number, ends in zip(needed, totals, strict=False) if number is not None]
+def _to_target(needed: Mapping[int, int | None], totals: Mapping[int, Mapping[int, tuple[float, float]]]) -> list[Cell]:
+    there = {seed: number for seed, number in needed.items() if number is not None}
     if not there:
         return [Cell("never"), Cell("-"), Cell("-")]
     some = f" ({len(there)} of {len(needed)})" if len(there) < len(needed) else ""
-    rounds = Sample(tuple(float(number) for number, _ in there))
-    costs = [Sample(tuple(ends[number - 1][k] for number, ends in there if len(ends) >= number)) for k in (0, 1)]
+    rounds = Sample(tuple(map(float, there.values())))
+    reached = [totals[seed][number - 1] for seed, number in there.items() if number - 1 in totals.get(seed, {})]
+    costs = [Sample(tuple(cost[k] for cost in reached)) for k in (0, 1)]
     return [Cell(spread(rounds, digits=1) + some), *(Cell(spread(cost, digits=1)) for cost in costs)]
 
 
@@ -194,16 +196,18 @@ def paired_table(table: RunTable, panel: Panel, measure: Measure, baseline: str 
 
     'better' and 'worse' are said only where the corrected p is below 0.05.
     """
-    against = baseline if baseline in panel.settings else panel.names[0]
+    against = baseline or panel.names[0]
     others = [name for name in panel.names if name != against]
     if not others:
         return None
     finals = {name: last_rounds(table.curves(panel.settings[name], measure.name), measure.last) for name in panel.names}
-    tests = [paired_test(finals[name], finals[against]) for name in others]
+    tests = [paired_test(finals[name], finals.get(against, {})) for name in others]
     rows = []
     for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
         rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), _verdict(test, p, measure))])
     note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
+    if against not in panel.settings:
+        note = f"There are no runs of {against} here."
     title = f"{measure.name}{' in points' if measure.percent else ''} against {against}, paired over seeds"
     return table_of(title, panel.axis, others, ["seeds", "difference", "p", "verdict"], rows, note)
 
