@@ -117,7 +117,7 @@ def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = ""
 
     for axis in axes:
         axis.set_xlabel("round")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3, linewidth=0.5)
     for axis in axes[::_COLUMNS]:
         axis.set_ylabel(ylabel)
