@@ -14,6 +14,9 @@ SUBCOMMANDS = {
     "report": "Write a study's report again, from its table alone.",
 }
 
+_STUDIES = ("compare", "report")
+"""Answered by :mod:`fl_lightning.studies.commands`."""
+
 HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
 
 Federated learning as an ordinary Lightning run.
@@ -45,7 +48,7 @@ def main() -> None:
 
         print(f"fl-lightning {fl_lightning.__version__}")
         return
-    if arguments[:1] in (["compare"], ["report"]):
+    if arguments[:1] and arguments[0] in _STUDIES:
         try:
             from fl_lightning.studies.commands import main as study
 

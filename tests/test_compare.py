@@ -163,7 +163,11 @@ def check_report(study: Path, folder: Path) -> None:
 def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     study = write_study({"mu": [0, 1]}, seeds=1)
     process = subprocess.Popen(
-        command("compare", "--config", study), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command("compare", "--config", study),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     folder = Path("runs/studies/mine")
     limit = time.monotonic() + 60
@@ -197,11 +201,13 @@ def test_every_choice_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
 
 
 def every_choice_once(study: Study) -> list[Run]:
-    """Runs in which each choice of each axis occurs; all of them are parsed."""
+    """Runs in which each choice of each axis occurs, but for bare files of configs/, which have a test of their own."""
     seen: set[tuple[int, str]] = set()
     chosen = []
     for run in study.runs:
         choices = set(enumerate(run.setting))
+        if chosen and len(run.settings) == len(study.settings):
+            continue
         if choices - seen or not choices:
             chosen.append(run)
         seen |= choices

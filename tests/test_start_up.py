@@ -17,6 +17,7 @@ from fl_lightning import ConfigurationError, LocalTraining, allocator, command
 from fl_lightning.callbacks.outer_trainer import set_threads
 from fl_lightning.cli import FederationCLI
 from fl_lightning.clients.engines.choice import Trial, attempt, choose
+from fl_lightning.studies.commands import COMMANDS
 
 
 def python(code: str, **environment: str) -> str:
@@ -34,7 +35,7 @@ def test_help_and_version_do_not_import_torch(argument):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    assert set(command.SUBCOMMANDS) == set(FederationCLI.subcommands())
+    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS}
 
 
 def test_other_arguments_reach_the_command_line(monkeypatch, capsys):

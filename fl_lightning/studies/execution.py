@@ -21,8 +21,8 @@ from fl_lightning.studies.worker import context, kill, work
 
 _RECORD, _SETTINGS = "study_run.json", "settings.yaml"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-_PATIENCE = 10.0
-"""Seconds that a run has to end when it is told to."""
+_PATIENCE = 3.0
+"""Seconds that a run has to end when it is told to; it goes on from its last checkpoint in any case."""
 
 
 @dataclass(frozen=True)
