@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
 from fl_lightning.errors import FederationError
-from fl_lightning.studies.report import print_files, require_packages, write_report
+from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study
 
@@ -66,8 +66,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    from fl_lightning.studies.report import ReportOptions
-
     settings = dict(config.as_dict())
     settings["report"] = ReportOptions(**settings["report"])
     return settings
@@ -78,8 +76,7 @@ def _compare(study: Study) -> int:
     try:
         return 1 if study.compare() else 0
     except KeyboardInterrupt:
-        print("Stopped. The same command goes on from here.", file=sys.stderr)
-        return 130
+        _stop(signal.SIGINT, None)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
