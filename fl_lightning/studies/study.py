@@ -40,12 +40,14 @@ class Study:
         over: the axes by name. An axis is a list of values of one setting, such as ``strategy: [FedAvg, AdaFed]``; a list of
             configuration files that go on top of the base; or choices by name, each a file, settings by their full names,
             several of both, or null for the base as it is.
-        seeds: how many (0, 1, ...), or which. A seed sets ``seed_everything``, ``federation.seed`` and the partitioner's.
+        seeds: how many (0, 1, ...), or which: a list, or numbers with commas between them. A seed sets ``seed_everything``,
+            ``federation.seed`` and the partitioner's.
         settings: of every run, by their full names.
         name: of the study and of its W&B group; by default that of its file, without one those of base and axes.
         folder: for the runs, the table and the report; ``runs/studies/<name>`` by default.
         jobs: runs side by side: ``auto`` is one for each GPU, on a CPU one for each core.
         keep: patterns of the metrics that go into the table.
+        known: run tables of this study from elsewhere, such as another machine: their runs are not run, and go into the table.
         report: what the report shows.
 
     Raises:
@@ -56,16 +58,17 @@ class Study:
         self,
         base: str | list[str],
         over: dict | None = None,  # type: ignore[type-arg]  # the parser would build classes in values of Any
-        seeds: int | list[int] = 3,
+        seeds: int | list[int] | str = 3,
         settings: dict | None = None,  # type: ignore[type-arg]
         name: str | None = None,
         folder: str | None = None,
         jobs: int | Literal["auto"] = "auto",
         keep: list[str] = list(KEPT),  # noqa: B006  a default for the parser, which copies it
+        known: str | list[str] | None = None,
         report: ReportOptions = ReportOptions(),  # noqa: B008
     ) -> None:
         self.base = [base] if isinstance(base, str) else list(base)
-        self.seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        self.seeds = _seeds(seeds)
         require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
         require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
         require(jobs == "auto" or jobs >= 1, "jobs", "at least 1, or auto", jobs)
@@ -76,7 +79,9 @@ class Study:
         self.folder = Path(folder or f"runs/studies/{self.name}")
         self.jobs, self.report = jobs, report
         self.keep = [*keep, report.metric, *report.also]
-        report.check([axis.name for axis in self.axes], [[c.name for c in axis.choices] for axis in self.axes])
+        names = [axis.name for axis in self.axes]
+        report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
+        self.known = RunTable.join(names, [Path(path) for path in ([known] if isinstance(known, str) else known or [])])
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -134,7 +139,8 @@ class Study:
         return failed
 
     def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
-        missing = [job for job in jobs if not job.is_finished]
+        known = {run.name for run in self.runs if self.known.has(run.setting, run.seed)}
+        missing = [job for job in jobs if not job.is_finished and job.name not in known]
         places = self._places()[: max(1, len(missing))]
         spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
         print(f"Study '{self.name}': {len(jobs)} runs ({spans}); {len(jobs) - len(missing)} done before.", flush=True)
@@ -171,9 +177,12 @@ class Study:
         for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
                 rows += read_run(run, self._run_folder(run), self.keep)
+            elif self.known.has(run.setting, run.seed):
+                rows += self.known.rows_of(run.setting, run.seed)
         if rows:
-            RunTable([axis.name for axis in self.axes], rows).write(self.table_path)
-            print(f"Table: {self.table_path} ({len(done)} of {len(jobs)} runs)")
+            table = RunTable([axis.name for axis in self.axes], rows)
+            table.write(self.table_path)
+            print(f"Table: {self.table_path} ({len(table)} of {len(jobs)} runs)")
             self.write_report(RunTable.read(self.table_path), self.folder)  # as anyone can make it again
 
     def write_report(self, table: RunTable, folder: Path) -> None:
@@ -211,6 +220,18 @@ class Study:
         count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so that it must not depend on how many run side by side.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
+
+
+def _seeds(given: int | list[int] | str) -> list[int]:
+    if isinstance(given, int):
+        return list(range(given))
+    parts = given.split(",") if isinstance(given, str) else given
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise ConfigurationError(
+            f"'seeds' must be a number of seeds, or the seeds themselves such as 3,5, but is {given!r}."
+        ) from None
 
 
 def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
