@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 import torch
 from by_hand import averaged
-from command_line import ADAFED, ROOT, SMALL, small
-from federations import Blobs, Plain, federate
-from scipy.stats import trim_mean
-from test_strategies import ROUNDS, World, assert_follows, build, clients_of, flat
-
-from fl_lightning import ConfigurationError
+from command_line import ADAFED, ROOT, SMALL
+from test_strategies import assert_follows, build, clients_of, flat
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 EXAMPLES = str(ROOT / "docs" / "examples")
@@ -41,13 +37,6 @@ def test_every_page_says_when_it_helps_and_when_it_hurts(page):
 def test_links_lead_somewhere(document):
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text())
     assert not [link for link in links if not (document.parent / link).exists()]
-
-
-@pytest.fixture
-def trimmed_mean(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES)
-    yield __import__("trimmed_mean")
-    del sys.modules["trimmed_mean"]
 
 
 @pytest.fixture
@@ -80,28 +69,3 @@ def test_the_example_with_sums_works_from_its_yaml(fl, norm_bounded):
     status, text = fl(*arguments, "--federation.strategy.bound=-1", "--trainer.default_root_dir=r")
     assert status == 1
     assert "error: 'federation.strategy.bound' must be above 0, but is -1.0" in text
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_example_of_contributing_is_scipys_trimmed_mean(dtype, trimmed_mean):
-    def step(net, world, t):
-        states = [flat(client) for client in clients_of(net, world)]
-        parameters, floats = (trim_mean([state[i] for state in states], 1 / 3, axis=0) for i in (0, 1))
-        return build(net, parameters, floats, [max(state[2] for state in states)])
-
-    assert_follows(dtype, step, strategy=trimmed_mean.TrimmedMean(1))
-    assert ROUNDS == 3
-    assert len(World(dtype).parts) == 3
-
-
-def test_the_example_is_short_and_works_from_yaml(fl, trimmed_mean):
-    assert len(Path(EXAMPLES, "trimmed_mean.py").read_text().splitlines()) < 60
-    status, text = small(fl, "--federation.strategy=trimmed_mean.TrimmedMean", "--federation.strategy.trim=2")
-    assert status == 0, text
-    status, text = small(
-        fl, "--federation.strategy=trimmed_mean.TrimmedMean", "--federation.strategy.trim=3", "--trainer.default_root_dir=r"
-    )
-    assert status == 1
-    assert "error: A trimmed mean without 3 on either side leaves none of 6 clients. Lower" in text
-    with pytest.raises(ConfigurationError, match=r"'federation\.strategy\.trim' must be 0 or above, but is -1"):
-        federate(Plain(), 1, data=Blobs(), strategy=trimmed_mean.TrimmedMean(-1))

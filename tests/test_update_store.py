@@ -19,7 +19,7 @@ from fl_lightning import (
     ShapleyValues,
 )
 from fl_lightning.callbacks.update_store import UpdateStore
-from fl_lightning.strategies import fedmedian
+from fl_lightning.functional import robust
 
 
 def update(client: int, state: torch.Tensor) -> ClientUpdate:
@@ -51,7 +51,7 @@ def test_a_file_that_another_rank_does_not_see_is_named(tmp_path):
 
 @pytest.mark.parametrize("models", [1, 4, 5])
 def test_the_median_in_pieces_is_numpys(monkeypatch, models):
-    monkeypatch.setattr(fedmedian, "_PIECE", 7)  # one or two numbers of each model at a time
+    monkeypatch.setattr(robust, "_PIECE", 7)  # one or two numbers of each model at a time
     states = torch.randn(models, 23, generator=torch.Generator().manual_seed(models))
     median, shares = FedMedian().combine([update(k, state) for k, state in enumerate(states)], lambda models: [])
     assert np.allclose(median.numpy(), np.median(states.double().numpy(), axis=0), rtol=0, atol=1e-15)

@@ -60,7 +60,7 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
     if route.passes_models and strategy.needs_own_training:
         raise ConfigurationError(
             f"{rule} reads what each client did by itself on the way from the global model, but on the route {name} clients "
-            "pass models to each other. Use FedAvg, AdaFed, FedMedian or ShapleyValues here, or the route ServerRoute."
+            "pass models to each other. Use FedAvg, AdaFed, FedMedian, Krum or ShapleyValues here, or the route ServerRoute."
         )
     if route.server_metric is not None:
         require_server_set(route.server_metric, data, trainer.limit_val_batches, "federation.route.metric")

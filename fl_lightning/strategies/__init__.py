@@ -2,32 +2,42 @@
 
 from fl_lightning.strategies.adafed import AdaFed
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage, Worth
+from fl_lightning.strategies.cosine_filter import CosineFilter
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.fedavgm import FedAvgM
 from fl_lightning.strategies.fedloss import FedLoss
 from fl_lightning.strategies.fedmedian import FedMedian
 from fl_lightning.strategies.fednova import FedNova
 from fl_lightning.strategies.fedsgd import FedSGD
+from fl_lightning.strategies.filtering import FilteringStrategy
 from fl_lightning.strategies.focus import Focus
+from fl_lightning.strategies.geometric_median import GeometricMedian
+from fl_lightning.strategies.krum import Krum
 from fl_lightning.strategies.last_client import LastClient
 from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.strategies.shapley import ShapleyValues
+from fl_lightning.strategies.trimmed_mean import TrimmedMean
 
 __all__ = [
     "AdaFed",
+    "CosineFilter",
     "FedAvg",
     "FedAvgM",
     "FedLoss",
     "FedMedian",
     "FedNova",
     "FedSGD",
+    "FilteringStrategy",
     "Focus",
+    "GeometricMedian",
     "JointStrategy",
+    "Krum",
     "LastClient",
     "RunningStrategy",
     "Scaffold",
     "ShapleyValues",
     "Strategy",
+    "TrimmedMean",
     "WeightedAverage",
     "Worth",
 ]

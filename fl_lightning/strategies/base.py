@@ -177,6 +177,8 @@ def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor
     result: Tensor | None = None
     for update, share in zip(updates, shares, strict=True):
         assert update.state is not None
+        if share == 0:
+            continue
         result = wide(update.state) * share if result is None else result.add_(wide(update.state), alpha=share)
     assert result is not None
     return result

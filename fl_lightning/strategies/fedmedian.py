@@ -9,11 +9,9 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.robust import coordinatewise
 from fl_lightning.strategies.base import JointStrategy, Worth
 from fl_lightning.types import ClientUpdate
-
-_PIECE = 2**24
-"""Numbers of all models together that are sorted at once."""
 
 
 class FedMedian(JointStrategy):
@@ -30,13 +28,7 @@ class FedMedian(JointStrategy):
         Raises:
             ClientError: if so many models are not finite that the median is not.
         """
-        # In pieces: sorting makes an index of 8 bytes for each number. The result is there before them, since what is
-        # allocated and kept between large pieces would leave holes that none fits into.
-        states = [update.state for update in updates if update.state is not None]
-        size, total = max(1, _PIECE // len(states)), states[0].numel()
-        median = torch.empty(total, dtype=torch.float64, device=wide(states[0][:0]).device)
-        for begin in range(0, total, size):
-            median[begin : begin + size] = _median(torch.stack([state[begin : begin + size] for state in states]))
+        median = coordinatewise([update.state for update in updates if update.state is not None], _median)
         if not bool(torch.isfinite(median).all()):
             raise ClientError(
                 f"The median of {len(updates)} models is not finite: half of them or more have diverged. Lower the clients' "
@@ -45,6 +37,5 @@ class FedMedian(JointStrategy):
         return median, [1.0] * len(updates)
 
 
-def _median(values: Tensor) -> Tensor:
-    ordered = values.sort(dim=0).values  # NaN comes last
-    return (wide(ordered[(len(values) - 1) // 2]) + wide(ordered[len(values) // 2])) / 2
+def _median(ordered: Tensor) -> Tensor:
+    return (wide(ordered[(len(ordered) - 1) // 2]) + wide(ordered[len(ordered) // 2])) / 2

@@ -1,0 +1,38 @@
+"""What strategies have in common that weigh models by where they lie among each other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.robust import inner_products
+from fl_lightning.strategies.base import JointStrategy, Worth, average
+from fl_lightning.types import ClientUpdate, RoundStart
+
+
+class FilteringStrategy(JointStrategy, ABC):
+    """An average with weights from the inner products of the updates ``w_k - w_t``, without BatchNorm's statistics."""
+
+    def start_round(self, start: RoundStart) -> None:
+        """Remember w_t."""
+        self._center = start.server_state[: start.num_parameters]
+
+    @abstractmethod
+    def weights(self, products: Tensor, examples: Tensor) -> Tensor:
+        """The unnormalised weight p_k >= 0 of each model, float64, shape (m,).
+
+        Args:
+            products: of the updates, float64, shape (m, m).
+            examples: n_k, float64, shape (m,).
+        """
+
+    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+        """See :meth:`JointStrategy.combine`."""
+        size = self._center.numel()
+        states = [update.state[:size] for update in updates if update.state is not None]
+        examples = torch.tensor([update.num_examples for update in updates], dtype=torch.float64)
+        weights: list[float] = self.weights(inner_products(states, self._center), examples).tolist()
+        return average(updates, weights), weights

@@ -1,0 +1,34 @@
+"""The geometric median of the models, RFA (Pillutla et al. 2022, Algorithm 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import require
+from fl_lightning.functional.robust import geometric_median
+from fl_lightning.strategies.filtering import FilteringStrategy
+
+
+class GeometricMedian(FilteringStrategy):
+    """The point with the least sum of distances to the models: up to half of them may lie anywhere.
+
+    Each model's weight is in inverse proportion to its distance from the result.
+
+    Args:
+        examples: weigh the distances by the number of training examples, as RFA does; they are what the clients say.
+        smoothing: distances below it count as it, > 0, in the units of the weights.
+        iterations: of the Weiszfeld algorithm at most, >= 1; it ends when nothing changes any more.
+    """
+
+    def __init__(self, examples: bool = False, smoothing: float = 1e-6, iterations: int = 1000) -> None:
+        require(smoothing > 0, "federation.strategy.smoothing", "above 0", smoothing)
+        require(iterations >= 1, "federation.strategy.iterations", "at least 1", iterations)
+        self.examples = examples
+        self.smoothing = smoothing
+        self.iterations = iterations
+
+    def weights(self, products: Tensor, examples: Tensor) -> Tensor:
+        """The shares, which sum to 1."""
+        weights = examples if self.examples else torch.ones_like(examples)
+        return geometric_median(products, weights, self.smoothing, self.iterations)

@@ -1,0 +1,53 @@
+"""The coordinate-wise trimmed mean (Yin et al. 2018, Definition 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.robust import check_attackers, coordinatewise, expected_attackers
+from fl_lightning.strategies.base import JointStrategy, Worth
+from fl_lightning.types import ClientUpdate
+
+
+class TrimmedMean(JointStrategy):
+    """Each weight becomes the mean of the clients' weights without the f smallest and the f largest of them.
+
+    Numbers of examples do not count.
+
+    Args:
+        attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up.
+    """
+
+    tolerates_broken = True
+
+    def __init__(self, attackers: int | float = 0.25) -> None:
+        check_attackers(attackers)
+        self.attackers = attackers
+
+    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+        """See :meth:`JointStrategy.combine`. Every client weighs 1.
+
+        Raises:
+            ConfigurationError: if no model would be left.
+            ClientError: if more models than f are not finite.
+        """
+        trim = expected_attackers(self.attackers, len(updates))
+        left = len(updates) - 2 * trim
+        if left < 1:
+            raise ConfigurationError(
+                f"A trimmed mean without {trim} models on either side leaves none of a round's {len(updates)}. Lower "
+                "'federation.strategy.attackers', or raise 'federation.clients_per_round'."
+            )
+        states = [update.state for update in updates if update.state is not None]
+        mean = coordinatewise(states, lambda ordered: wide(ordered[trim : trim + left]).mean(dim=0))
+        if not bool(torch.isfinite(mean).all()):
+            raise ClientError(
+                f"The trimmed mean of {len(updates)} models is not finite: more than {trim} have diverged. Lower the clients' "
+                "learning rate, clip with 'federation.local.gradient_clip_val', or raise 'federation.strategy.attackers'."
+            )
+        return mean, [1.0] * len(updates)

@@ -1,0 +1,225 @@
+"""Defences against hostile models: each against another library's rule, in a federation of five clients and by itself."""
+
+from __future__ import annotations
+
+import byzfl
+import numpy as np
+import pytest
+import torch
+from by_hand import build, flat
+from command_line import small
+from federations import Blobs, Consecutive
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import trim_mean
+from sklearn.metrics.pairwise import cosine_similarity
+from test_strategies import DTYPES, World, assert_follows, clients_of
+
+from fl_lightning import (
+    ClientError,
+    ClientUpdate,
+    ConfigurationError,
+    CosineFilter,
+    FederatedDataModule,
+    GeometricMedian,
+    Krum,
+    TrimmedMean,
+)
+from fl_lightning.functional.robust import expected_attackers
+from fl_lightning.types import RoundStart
+
+SIZES = (7, 9, 8, 12, 4)
+
+
+def follow(dtype, rule, strategy, tolerance=1e-11):
+    """``rule(changes, examples)`` gives the clients' shares from their changes of the parameters, by another library."""
+    world = World(dtype, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+    kept = []
+
+    def step(net, world, t):
+        states = [flat(client) for client in clients_of(net, world)]
+        w = flat(net)[0]
+        shares = rule(np.stack([s[0] - w for s in states]), np.array(SIZES))
+        kept.append(shares)
+        parameters, floats = (np.einsum("k,kd->d", shares, np.stack([s[i] for s in states])) for i in (0, 1))
+        return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
+
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SIZES))
+    _, rounds = assert_follows(dtype, step, world=world, data=data, strategy=strategy, tolerance=tolerance)
+    for shares, updates in zip(kept, rounds, strict=True):
+        np.testing.assert_allclose([update.share for update in updates], shares, rtol=1e-4)
+
+
+def chosen_by(result, changes):
+    """The one change that a rule has given back, as shares."""
+    shares = np.all(np.isclose(changes, result, rtol=1e-9, atol=0), axis=1).astype(float)
+    assert shares.sum() == 1
+    return shares
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("attackers", [0, 1, 0.2])
+def test_krum_is_byzfls(attackers, dtype):
+    """byzfl sums over one neighbour more than the paper's m - f - 2: its f is ours and one."""
+    follow(dtype, lambda x, n: chosen_by(byzfl.Krum(int(attackers > 0) + 1)(x), x), Krum(attackers))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_multi_krum_is_byzfls(dtype):
+    def rule(x, n):
+        mean = byzfl.MultiKrum(2)(x)  # of 5 - 2
+        shares = np.linalg.lstsq(x.T, mean, rcond=None)[0]
+        return np.where(shares > 1e-6, 1 / 3, 0.0)
+
+    follow(dtype, rule, Krum(1, selected=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_geometric_median_is_byzfls(dtype):
+    """The shares that give its point are those in proportion to 1 / distance."""
+
+    def rule(x, n):
+        distances = np.linalg.norm(x - byzfl.GeometricMedian(nu=1e-9, T=3000)(x), axis=1)
+        return 1 / distances / np.sum(1 / distances)
+
+    follow(dtype, rule, GeometricMedian(), 1e-7)
+
+
+def test_a_weighted_geometric_median_is_one_of_repeated_models():
+    """n_k models in one place pull like one with weight n_k."""
+    states = [torch.randn(6, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(4)]
+    sizes = (2, 3, 1, 3)
+    weighed, shares = combine(GeometricMedian(examples=True), states, sizes)
+    many = np.stack([state.numpy() for state, size in zip(states, sizes, strict=True) for _ in range(size)])
+    np.testing.assert_allclose(weighed, byzfl.GeometricMedian(nu=1e-9, T=3000)(many), rtol=1e-6)
+    assert sum(shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("examples", [True, False])
+def test_the_cosine_filter_keeps_who_agrees(examples, dtype):
+    seen = []
+
+    def rule(x, n):
+        cosines = (cosine_similarity(x).sum(axis=1) - 1) / (len(x) - 1)
+        shares = (cosines > 0.3) * (n if examples else 1)
+        seen.append(int((cosines > 0.3).sum()))
+        return shares / shares.sum()
+
+    follow(dtype, rule, CosineFilter(0.3, examples))
+    assert min(seen) < 5  # somebody was left out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_trimmed_mean_is_scipys_and_byzfls(dtype):
+    world = World(dtype, parts=np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
+
+    def step(net, world, t):
+        states = [flat(client) for client in clients_of(net, world)]
+        parameters, floats = (trim_mean([state[i] for state in states], 0.2, axis=0) for i in (0, 1))
+        np.testing.assert_allclose(parameters, byzfl.TrMean(1)(np.stack([s[0] for s in states])), rtol=1e-9)
+        return build(net, parameters, floats, np.max([s[2] for s in states], axis=0))
+
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(SIZES))
+    assert_follows(dtype, step, world=world, data=data, strategy=TrimmedMean(0.2))
+
+
+# ------------------------------------------------------------------ by themselves
+
+
+def combine(strategy, states, sizes=None):
+    sizes = sizes or [3 + k for k in range(len(states))]
+    strategy.start_round(RoundStart(0, tuple(range(len(states))), len(states), torch.zeros_like(states[0]), states[0].numel()))
+    updates = [
+        ClientUpdate(k, 0, n, 1, state=state, counters=torch.zeros(0))
+        for k, (state, n) in enumerate(zip(states, sizes, strict=True))
+    ]
+    result, weights = strategy.combine(updates, lambda models: [])
+    return result.numpy(), weights
+
+
+RULES = [TrimmedMean(2), Krum(2), Krum(2, selected=None), GeometricMedian(), GeometricMedian(examples=True), CosineFilter()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@given(data=st.data())
+@settings(deadline=None, max_examples=20)
+def test_two_of_nine_cannot_move_the_result_far(rule, data):
+    """Seven honest models around a point, two hostile ones anywhere: nobody leaves the neighbourhood of the honest."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10_000)))
+    honest = [torch.full((20,), 5.0) + torch.randn(20, generator=generator) for _ in range(7)]
+    far = data.draw(st.floats(10, 1e6))
+    sign = -1.0 if isinstance(rule, CosineFilter) else data.draw(st.sampled_from([-1.0, 1.0]))
+    hostile = [sign * far * torch.rand(20, generator=generator) for _ in range(2)]
+    order = data.draw(st.permutations(range(9)))
+    states = [(honest + hostile)[k] for k in order]
+    sizes = [(4, 4, 4, 4, 4, 4, 4, 5, 5)[k] for k in order]
+    result, weights = combine(rule, states, sizes)
+    center = torch.stack(honest).mean(dim=0).numpy()
+    assert np.linalg.norm(result - center) < 2 * np.sqrt(20)
+    if not isinstance(rule, TrimmedMean | GeometricMedian):
+        assert [weights[order.index(k)] for k in (7, 8)] == [0, 0]
+    in_order, _ = combine(rule, honest + hostile, [4] * 7 + [5] * 2)
+    np.testing.assert_allclose(result, in_order, rtol=1e-5, atol=1e-5)
+
+
+def test_equal_models_come_back():
+    state = torch.randn(10, generator=torch.Generator().manual_seed(0))
+    for rule in RULES:
+        result, _ = combine(rule, [state.clone() for _ in range(7)])
+        np.testing.assert_allclose(result, state.numpy(), rtol=1e-6)
+    result, weights = combine(CosineFilter(), [state])
+    assert weights == [3]
+    np.testing.assert_allclose(result, state.numpy())
+
+
+def test_pieces_do_not_matter(monkeypatch):
+    states = [torch.randn(101, generator=torch.Generator().manual_seed(k)) for k in range(7)]
+    whole = [combine(rule, states)[0] for rule in RULES]
+    monkeypatch.setattr("fl_lightning.functional.robust._PIECE", 70)
+    for rule, before in zip(RULES, whole, strict=True):
+        np.testing.assert_allclose(combine(rule, states)[0], before, rtol=1e-9)
+
+
+def test_shares_of_attackers_are_rounded_up():
+    assert [expected_attackers(share, 10) for share in (0.25, 0.2, 0.3, 0.0, 3)] == [3, 2, 3, 0, 3]
+
+
+def test_too_few_models_are_refused():
+    states = [torch.zeros(3)] * 4
+    with pytest.raises(ConfigurationError, match="Krum against 1 attackers needs 5 models, but a round has 4"):
+        combine(Krum(1), states)
+    with pytest.raises(ConfigurationError, match="Krum against 0 attackers needs 5 models"):
+        combine(Krum(0, selected=5), states)
+    with pytest.raises(ConfigurationError, match="without 2 models on either side leaves none of a round's 4"):
+        combine(TrimmedMean(2), states)
+    with pytest.raises(ClientError, match="None of 2 updates has a mean cosine with the others above 0"):
+        combine(CosineFilter(), [torch.ones(3), -torch.ones(3)])
+
+
+def test_a_trimmed_mean_bears_as_many_broken_models_as_it_trims():
+    states = [torch.full((3,), float(k)) for k in range(5)]
+    broken = [torch.full((3,), value) for value in (float("nan"), float("inf"))]
+    assert combine(TrimmedMean(2), states + broken)[0].tolist() == [3, 3, 3]
+    with pytest.raises(ClientError, match="more than 1 have diverged"):
+        combine(TrimmedMean(1), states + broken)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("TrimmedMean --federation.strategy.attackers=-1", "'federation.strategy.attackers' must be a number, or a share"),
+        ("Krum --federation.strategy.attackers=0.5", "'federation.strategy.attackers' must be a number, or a share"),
+        ("Krum --federation.strategy.selected=0", "'federation.strategy.selected' must be at least 1, or null"),
+        ("GeometricMedian --federation.strategy.smoothing=0", "'federation.strategy.smoothing' must be above 0"),
+        ("GeometricMedian --federation.strategy.iterations=0", "'federation.strategy.iterations' must be at least 1"),
+        ("CosineFilter --federation.strategy.threshold=1", "'federation.strategy.threshold' must be from -1 to below 1"),
+        ("Krum --federation.strategy.attackers=2", "Krum against 2 attackers needs 7 models, but a round has 6"),
+    ],
+)
+def test_wrong_settings_are_named(fl, setting, message):
+    name, option = setting.split()
+    status, text = small(fl, f"--federation.strategy={name}", option)
+    assert status == 1
+    assert message in text
+    assert "Traceback" not in text
