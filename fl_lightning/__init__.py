@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         AtomicCheckpointIO,
         BestCheckpoint,
         ClientTable,
+        FailureLog,
         FeatureCache,
         FederatedOrchestrator,
         FederationCallback,
@@ -18,7 +19,15 @@ if TYPE_CHECKING:
         LastCheckpoint,
         PartitionReport,
     )
-    from fl_lightning.clients import Attackers, ClientEvaluation, LocalTraining, PartialWork, ServerEvaluation
+    from fl_lightning.clients import (
+        Attackers,
+        Availability,
+        ClientEvaluation,
+        Faults,
+        LocalTraining,
+        PartialWork,
+        ServerEvaluation,
+    )
     from fl_lightning.data import (
         CIFAR10DataModule,
         CIFAR100DataModule,
@@ -89,7 +98,12 @@ if TYPE_CHECKING:
     )
     from fl_lightning.studies import ReportOptions, RunTable, Study
     from fl_lightning.tasks import ClassificationTask
-    from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
+    from fl_lightning.types import (
+        ClientFailure,
+        ClientUpdate,
+        RoundStart,
+        Snapshot,
+    )
 
 __version__ = "0.1.0"
 
@@ -100,6 +114,7 @@ __all__ = [
     "AdaFedSimulation1",
     "AtomicCheckpointIO",
     "Attackers",
+    "Availability",
     "BestCheckpoint",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
@@ -108,6 +123,7 @@ __all__ = [
     "ClassificationTask",
     "ClientError",
     "ClientEvaluation",
+    "ClientFailure",
     "ClientTable",
     "ClientUpdate",
     "Cohort",
@@ -120,7 +136,9 @@ __all__ = [
     "DirichletPartitioner",
     "DomainPartitioner",
     "F1WeightedCrossEntropy",
+    "FailureLog",
     "FashionMNISTDataModule",
+    "Faults",
     "FeatureCache",
     "FedAvg",
     "FedAvgM",

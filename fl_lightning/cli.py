@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -16,13 +17,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 import fl_lightning
 from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
 from fl_lightning.callbacks.client_table import ClientTable
+from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
@@ -131,6 +133,7 @@ class FederationCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedOrchestrator, "federation")
         parser.add_lightning_class_args(PartitionReport, "partition_report")
         parser.add_lightning_class_args(ClientTable, "client_table")
+        parser.add_lightning_class_args(FailureLog, "failure_log")
         parser.add_lightning_class_args(FeatureCache, "feature_cache")
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(LastCheckpoint, "last_checkpoint")
@@ -157,7 +160,7 @@ class FederationCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir)
         if root.exists() and not root.is_dir():
             raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
-        for section in ("local", "attackers", "client_evaluation", "server_evaluation"):
+        for section in ("local", "attackers", "faults", "availability", "client_evaluation", "server_evaluation"):
             if not isinstance(config.federation[section], Namespace):
                 raise ConfigurationError(
                     f"'federation.{section}' must hold settings, but is {config.federation[section]!r}. Leave it out for its "
@@ -260,6 +263,9 @@ def main(args: ArgsType = None) -> None:
     """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
     try:
         FederationCLI(args)
+    except SIGTERMException:
+        print("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.", file=sys.stderr)
+        sys.exit(128 + signal.SIGTERM)
     except Exception as error:
         expected = _expected(error)
         if expected is None:

@@ -43,6 +43,23 @@ class RoundStart:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientFailure:
+    """A client that a round had to do without.
+
+    Attributes:
+        client: its id, from 0.
+        round_idx: the communication round, from 0.
+        cause: in a line.
+        attempts: how often it tried.
+    """
+
+    client: int
+    round_idx: int
+    cause: str
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ClientUpdate:
     """What one client sends to the server at the end of its local training.
 

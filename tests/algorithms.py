@@ -11,9 +11,11 @@ from federations import Blobs, Consecutive, Plain, weights
 from fl_lightning import (
     AdaFed,
     Attackers,
+    Availability,
     ClientEvaluation,
     CosineFilter,
     DiagnosticOddsRatio,
+    Faults,
     FedAvgM,
     FedCyclic,
     FederatedDataModule,
@@ -43,6 +45,15 @@ from fl_lightning import (
 SIZES = (7, 22, 12, 9, 12)
 """Five clients, none of which ends on a batch of one, as BatchNorm needs."""
 
+
+class OneBroken(Blobs):
+    """Client 1's inputs are not numbers."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = torch.nan
+
+
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedavg": lambda: {"clients_per_round": 0.6},
     "fedsgd": lambda: {"strategy": FedSGD(), "local": {"full_batch": True, "max_epochs": 1}},
@@ -63,6 +74,14 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "focus": lambda: {"strategy": Focus()},
     "fedprox": lambda: {"local": {"proximal_mu": 0.1, "partial_work": PartialWork(0.4)}},
     "fedprox dropping": lambda: {"local": {"partial_work": PartialWork(0.4, "drop")}},
+    "unreliable": lambda: {"availability": Availability(0.3, 0.5, 3.0, 0.3), "faults": Faults("skip"), "seed": 2},
+    "broken": lambda: {"strategy": Scaffold(), "faults": Faults("skip"), "source": OneBroken},
+    "broken in a chain": lambda: {
+        "strategy": ShapleyValues("val_acc", exact_up_to=5),
+        "route": Mediators(2),
+        "faults": Faults("skip"),
+        "source": OneBroken,
+    },
     "scaffold": lambda: {"strategy": Scaffold(), "clients_per_round": 3},
     "attackers": lambda: {"attackers": Attackers({1: 0.5, 3: 1.0}, [1, 3]), "clients_per_round": 4},
     "fedcyclic": lambda: {"route": FedCyclic()},
@@ -87,7 +106,8 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
     module = Plain(batchnorm=True, momentum=chosen.pop("momentum", 0.0))
-    data = FederatedDataModule(Blobs(n=sum(SIZES) + chosen.pop("more", 0)), Consecutive(SIZES), **chosen.pop("data", {}))
+    source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0))
+    data = FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
     return module, data, FederatedOrchestrator(local=local, **chosen)
 

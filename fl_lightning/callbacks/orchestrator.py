@@ -15,21 +15,26 @@ from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.compatibility import (
     check_batch_norm,
     check_cohort,
+    check_faults,
     check_route,
     check_server_optimizer,
     check_strategy,
 )
+from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.round import FederationRound, RoundResult
+from fl_lightning.callbacks.round_log import log_round, tell_failures
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
 from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_evaluation import ClientEvaluation
 from fl_lightning.clients.evaluation import Measures
+from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.inner_trainer import moves_batches, without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
@@ -37,14 +42,11 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.reporting.rounds import client_metrics, round_metrics
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
-from fl_lightning.types import ClientUpdate
 
 
 class FederatedOrchestrator(Callback):
@@ -58,6 +60,8 @@ class FederatedOrchestrator(Callback):
         local: how a client trains; one local epoch by default.
         route: who sends a model to whom; from the server to the clients and back by default.
         attackers: clients that misbehave; none by default.
+        faults: what happens where a client fails; the run ends by default.
+        availability: simulated clients that drop out, are slow, or come and go; none by default.
         client_evaluation: what is measured on the clients' own test parts; nothing by default.
         server_evaluation: what measuring clients' models on the server's set may cost; everything by default.
         clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
@@ -78,6 +82,8 @@ class FederatedOrchestrator(Callback):
         local: LocalTraining = LocalTraining(),  # noqa: B008 (frozen)
         route: Route | None = None,
         attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
+        faults: Faults = Faults(),  # noqa: B008 (frozen)
+        availability: Availability = Availability(),  # noqa: B008 (frozen)
         client_evaluation: ClientEvaluation = ClientEvaluation(),  # noqa: B008 (frozen)
         server_evaluation: ServerEvaluation = ServerEvaluation(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
@@ -90,6 +96,8 @@ class FederatedOrchestrator(Callback):
         self.route = route or ServerRoute()
         self.local = local
         self.attackers = attackers
+        self.faults = faults
+        self.availability = availability
         self.client_evaluation = client_evaluation
         self.server_evaluation = server_evaluation
         self.clients_per_round = clients_per_round
@@ -132,6 +140,7 @@ class FederatedOrchestrator(Callback):
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
+        check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
         self.attackers.check(data.num_clients)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
@@ -156,15 +165,17 @@ class FederatedOrchestrator(Callback):
         if not moves_batches(pl_module, data):  # its hooks expect batches where they were loaded
             data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
-        local = LocalTrainer(client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single)
+        local = LocalTrainer(
+            client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single, self.faults.deadline
+        )
         if self.local.engine == "auto" and self._run.engine is not None:  # a resumed run goes on as it began
             local.engine = self._run.engine
         inference = trainer.validate_loop.inference_mode
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
-        self._federation = Federation(
-            trainer, self.strategy, data, ModelState(pl_module), local, measures, self.updates_in_memory * 2**30
-        )
+        server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
+        self._federation = Federation(trainer, self.strategy, data, server, local, measures, self.faults, memory_limit)
+        self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
         scores = self._run.client_scores
         self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores)
 
@@ -194,29 +205,22 @@ class FederatedOrchestrator(Callback):
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
-        cohort, epochs = self._draw(round_idx)
-        announce(trainer, "on_round_start", round_idx, cohort)
-        federation_round = FederationRound(self._federation, round_idx, cohort, epochs)
+        draw = self._drawing.round(round_idx)
+        announce(trainer, "on_round_start", round_idx, draw.clients)
+        federation_round = FederationRound(self._federation, round_idx, draw)
         with closing(federation_round):
             self.route.run(federation_round)
             result = federation_round.result()
         self._run.engine = self._federation.local.engine
         self._step_server(module, result)
         waited = share_memory(trainer, self._run.memory)
+        missed = tell_failures(trainer, round_idx, draw.lost, result.failures)
         announce(trainer, "on_aggregated", result.updates)
         own = self.strategy.figures() | waited
-        own |= {"stragglers": float(len(epochs))} if self.local.partial_work.share else {}
-        self._log(trainer, module, result.updates, own, time.perf_counter() - begun)
+        own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
+        own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
+        log_round(trainer, result.updates, own, time.perf_counter() - begun, self.local.lr_decay)
         return federation_round.turns
-
-    def _draw(self, round_idx: int) -> tuple[tuple[int, ...], dict[int, int]]:
-        """Who takes part, and the local epochs of those who do fewer."""
-        cohort = draw_cohort(self._federation.data.num_clients, self.clients_per_round, self.seed, round_idx)
-        work = self.local.partial_work
-        if not work.share:
-            return cohort, {}
-        epochs = work.epochs(cohort, self.local.max_epochs, self.seed, round_idx)
-        return tuple(client for client in cohort if not (work.drops and client in epochs)), epochs
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:
         server = self._federation.server
@@ -225,25 +229,6 @@ class FederatedOrchestrator(Callback):
         optimizer.step()
         optimizer.zero_grad()
         server.set_buffers(result.aggregate, result.counters)
-
-    # ---------------------------------------------------------------- logging
-
-    def _log(
-        self, trainer: Trainer, module: LightningModule, updates: list[ClientUpdate], own: dict[str, float], seconds: float
-    ) -> None:
-        figures = round_metrics(updates) | {f"federation/{name}": float(value) for name, value in own.items()}
-        figures |= {
-            "round": float(trainer.current_epoch),
-            "federation/seconds": seconds,
-            "federation/lr_factor": self.local.lr_decay**trainer.current_epoch,
-            "federation/threads": float(torch.get_num_threads()),
-        }
-        # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
-        for known in (trainer.callback_metrics, trainer.logged_metrics):
-            known.update({name: torch.tensor(value) for name, value in figures.items()})
-        columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
-        for logger in trainer.loggers:
-            logger.log_metrics(columns, step=trainer.global_step - 1)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put ``round`` beside the server's metrics."""

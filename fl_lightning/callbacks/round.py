@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.callbacks.cohort_training import CohortTraining
+from fl_lightning.callbacks.drawing import Draw
 from fl_lightning.callbacks.exchange import (
     add_sums,
     elementwise_maximum,
@@ -23,21 +24,24 @@ from fl_lightning.callbacks.exchange import (
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.update_store import UpdateStore
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
-from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round comes to: the new state, float64, shape (d,); the new counters; the updates in the order of clients."""
+    """What a round comes to: the new state, float64, shape (d,); new counters; updates and failures in the order of clients."""
 
     aggregate: Tensor
     counters: Tensor
     updates: list[ClientUpdate]
+    failures: list[ClientFailure]
 
 
 @dataclass
@@ -47,16 +51,15 @@ class FederationRound(Cohort):
     Args:
         federation: what stays.
         round_idx: from 0.
-        clients: who takes part, ascending.
-        epochs: of the clients that do fewer local epochs than the others.
+        draw: who takes part, and how much each does.
     """
 
     federation: Federation
     round_idx: int
-    clients: tuple[int, ...]
-    epochs: Mapping[int, int] = field(default_factory=dict)
+    draw: Draw
 
     def __post_init__(self) -> None:
+        self.clients = self.draw.clients
         self._trainer = self.federation.trainer
         self._rank, self._ranks = self._trainer.global_rank, self._trainer.world_size
         self._server = self.federation.server
@@ -71,7 +74,7 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
-        self._training = CohortTraining(self.federation, self.round_idx, self.epochs)
+        self._training = CohortTraining(self.federation, self.round_idx, self.draw)
 
     # ---------------------------------------------------------------- what routes ask for
 
@@ -205,8 +208,9 @@ class FederationRound(Cohort):
             ClientError: on every rank, if one failed.
         """
         updates = gather_updates(self._trainer, self._updates, self._failure)
+        failures = self._failures(len(updates))
         if self._chosen is not None:
-            return RoundResult(wide(self._chosen.vector), self._chosen.counters, updates)
+            return RoundResult(wide(self._chosen.vector), self._chosen.counters, updates, failures)
         strategy = self.federation.strategy
         if isinstance(strategy, JointStrategy):
             aggregate, updates = self._combine(strategy, updates)
@@ -214,7 +218,33 @@ class FederationRound(Cohort):
             assert isinstance(strategy, RunningStrategy)
             add_sums(self._trainer, self._sums)
             aggregate = strategy.aggregate(self._sums)
-        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates))
+        if not bool(torch.isfinite(aggregate).all()):
+            raise ClientError(
+                f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "
+                "rate, or clip with 'federation.local.gradient_clip_val'."
+            )
+        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates), failures)
+
+    def _failures(self, good: int) -> list[ClientFailure]:
+        """Of all ranks.
+
+        Raises:
+            ClientError: on every rank, if too few updates are good.
+        """
+        faults, drawn = self.federation.faults, len(self.clients) + len(self.draw.lost)
+        if not faults.skips:
+            return []
+        failures = [one for theirs in gather(self._trainer, self._training.failures) for one in theirs]
+        failures.sort(key=lambda failure: failure.client)
+        needed = max(1, faults.needed(drawn))
+        if good < needed:
+            causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
+            more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+            raise ClientError(
+                f"Round {self.round_idx}: {good} of {drawn} updates are good, but the round needs {needed} "
+                f"('federation.faults.min_updates'). Failed: {causes}{more}."
+            )
+        return failures
 
     def close(self) -> None:
         """Delete what the round has written, however it ended."""
@@ -247,7 +277,9 @@ class FederationRound(Cohort):
         if self._store is not None:
             gather(self._trainer, None)  # nobody reads any more: the files may be deleted
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
-        per_example = {client: handed[chain[-1]] for chain in self._chains for client in chain}
+        good = {update.client for update in updates}
+        delivered = [[client for client in chain if client in good] for chain in self._chains]
+        per_example = {client: handed[chain[-1]] for chain in delivered for client in chain}
         return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]
 
 

@@ -1,10 +1,21 @@
 """Local training at the clients."""
 
 from fl_lightning.clients.attackers import Attackers
+from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.client_evaluation import ClientEvaluation
+from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 
-__all__ = ["Attackers", "ClientEvaluation", "LocalTrainer", "LocalTraining", "PartialWork", "ServerEvaluation"]
+__all__ = [
+    "Attackers",
+    "Availability",
+    "ClientEvaluation",
+    "Faults",
+    "LocalTrainer",
+    "LocalTraining",
+    "PartialWork",
+    "ServerEvaluation",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.clients.session import ClientSession, match_trainable
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
@@ -44,12 +43,14 @@ class Turn:
         start: the model to start from, where that is not the global one.
         period: how often the client has trained in this round already; its random numbers differ.
         epochs: fewer local epochs than the settings say.
+        slowness: it does only 1 / slowness of its steps.
     """
 
     client: int
     start: Snapshot | None = None
     period: int = 0
     epochs: int | None = None
+    slowness: float = 1.0
 
 
 class LocalTrainer:
@@ -66,6 +67,7 @@ class LocalTrainer:
         detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
         memory: what clients keep over rounds.
         drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
+        deadline: seconds that a client's training may take; None for any.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class LocalTrainer:
         detect_anomaly: bool = False,
         memory: ClientMemory | None = None,
         drop_single: bool = False,
+        deadline: float | None = None,
     ) -> None:
         self.module, self.local, self._drop_single = module, local, drop_single
         self.engine: str = local.engine
@@ -89,7 +92,7 @@ class LocalTrainer:
         self.seed = seed
         self.memory = memory or ClientMemory()
         self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly)
-        self._session = ClientSession(local.proximal_mu, local.lr_decay)
+        self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline)
         self._engine: TrainerEngine | FabricEngine | None = None
         self._stacked: StackedEngine | None = None
         self._bytes = (0, 0)
@@ -119,7 +122,7 @@ class LocalTrainer:
             match_trainable(self._state, server)
         start = self.memory.recall(client) or turn.start
         correction = None if control is None else self._correction(client, control)
-        self._session.begin(server, self._state, round_idx, start, correction)
+        self._session.begin(server, self._state, round_idx, start, correction, turn.slowness)
         steps, metrics = self._fit(turn, data, round_idx)
         state = self._session.client
         update = ClientUpdate(
@@ -137,8 +140,19 @@ class LocalTrainer:
             state=state.vector(),
             counters=state.counters(),
         )
-        self.memory.remember(client, update.snapshot)
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
+
+    def accept(self, update: ClientUpdate) -> None:
+        """Let the client keep what it keeps of an update that was good."""
+        self.memory.remember(update.client, update.snapshot)
+        if update.control is not None:
+            self.memory.change_control(update.client, update.control)
+
+    def recover(self) -> None:
+        """After a client's error: let go of what it may have left half done, and of the memory that it took."""
+        self._engine = self._stacked = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def stacks(self) -> bool:
@@ -210,7 +224,6 @@ class LocalTrainer:
                 state=trained.snapshot.vector,
                 counters=trained.snapshot.counters,
             )
-            self.memory.remember(job.client, update.snapshot)
             yield update if control is None else self._with_control(update, control, server, job.start, trained.rates)
 
     def _assignment(self, turn: Turn, data: FederatedDataModule, round_idx: int, control: Tensor | None) -> Assignment:
@@ -245,12 +258,11 @@ class LocalTrainer:
     def _with_control(
         self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None, rates: float
     ) -> ClientUpdate:
-        """The update with the change of c_k, which the client keeps too; both travel like the parameters."""
+        """The update with the change of c_k; both travel like the parameters."""
         size = server.num_parameters
         before = (server.vector() if start is None else start.vector)[:size]
         assert update.state is not None
         change = control_change(control, before, update.state[:size], rates)
-        self.memory.change_control(update.client, change)
         more = change.numel() * change.element_size()
         return replace(update, control=change, bytes_down=update.bytes_down + more, bytes_up=update.bytes_up + more)
 
@@ -276,19 +288,3 @@ class LocalTrainer:
         other._engine = None
         other._stacked = None
         return other
-
-
-def refuse_non_finite(update: ClientUpdate) -> None:
-    """Stop where a client has diverged.
-
-    Raises:
-        ClientError: if the loss or the new weights are not finite.
-    """
-    who = f"Client {update.client} (of {update.num_examples} examples) in round {update.round_idx}"
-    remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
-    if update.train_loss is not None and not math.isfinite(update.train_loss):
-        raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
-    assert update.state is not None
-    low, high = torch.aminmax(update.state) if update.state.numel() else (torch.zeros(()), torch.zeros(()))
-    if not (math.isfinite(float(low)) and math.isfinite(float(high))):  # NaN comes out of aminmax
-        raise ClientError(f"{who}: the trained weights are not finite. {remedy}")

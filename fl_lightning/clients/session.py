@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.clients.sgd_rules import describe, follow, overflowed, require_plain_sgd, sgd_settings
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.proximal import add_proximal_gradient, add_to_gradients
@@ -26,15 +29,17 @@ class ClientSession(Callback):
     Args:
         proximal_mu: FedProx's mu, >= 0.
         lr_decay: factor on the learning rates per round.
+        deadline: seconds that a fit may take, looked at between steps; None for any.
 
     Attributes:
         optimizer: the client's optimizer in words.
         skipped: steps that gradient scaling has left out, since gradients were not finite.
     """
 
-    def __init__(self, proximal_mu: float, lr_decay: float) -> None:
+    def __init__(self, proximal_mu: float, lr_decay: float, deadline: float | None = None) -> None:
         self.proximal_mu = proximal_mu
         self.lr_decay = lr_decay
+        self.deadline = deadline
         self.server: ModelState | None = None
         self.round_idx = 0
         self.optimizer = ""
@@ -50,6 +55,7 @@ class ClientSession(Callback):
         round_idx: int,
         start: Snapshot | None = None,
         correction: Tensor | None = None,
+        slowness: float = 1.0,
     ) -> None:
         """Prepare for the next fit.
 
@@ -59,9 +65,12 @@ class ClientSession(Callback):
             round_idx: from 0.
             start: the model to start from, where that is not w_t.
             correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
+            slowness: do only 1 / slowness of the steps, rounded down, at least one.
         """
         self.server, self._client, self.round_idx = server, client, round_idx
         self._start, self._correction = start, correction
+        self._slowness, self._most = slowness, math.inf
+        self._begun = time.perf_counter()
         self._losses = []
         self.skipped = 0
         self._steps: StepCoefficients | None = StepCoefficients()
@@ -118,6 +127,8 @@ class ClientSession(Callback):
         terms = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
         self._mu = self.proximal_mu + terms
         scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self.lr_decay**self.round_idx)
+        if self._slowness > 1:
+            self._most = max(1, int(planned_steps(trainer) / self._slowness))
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -132,7 +143,18 @@ class ClientSession(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the loss without waiting for the device."""
+        """Keep the loss without waiting for the device, and look at the time.
+
+        Raises:
+            ClientError: beyond the deadline.
+        """
+        if trainer.global_step >= self._most:
+            trainer.should_stop = True
+        elif self.deadline is not None and time.perf_counter() - self._begun > self.deadline:
+            raise ClientError(
+                f"Its training was not done after {time.perf_counter() - self._begun:.1f} s, and 'federation.faults.deadline' "
+                f"is {self.deadline}. Raise it, or let clients do fewer steps."
+            )
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             accumulated = trainer.accumulate_grad_batches  # Lightning has divided by it
@@ -161,6 +183,14 @@ class ClientSession(Callback):
         if self._correction is not None:
             corrections = [self._corrections[k] for k in chosen]
             add_to_gradients([parameters[k] for k in chosen], corrections, scale)
+
+
+def planned_steps(trainer: Trainer) -> float:
+    """The optimizer steps of a whole fit."""
+    batches = trainer.num_training_batches
+    epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs or 0)
+    steps = math.ceil(batches / trainer.accumulate_grad_batches) * epochs
+    return min(steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
 
 
 def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: float) -> None:

@@ -25,13 +25,27 @@ def cohort_size(num_clients: int, clients_per_round: int | float) -> int:
     return max(1, round(clients_per_round * num_clients))
 
 
-def draw_cohort(num_clients: int, clients_per_round: int | float, seed: int, round_idx: int) -> tuple[int, ...]:
-    """The clients of a round, ascending, uniformly without replacement; depends on (seed, round_idx) alone."""
+def draw_cohort(
+    num_clients: int, clients_per_round: int | float, seed: int, round_idx: int, present: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The clients of a round, ascending, uniformly without replacement; depends on (seed, round_idx) alone.
+
+    Args:
+        num_clients: K.
+        clients_per_round: a fraction of K, or a number.
+        seed: of the federation.
+        round_idx: from 0.
+        present: those who are there; all of them come where they are fewer than the round asks for.
+    """
     size = cohort_size(num_clients, clients_per_round)
-    if size == num_clients:
-        return tuple(range(num_clients))
-    drawn = torch.randperm(num_clients, generator=generator(seed, round_idx, "cohort"))[:size]
-    return tuple(sorted(drawn.tolist()))
+    there = range(num_clients) if present is None else present
+    if size >= len(there):
+        return tuple(there)
+    order: list[int] = torch.randperm(num_clients, generator=generator(seed, round_idx, "cohort")).tolist()
+    if len(there) < num_clients:
+        known = set(there)
+        order = [client for client in order if client in known]
+    return tuple(sorted(order[:size]))
 
 
 def balanced_shares(cohort: Sequence[int], examples: Mapping[int, int], ranks: int) -> list[list[int]]:

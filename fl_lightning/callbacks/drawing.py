@@ -1,0 +1,79 @@
+"""Who takes part in a round, and how much each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fl_lightning.clients.availability import Availability
+from fl_lightning.clients.faults import Faults
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.scheduling import draw_cohort
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is drawn for a round, the same on every rank.
+
+    Attributes:
+        clients: who trains, ascending.
+        lost: who was drawn and does not deliver.
+        epochs: of the clients that do fewer local epochs than the others.
+        slowness: of the clients that do fewer steps.
+    """
+
+    clients: tuple[int, ...]
+    lost: tuple[int, ...] = ()
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    slowness: Mapping[int, float] = field(default_factory=dict)
+
+
+class Drawing:
+    """Draws the rounds of a federation.
+
+    Args:
+        num_clients: K.
+        clients_per_round: a fraction or a number.
+        local: says who does fewer epochs.
+        availability: says who is there, slow, or lost.
+        faults: how many must be left.
+        seed: of the federation.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        clients_per_round: int | float,
+        local: LocalTraining,
+        availability: Availability,
+        faults: Faults,
+        seed: int,
+    ) -> None:
+        self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
+        self._availability, self._faults = availability, faults
+        slow = availability.slow_clients(num_clients, seed)
+        self._slowness = dict.fromkeys(slow, availability.slowness)
+
+    def round(self, round_idx: int) -> Draw:
+        """The draw of a round.
+
+        Raises:
+            ClientError: if fewer clients are left than the round needs.
+        """
+        there = self._availability.present(self._num_clients, self._seed, round_idx)
+        cohort = draw_cohort(self._num_clients, self._per_round, self._seed, round_idx, there)
+        lost = self._availability.dropped_out(cohort, self._seed, round_idx)
+        work, epochs = self._local.partial_work, {}
+        if work.share:
+            epochs = work.epochs(cohort, self._local.max_epochs, self._seed, round_idx)
+        gone = {*lost, *(epochs if work.drops else ())}
+        left = tuple(client for client in cohort if client not in gone)
+        if len(left) < self._faults.needed(len(cohort)) or not left:
+            needed = max(1, self._faults.needed(len(cohort)))
+            raise ClientError(
+                f"Round {round_idx}: {len(left)} of {self._num_clients} clients are there and deliver, but the round needs "
+                f"{needed}. Lower 'federation.faults.min_updates', or 'drop_out' and 'leave' of "
+                "'federation.availability'."
+            )
+        return Draw(left, tuple(sorted(lost)), epochs, self._slowness)

@@ -1,0 +1,62 @@
+"""What a round leaves in the loggers and on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.callbacks.hooks import announce
+from fl_lightning.reporting.rounds import client_metrics, round_metrics
+from fl_lightning.types import ClientFailure, ClientUpdate
+
+
+def log_round(
+    trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], seconds: float, lr_decay: float
+) -> None:
+    """Log a round's figures and each client's.
+
+    Args:
+        trainer: the outer one.
+        updates: of the round.
+        own: more figures, as ``federation/<name>``.
+        seconds: that the round took.
+        lr_decay: factor on the learning rates per round.
+    """
+    figures = round_metrics(updates) | {f"federation/{name}": float(value) for name, value in own.items()}
+    figures |= {
+        "round": float(trainer.current_epoch),
+        "federation/seconds": seconds,
+        "federation/lr_factor": lr_decay**trainer.current_epoch,
+        "federation/threads": float(torch.get_num_threads()),
+    }
+    # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
+    for known in (trainer.callback_metrics, trainer.logged_metrics):
+        known.update({name: torch.tensor(value) for name, value in figures.items()})
+    columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
+    for logger in trainer.loggers:
+        logger.log_metrics(columns, step=trainer.global_step - 1)
+
+
+def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failures: Sequence[ClientFailure]) -> int:
+    """Warn of each client that failed, and tell callbacks of all that the round had to do without.
+
+    Args:
+        trainer: the outer one.
+        round_idx: from 0.
+        lost: who dropped out, as was simulated.
+        failures: of the others.
+
+    Returns:
+        How many there are.
+    """
+    for failure in failures:
+        tried = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
+        rank_zero_warn(f"Round {round_idx} goes on without client {failure.client}{tried}: {failure.cause}")
+    simulated = [ClientFailure(client, round_idx, "dropped out (simulated)", 0) for client in lost]
+    missed = sorted([*simulated, *failures], key=lambda failure: failure.client)
+    for failure in missed:
+        announce(trainer, "on_client_failed", failure)
+    return len(missed)

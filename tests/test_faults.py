@@ -1,0 +1,376 @@
+"""Clients that fail, are slow or not there: what the round does without them, and what it says."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from by_hand import World, averaged
+from command_line import small
+from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from test_strategies import Updates, assert_follows, clients_of
+
+from fl_lightning import (
+    Availability,
+    ClientError,
+    ClientUpdate,
+    FailureLog,
+    Faults,
+    FedAvg,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedLoss,
+    LocalTraining,
+    Mediators,
+    Scaffold,
+)
+from fl_lightning.clients.faults import check_update
+from fl_lightning.functional import ModelState, draw_cohort
+
+SKIP = Faults("skip")
+MARK = 1e3
+"""The client in the middle has inputs above it."""
+
+
+class Marked(Blobs):
+    def __init__(self, value: float = 2 * MARK, **more: Any) -> None:
+        super().__init__(shuffle=False, **more)
+        self.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = value
+
+
+class Fails(Plain):
+    """Does something wrong in the marked client's first ``times`` fits."""
+
+    wrong: Any = None
+    times = math.inf
+
+    def on_train_start(self) -> None:
+        self._begins = True
+
+    def training_step(self, batch, batch_idx):
+        if batch[0].abs().max() > MARK:
+            if self._begins and batch_idx == 0:
+                type(self).times -= 1
+            if type(self).times >= 0:
+                self._begins = False
+                type(self).wrong(self)
+            return super().training_step((batch[0] / 1e3, batch[1]), batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
+def failing(action, times=math.inf, **more):
+    return type("FailsSo", (Fails,), {"wrong": staticmethod(action), "times": times})(**more)
+
+
+def raises(error):
+    def action(module):
+        raise error
+
+    return action
+
+
+def reshape(module):
+    module.net[-1].weight = torch.nn.Parameter(torch.zeros(3, 9))
+
+
+WRONG = {
+    "an exception": (raises(ZeroDivisionError("here")), "ZeroDivisionError: here"),
+    "no memory": (raises(MemoryError()), "MemoryError"),
+    "no memory on the GPU": (raises(torch.OutOfMemoryError("CUDA out of memory")), "OutOfMemoryError: CUDA out of memory"),
+    "too slow": (lambda module: time.sleep(1.1), "and 'federation.faults.deadline' is 1.0"),
+}
+
+
+def failed(run) -> list[tuple[int, int, str, int]]:
+    (log,) = (callback for callback in run.callbacks if isinstance(callback, Heard))
+    return log.failures
+
+
+class Heard(FederationCallback):
+    def __init__(self):
+        self.failures = []
+
+    def on_client_failed(self, trainer, pl_module, failure):
+        self.failures.append((failure.round_idx, failure.client, failure.cause, failure.attempts))
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_round_goes_on_without_who_fails(kind, engine):
+    """What is left is FedAvg of the others, by hand, for three rounds; each failure is told."""
+    action, cause = WRONG[kind]
+    L.seed_everything(3, verbose=False)
+    module, heard = failing(action), Heard()
+    net = copy.deepcopy(module.net)
+    faults = Faults("skip", deadline=1.0 if kind == "too slow" else None)
+    with pytest.warns(UserWarning, match="Round 1 goes on without client 1: "):
+        federate(module, 3, heard, data=Marked(), faults=faults, local=LocalTraining(engine=engine, max_epochs=2))
+    world = World(torch.float32)
+    for _ in range(3):
+        clients = [world.train(net, k)[0] for k in (0, 2)]
+        net = averaged(net, clients, world.sizes[[0, 2]])
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=5e-6, atol=5e-6)
+    assert [failure[:2] for failure in heard.failures] == [(0, 1), (1, 1), (2, 1)]
+    assert all(cause in failure[2] for failure in heard.failures)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_round_goes_on_without_who_diverges(engine, dtype):
+    """NaN in the data of client 1; SCAFFOLD's control variates must not have heard of it either."""
+
+    def step(net, world, t):
+        return averaged(net, clients_of(net, world), world.sizes * [1, 0, 1])
+
+    data = FederatedDataModule(Marked(math.nan, dtype=dtype), Consecutive())
+    _, rounds = assert_follows(
+        dtype, step, data=data, batchnorm=False, faults=SKIP, local=LocalTraining(engine=engine, max_epochs=2)
+    )
+    assert [[update.client for update in updates] for updates in rounds] == [[0, 2]] * 3
+    federation = FederatedOrchestrator(Scaffold(), LocalTraining(engine=engine), faults=SKIP)
+    module = Plain().to(dtype)
+    run = trainer(2, federation, precision="64-true" if dtype == torch.float64 else "32-true")
+    run.fit(module, FederatedDataModule(Marked(math.nan, dtype=dtype), Consecutive()))
+    assert federation._run.memory.control(1) is None
+    assert federation._run.memory.control(0) is not None
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+
+
+def test_what_has_another_shape_is_never_aggregated():
+    """A client that rebuilds the network spoils it for all: the run ends."""
+    with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are good"):
+        federate(failing(reshape), 1, data=Marked(), faults=SKIP)
+    server = ModelState(Plain())
+    good = ClientUpdate(4, 2, 10, 1, state=server.vector(), counters=server.counters())
+    check_update(good, server, server.vector().numel(), False)
+    for state in (server.vector()[1:], server.vector()[None], server.vector().long()):
+        with pytest.raises(ClientError, match=r"Client 4 .* in round 2: it sent torch.* the model has 67 weights"):
+            check_update(replace(good, state=state), server, 67, False)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_who_tries_again_comes_to_what_it_would_have_come_to(engine):
+    """Fails once, then nothing was lost: bit for bit; told only what was lost."""
+    finals = []
+    for times in (0, 1):
+        L.seed_everything(3, verbose=False)
+        module, heard = failing(WRONG["an exception"][0], times, batchnorm=True), Heard()
+        faults = Faults(retries=1)
+        federate(module, 2, heard, data=Marked(), faults=faults, local=LocalTraining(engine=engine, max_epochs=2))
+        finals.append(weights(module))
+        assert not heard.failures
+    assert same_bits(*finals)
+
+
+def test_attempts_are_counted():
+    heard = Heard()
+    with pytest.warns(UserWarning, match="goes on without client 1 after 3 attempts: ZeroDivisionError: here"):
+        federate(failing(WRONG["an exception"][0]), 1, heard, data=Marked(), faults=Faults("skip", retries=2))
+    assert heard.failures[0][3] == 3
+
+
+def test_without_a_policy_the_clients_error_ends_the_run():
+    with pytest.raises(ZeroDivisionError, match="here"):
+        federate(failing(WRONG["an exception"][0]), 1, data=Marked())
+
+
+def test_too_few_good_updates_end_the_run():
+    message = (
+        r"Round 0: 2 of 3 updates are good, but the round needs 3 \('federation.faults.min_updates'\). Failed: client 1: Zero"
+    )
+    with pytest.raises(ClientError, match=message):
+        federate(failing(WRONG["an exception"][0]), 1, data=Marked(), faults=Faults("skip", min_updates=1.0))
+
+
+def test_wrong_settings_are_no_clients_fault():
+    with pytest.raises(Exception, match="nosuch"):
+        federate(Plain(), 1, faults=SKIP, strategy=FedAvg(), local=LocalTraining(), server_optimizer=lambda p: nosuch)  # noqa: F821
+
+
+def test_a_chain_goes_on_from_who_came_before():
+    """Mediators: one group of all three in order; the client in the middle is left out."""
+    L.seed_everything(3, verbose=False)
+    module = failing(WRONG["an exception"][0])
+    net = copy.deepcopy(module.net)
+    updates = Updates()
+    with pytest.warns(UserWarning, match="goes on without client 1"):
+        federate(module, 1, updates, data=Marked(), route=Mediators(3), faults=SKIP)
+    order = [update.client for update in updates.rounds[0]]
+    assert order == [0, 2]
+    world = World(torch.float32)
+    errors = []
+    for first, second in ((0, 2), (2, 0)):
+        last = world.train(world.train(net, first)[0], second)[0]
+        pairs = zip(last.parameters(), module.net.parameters(), strict=True)
+        errors.append(max(float((a - b).abs().max()) for a, b in pairs))
+    assert min(errors) < 5e-6
+
+
+# ------------------------------------------------------------------ simulated availability
+
+
+def test_half_the_speed_is_half_the_steps():
+    """Two epochs are 4, 8 and 6 steps; all clients are three times slower: 1, 2 and 2."""
+    for engine in ("trainer", "fabric"):
+        updates = Updates()
+        slow = Availability(slow=1.0, slowness=3.0)
+        federate(Plain(), 2, updates, availability=slow, local=LocalTraining(engine=engine, max_epochs=2))
+        assert [[update.num_steps for update in r] for r in updates.rounds] == [[1, 2, 2]] * 2
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_slow_client_does_the_first_steps_of_a_fast_one(engine):
+    local = {"engine": engine, "max_epochs": 2}
+    finals = []
+    for more in ({"availability": Availability(slow=1.0, slowness=6.0)}, {"limit": 1}):
+        L.seed_everything(3, verbose=False)
+        module = Plain()
+        steps = LocalTraining(**local, max_steps=1) if more.pop("limit", None) else LocalTraining(**local)
+        federate(module, 3, local=steps, **more)
+        finals.append(weights(module))
+    assert same_bits(*finals)
+
+
+@given(st.integers(1, 60), st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 99), st.integers(0, 20))
+def test_who_is_there(clients, leave, back, seed, round_idx):
+    availability = Availability(leave=leave, come_back=back, drop_out=0.3)
+    there = availability.present(clients, seed, round_idx)
+    assert there == sorted(set(there))
+    assert set(there) <= set(range(clients))
+    assert round_idx or len(there) == clients
+    cohort = draw_cohort(clients, 0.5, seed, round_idx, there)
+    assert set(cohort) <= set(there)
+    assert len(cohort) == min(len(there), max(1, round(0.5 * clients)))
+    assert availability.dropped_out(cohort, seed, round_idx) <= set(cohort)
+
+
+def test_shares_in_the_long_run():
+    availability = Availability(leave=0.1, come_back=0.3, drop_out=0.3, slow=0.25)
+    there = [len(availability.present(100, seed, 60)) for seed in range(40)]
+    assert sum(there) / 4000 == pytest.approx(0.3 / 0.4, abs=0.02)
+    lost = [len(availability.dropped_out(range(100), 0, r)) for r in range(100)]
+    assert sum(lost) / 10_000 == pytest.approx(0.3, abs=0.02)
+    assert len(availability.slow_clients(100, 0)) == 25
+
+
+def test_drop_outs_are_told_and_do_not_train(tmp_path):
+    heard, updates = Heard(), Updates()
+    run = federate(
+        Plain(), 6, heard, updates, FailureLog(), availability=Availability(drop_out=0.4), flags={"default_root_dir": tmp_path}
+    )
+    assert heard.failures
+    for round_idx, clients in enumerate([u.client for u in r] for r in updates.rounds):
+        lost = [client for r, client, *_ in heard.failures if r == round_idx]
+        assert sorted(lost + clients) == [0, 1, 2]
+    assert {cause for _, _, cause, _ in heard.failures} == {"dropped out (simulated)"}
+    assert float(run.callback_metrics["federation/failures"]) == sum(r == 5 for r, *_ in heard.failures)
+    with (tmp_path / "failures.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["round"]), int(row["client"])) for row in rows] == [failure[:2] for failure in heard.failures]
+
+
+def test_a_resumed_run_lists_its_failures_once(tmp_path):
+    (tmp_path / "failures.csv").write_text("round,client,attempts,cause\n0,1,1,x\n1,2,1,y\n5,0,1,z\n")
+    log = FailureLog()
+    run = trainer(3, log, default_root_dir=tmp_path)
+    run.fit_loop.epoch_progress.current.processed = run.fit_loop.epoch_progress.current.completed = 2
+    log.on_train_start(run, Plain())
+    assert (tmp_path / "failures.csv").read_text().split() == ["round,client,attempts,cause", "0,1,1,x", "1,2,1,y"]
+
+
+@pytest.mark.filterwarnings("ignore:Round .* goes on without")
+def test_nearly_a_third_fails_in_fifty_rounds():
+    """30 % of ten clients fail at random in each round: the accuracy stays within 3 points of the undisturbed run's."""
+    accuracy = {}
+    for share in (0.0, 0.3):
+        L.seed_everything(3, verbose=False)
+        module, heard = Plain(lr=0.05), Heard()
+        draw = torch.Generator().manual_seed(0)
+
+        def fail_at_random(trainer, pl_module, batch, batch_idx, draw=draw, share=share):
+            if batch_idx == 0 and float(torch.rand((), generator=draw)) < share:
+                raise RuntimeError("at random")
+
+        stop = type("AtRandom", (L.Callback,), {"on_train_batch_start": staticmethod(fail_at_random)})()
+        federation = FederatedOrchestrator(
+            local=LocalTraining(callbacks=[stop]), faults=Faults("skip", min_updates=0.3), seed=1
+        )
+        run = trainer(50, federation, heard)
+        run.fit(module, FederatedDataModule(Blobs(n=200), Consecutive((20,) * 10)))
+        accuracy[share] = float(run.callback_metrics["val_acc"])
+        assert (0.2 < len(heard.failures) / 500 < 0.4) if share else not heard.failures
+        assert all(cause == "RuntimeError: at random" for _, _, cause, _ in heard.failures)
+    assert accuracy[0.0] > 0.8
+    assert abs(accuracy[0.3] - accuracy[0.0]) < 0.03
+
+
+# ------------------------------------------------------------------ wrong settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--federation.faults.policy=ignore"], "federation.faults.policy"),
+        (["--federation.faults.retries=-1"], "'federation.faults.retries' must be 0 or above, but is -1"),
+        (["--federation.faults.min_updates=0"], "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
+        (["--federation.faults.min_updates=7"], "'federation.faults.min_updates' must be at most the 6 clients of a round"),
+        (["--federation.faults.deadline=0"], "'federation.faults.deadline' must be above 0 seconds, or null"),
+        (["--federation.availability.drop_out=1"], "'federation.availability.drop_out' must be from 0 to below 1"),
+        (["--federation.availability.slow=2"], "'federation.availability.slow' must be from 0 to 1"),
+        (["--federation.availability.slowness=0.5"], "'federation.availability.slowness' must be 1 or above"),
+        (["--federation.availability.leave=2"], "'federation.availability.leave' must be from 0 to 1"),
+        (["--federation.availability.come_back=0"], "'federation.availability.come_back' must be above 0 and at most 1"),
+        (
+            ["--federation.faults.policy=skip", "--federation.route=FedCyclic"],
+            "FedCyclic needs every client in every round",
+        ),
+        (
+            ["--federation.availability.leave=0.1", "--federation.route=LocalOnly"],
+            "'federation.availability' may lose some",
+        ),
+        (
+            ["--federation.faults.deadline=9", "--federation.local.engine=stacked"],
+            "'federation.faults.deadline' is looked at between a client's steps, but the engine 'stacked'",
+        ),
+        (["--federation.availability.slow=1", "--federation.local.engine=auto"], "'federation.availability.slow' is looked at"),
+        (
+            ["--federation.availability.drop_out=0.99", "--federation.faults.min_updates=6"],
+            "of 6 clients are there and deliver, but the round needs 6. Lower 'federation.faults.min_updates'",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(fl, options, message):
+    status, text = small(fl, *options, "--federation.strategy=FedAvg", "--model.init_args.loss=CrossEntropy")
+    assert status in (1, 2)
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_from_the_command_line(fl):
+    status, text = small(
+        fl, "--federation.availability.drop_out=0.4", "--federation.faults.policy=skip", "--trainer.max_epochs=3"
+    )
+    assert status == 0, text
+    rows = Path("runs/adafed_mnist/failures.csv").read_text().splitlines()
+    assert rows[0] == "round,client,attempts,cause"
+    assert all(row.endswith("0,dropped out (simulated)") for row in rows[1:])
+    assert len(rows) > 1
+
+
+def test_fedloss_still_sees_what_it_rejects():
+    """A strategy that copes with models that are not finite gets them."""
+    data = FederatedDataModule(Marked(math.nan), Consecutive(), client_validation=0.2)
+    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 1"):
+        trainer(1, FederatedOrchestrator(FedLoss(), faults=SKIP)).fit(Plain(), data)
