@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
+from fl_lightning.attacks import LabelAttack, ModelAttack
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import Strategy
@@ -20,6 +21,8 @@ _BASES = {
     "partitioner": Partitioner,
     "datamodule": LightningDataModule,
     "model": LightningModule,
+    "attackers.model": ModelAttack,
+    "attackers.labels": LabelAttack,
 }
 _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
@@ -45,7 +48,7 @@ def explain(message: str, options: Sequence[str] = ()) -> str:
 
 def _remedy(message: str, options: Sequence[str]) -> str:
     key = re.search(r'Parser key "([\w.]+)"', message)
-    base = _BASES.get(key[1].split(".")[-1]) if key else None
+    base = _BASES.get(key[1].removeprefix("federation."), _BASES.get(key[1].split(".")[-1])) if key else None
     if base and "dot import path" in message:
         known = [name for name in fl_lightning.__all__ if _is_concrete(getattr(fl_lightning, name), base)]
         return f" Known: {', '.join(known)}; any other by its dotted path, package.module.Class."

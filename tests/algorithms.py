@@ -9,6 +9,7 @@ import torch
 from federations import Blobs, Consecutive, Plain, weights
 
 from fl_lightning import (
+    ALIE,
     AdaFed,
     Attackers,
     Availability,
@@ -26,7 +27,9 @@ from fl_lightning import (
     FedSGD,
     FedStar,
     Focus,
+    GaussianUpdate,
     GeometricMedian,
+    InnerProductManipulation,
     Krum,
     LabelAveraging,
     LastClient,
@@ -34,6 +37,7 @@ from fl_lightning import (
     LocalTraining,
     Mediators,
     PartialWork,
+    PermutedLabels,
     RingFed,
     Scaffold,
     ShapleyValues,
@@ -84,6 +88,13 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "scaffold": lambda: {"strategy": Scaffold(), "clients_per_round": 3},
     "attackers": lambda: {"attackers": Attackers({1: 0.5, 3: 1.0}, [1, 3]), "clients_per_round": 4},
+    "alie": lambda: {"strategy": AdaFed("val_acc"), "attackers": Attackers(clients=0.4, model=ALIE(1.0), from_round=1)},
+    "inner product": lambda: {
+        "strategy": GeometricMedian(),
+        "attackers": Attackers(clients=[0, 3], model=InnerProductManipulation(), labels=PermutedLabels()),
+        "clients_per_round": 4,
+    },
+    "gaussian": lambda: {"strategy": TrimmedMean(1), "attackers": Attackers(clients=[2], model=GaussianUpdate(0.1))},
     "fedcyclic": lambda: {"route": FedCyclic()},
     "label averaging": lambda: {"route": FedCyclic(), "data": {"rebalancing": LabelAveraging()}},
     "fedstar": lambda: {"route": FedStar(2, "val_acc")},

@@ -15,7 +15,9 @@ LAYER = {
     "allocator": 0,
     "types": 0,
     "functional": 1,
-    **dict.fromkeys(("losses", "metrics", "models", "optimizers", "partitioners", "strategies", "routes", "reporting"), 2),
+    **dict.fromkeys(
+        ("attacks", "losses", "metrics", "models", "optimizers", "partitioners", "strategies", "routes", "reporting"), 2
+    ),
     **dict.fromkeys(("tasks", "data"), 3),
     "clients": 4,
     "callbacks": 5,

@@ -93,7 +93,7 @@ class CohortTraining:
             except Exception as error:
                 parts.local.recover()
                 if attempt > parts.faults.retries or not is_clients_fault(error):
-                    self._leave_out([client], error, attempt)
+                    self.leave_out([client], error, attempt)
         return None
 
     def _choose_engine(self, mine: Sequence[Sequence[int]]) -> None:
@@ -154,14 +154,14 @@ class CohortTraining:
                     try:
                         yield self._end(trained, before)
                     except ClientError as error:
-                        self._leave_out([trained.client], error, attempt)
+                        self.leave_out([trained.client], error, attempt)
                 return
             except Exception as error:
                 parts.local.recover()
                 if attempt > parts.faults.retries or not is_clients_fault(error):
-                    self._leave_out(list(waiting), error, attempt)
+                    self.leave_out(list(waiting), error, attempt)
 
-    def _leave_out(self, clients: Sequence[int], error: Exception, attempts: int) -> None:
+    def leave_out(self, clients: Sequence[int], error: Exception, attempts: int) -> None:
         """Go on without clients, where the policy allows it; else raise the error."""
         if not (self._federation.faults.skips and is_clients_fault(error)):
             raise error

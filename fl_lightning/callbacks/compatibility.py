@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.evaluation import require_server_set
 from fl_lightning.clients.faults import Faults
@@ -17,6 +18,22 @@ from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
+
+
+def federated_data(trainer: Trainer) -> FederatedDataModule:
+    """The data of a fit.
+
+    Raises:
+        ConfigurationError: if they are not spread over clients.
+    """
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, FederatedDataModule):
+        came = "no datamodule" if data is None else type(data).__name__
+        raise ConfigurationError(
+            f"A federation needs data that are spread over clients, but 'fit' got {came}. Wrap your datamodule: "
+            "trainer.fit(module, datamodule=FederatedDataModule(your_datamodule, partitioner=IIDPartitioner(10)))."
+        )
+    return data
 
 
 def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedDataModule, trainer: Trainer) -> None:
@@ -122,6 +139,20 @@ def check_faults(
                 f"'{setting}' is looked at between a client's steps, but the engine '{local.engine}' may do many clients' at "
                 "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
+
+
+def check_attack(attackers: Attackers, route: Route) -> None:
+    """Refuse forged updates where clients send models to each other.
+
+    Raises:
+        ConfigurationError: naming both.
+    """
+    if attackers.model is not None and (route.passes_models or route.single_model):
+        raise ConfigurationError(
+            f"{type(attackers.model).__name__} forges what a client sends to the server, but on the route "
+            f"{type(route).__name__} clients pass models to each other or keep them. Use the route ServerRoute, or attack by "
+            "'federation.attackers.labels'."
+        )
 
 
 def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> None:

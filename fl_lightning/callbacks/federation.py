@@ -8,6 +8,7 @@ from functools import cached_property
 
 from lightning.pytorch import Trainer
 
+from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -27,6 +28,8 @@ class Federation:
         server: the view of the global model.
         local: trains the clients.
         measures: evaluates models.
+        seed: of the federation.
+        attackers: clients that misbehave.
         faults: what happens where a client fails.
         updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
     """
@@ -37,6 +40,8 @@ class Federation:
     server: ModelState
     local: LocalTrainer
     measures: Measures
+    seed: int = 0
+    attackers: Attackers = field(default_factory=Attackers)
     faults: Faults = field(default_factory=Faults)
     updates_in_memory: float = math.inf
 

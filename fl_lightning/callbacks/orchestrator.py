@@ -13,20 +13,23 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.compatibility import (
+    check_attack,
     check_batch_norm,
     check_cohort,
     check_faults,
     check_route,
     check_server_optimizer,
     check_strategy,
+    federated_data,
 )
 from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
-from fl_lightning.callbacks.round import FederationRound, RoundResult
+from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures
+from fl_lightning.callbacks.round_result import RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
 from fl_lightning.clients.attackers import Attackers
@@ -42,6 +45,7 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.reporting.detection import detection
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -107,6 +111,7 @@ class FederatedOrchestrator(Callback):
         self.seed = seed
         self.enabled = enabled
         self._run = RunState(self)
+        self._attacking: bool | None = None
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
 
@@ -116,7 +121,7 @@ class FederatedOrchestrator(Callback):
         """Take the module over for a fit; other stages are left to Lightning."""
         if stage != "fit" or not self.enabled:
             return
-        data = _federated_data(trainer)
+        data = federated_data(trainer)
         refuse_outer_flags(trainer)
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise ConfigurationError(
@@ -124,10 +129,11 @@ class FederatedOrchestrator(Callback):
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         self._check(trainer, data)
-        self._run.begin(data.indices, self.route.keeps_models, data.feature_noise)
+        self._run.begin(data.indices, data.feature_noise)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
-        data.mislabel(self.attackers.wrong_labels, self.seed)
+        self._attacking = None
+        self._attack(data, 0)
         self._cleanup.callback(data.mislabel, {}, self.seed)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup)
@@ -142,6 +148,7 @@ class FederatedOrchestrator(Callback):
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
         self.attackers.check(data.num_clients)
+        check_attack(self.attackers, self.route)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
@@ -161,7 +168,7 @@ class FederatedOrchestrator(Callback):
             client = client_copy(pl_module)
         fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
-        data = _federated_data(trainer)
+        data = federated_data(trainer)
         if not moves_batches(pl_module, data):  # its hooks expect batches where they were loaded
             data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
@@ -174,7 +181,8 @@ class FederatedOrchestrator(Callback):
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
         server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
-        self._federation = Federation(trainer, self.strategy, data, server, local, measures, self.faults, memory_limit)
+        who = (self.seed, self.attackers, self.faults)
+        self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit)
         self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
         scores = self._run.client_scores
         self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores)
@@ -205,6 +213,7 @@ class FederatedOrchestrator(Callback):
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
+        self._attack(self._federation.data, round_idx)
         draw = self._drawing.round(round_idx)
         announce(trainer, "on_round_start", round_idx, draw.clients)
         federation_round = FederationRound(self._federation, round_idx, draw)
@@ -218,9 +227,20 @@ class FederatedOrchestrator(Callback):
         announce(trainer, "on_aggregated", result.updates)
         own = self.strategy.figures() | waited
         own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
+        if self.attackers.active(round_idx):
+            own |= detection(result.updates, self.attackers.everyone(self._federation.data.num_clients, self.seed))
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
         log_round(trainer, result.updates, own, time.perf_counter() - begun, self.local.lr_decay)
         return federation_round.turns
+
+    def _attack(self, data: FederatedDataModule, round_idx: int) -> None:
+        """Let attackers begin when it is time."""
+        active = self.attackers.active(round_idx)
+        if active != self._attacking:
+            data.mislabel(self.attackers.label_attacks(data.num_clients, self.seed) if active else {}, self.seed)
+            self._attacking = active
+        keepers = range(data.num_clients) if self.route.keeps_models else self.attackers.discard_global if active else ()
+        self._run.memory.keepers = frozenset(keepers)
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:
         server = self._federation.server
@@ -272,14 +292,3 @@ class FederatedOrchestrator(Callback):
     def _release(self) -> None:
         self._cleanup.close()
         self._takeover = None
-
-
-def _federated_data(trainer: Trainer) -> FederatedDataModule:
-    data = getattr(trainer, "datamodule", None)
-    if not isinstance(data, FederatedDataModule):
-        came = "no datamodule" if data is None else type(data).__name__
-        raise ConfigurationError(
-            f"A federation needs data that are spread over clients, but 'fit' got {came}. Wrap your datamodule: "
-            "trainer.fit(module, datamodule=FederatedDataModule(your_datamodule, partitioner=IIDPartitioner(10)))."
-        )
-    return data

@@ -23,25 +23,17 @@ from fl_lightning.callbacks.exchange import (
 )
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
+from fl_lightning.callbacks.round_result import RoundResult, as_one, shared_out, with_shares
 from fl_lightning.callbacks.update_store import UpdateStore
+from fl_lightning.callbacks.uplink import Uplink
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.routes.base import Chains, Cohort
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
 from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
 _SHOWN = 3
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """What a round comes to: the new state, float64, shape (d,); new counters; updates and failures in the order of clients."""
-
-    aggregate: Tensor
-    counters: Tensor
-    updates: list[ClientUpdate]
-    failures: list[ClientFailure]
 
 
 @dataclass
@@ -75,6 +67,8 @@ class FederationRound(Cohort):
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
         self._training = CohortTraining(self.federation, self.round_idx, self.draw)
+        self._uplink = Uplink(self.federation, self.round_idx)
+        self._waiting: dict[int, list[ClientUpdate]] = {}
 
     # ---------------------------------------------------------------- what routes ask for
 
@@ -85,11 +79,10 @@ class FederationRound(Cohort):
         control = self.federation.strategy.control
         try:
             for updates in self._training.train(chains, control=control):
-                weighed = self._take_in(_as_one(updates))
-                self._updates += _shared_out(weighed, updates)
-                announce(self._trainer, "on_client_end", weighed)
+                self._receive(updates, self._uplink.send)
         except Exception as error:  # the other ranks must hear of it, or they would wait for this one
             self._failure = error
+        self._receive_held_back()
 
     def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
         """See :meth:`Cohort.train`."""
@@ -113,6 +106,37 @@ class FederationRound(Cohort):
                 self._updates.append(self._take_in(update).without_state())
         except Exception as error:
             self._failure = error
+
+    def _receive(self, updates: list[ClientUpdate], send: Callable[[ClientUpdate], ClientUpdate | None]) -> None:
+        """Give the strategy what a chain of clients sends, whose model is in the clients' module."""
+        try:
+            sent = send(as_one(updates))
+        except ClientError as error:
+            self._training.leave_out([update.client for update in updates], error, 1)
+            return
+        if sent is None:
+            self._waiting[updates[-1].client] = updates
+            return
+        try:
+            weighed = self._take_in(sent)
+        except ClientError as error:
+            if not isinstance(self.federation.strategy, WeightedAverage):  # another rule may have added half of it
+                raise
+            self._training.leave_out([update.client for update in updates], error, 1)
+            return
+        self._updates += shared_out(weighed, updates)
+        announce(self._trainer, "on_client_end", weighed)
+
+    def _receive_held_back(self) -> None:
+        """Attackers that act together, when all others are done; on every rank, also where something went wrong."""
+        if not self._uplink.acts_together:
+            return
+        crowd = self._uplink.look_around()
+        try:
+            for update in self._uplink.held_back(crowd):
+                self._receive(self._waiting.pop(update.client), self._uplink.answer)
+        except Exception as error:
+            self._failure = self._failure or error
 
     def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
         """See :meth:`Cohort.conclude`."""
@@ -223,7 +247,7 @@ class FederationRound(Cohort):
                 f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "
                 "rate, or clip with 'federation.local.gradient_clip_val'."
             )
-        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), _with_shares(updates), failures)
+        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), with_shares(updates), failures)
 
     def _failures(self, good: int) -> list[ClientFailure]:
         """Of all ranks.
@@ -281,27 +305,3 @@ class FederationRound(Cohort):
         delivered = [[client for client in chain if client in good] for chain in self._chains]
         per_example = {client: handed[chain[-1]] for chain in delivered for client in chain}
         return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]
-
-
-def _as_one(chain: list[ClientUpdate]) -> ClientUpdate:
-    """What a chain hands over: the last one's model, for all their examples."""
-    if len(chain) == 1:
-        return chain[0]
-    examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
-    return replace(chain[-1], num_examples=examples, num_steps=steps, normalizer=None)
-
-
-def _shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
-    """The chain's updates for the log, with its weight shared out by examples."""
-    if len(chain) == 1:
-        return [handed.without_state()]
-    weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
-    return [
-        replace(update, weight=weight, score=handed.score, local_score=handed.local_score).without_state()
-        for update, weight in zip(chain, weights, strict=True)
-    ]
-
-
-def _with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    total = sum(update.weight for update in updates)
-    return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]

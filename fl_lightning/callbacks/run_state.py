@@ -38,17 +38,15 @@ class RunState:
         self.engine: str | None = None
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition, all_keep_models: bool, noise: float = 0.0) -> None:
+    def begin(self, training: Partition, noise: float = 0.0) -> None:
         """Set up for a fit, which may go on from an earlier one.
 
         Args:
             training: the clients' training examples.
-            all_keep_models: whether every client goes on from its own model, or the attackers alone.
             noise: on the clients' inputs.
         """
         self.num_clients = len(training)
         self._partition = f"{training.digest()} {noise}"
-        self.memory.keepers = frozenset(range(len(training)) if all_keep_models else self._owner.attackers.discard_global)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""

@@ -1,35 +1,56 @@
-"""Clients that harm the federation (AdaFed, section 4.0.3, Simulation 3)."""
+"""Clients that harm the federation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
+from fl_lightning.attacks.labels import LabelAttack, RandomLabels
+from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.errors import require
+from fl_lightning.functional.seeding import generator
+
+_NAME = "federation.attackers."
 
 
 @dataclass(frozen=True)
 class Attackers:
-    """Which clients misbehave, and how: two separate switches, whatever the strategy or the route.
+    """Which clients misbehave, and how: separate switches, whatever the strategy.
 
-    In Simulation 3 two clients more, 6 and 7, hold the distributions of clients 2 and 3 with half and all of the labels
-    wrong, and both discard the global model.
+    In AdaFed's Simulation 3 (section 4.0.3) two clients more, 6 and 7, hold the distributions of clients 2 and 3 with half
+    and all of the labels wrong, and both discard the global model.
 
     Args:
         wrong_labels: by client, the share in [0, 1] of its labels that are wrong; a wrong label is another class, drawn
             once for all rounds.
-        discard_global: clients that go on from their own last weights instead of the global model; in the first round
+        discard_global: clients that go on from their own last weights instead of the global model; in their first round
             they have none yet and take it.
+        clients: whom ``labels`` and ``model`` are for: ids, or a share of all clients in [0, 1), drawn by the seed.
+        labels: what they do to their labels.
+        model: what they send instead of what they have trained.
+        from_round: the first round, from 0, in which anybody attacks.
 
     Raises:
-        ConfigurationError: for a share outside [0, 1].
+        ConfigurationError: for a value outside its range, or an attack without attackers.
     """
 
     wrong_labels: dict[int, float] = field(default_factory=dict)
     discard_global: list[int] = field(default_factory=list)
+    clients: list[int] | float = field(default_factory=list)
+    labels: LabelAttack | None = None
+    model: ModelAttack | None = None
+    from_round: int = 0
 
     def __post_init__(self) -> None:
         for client, share in self.wrong_labels.items():
-            require(0 <= share <= 1, f"federation.attackers.wrong_labels.{client}", "a share from 0 to 1", share)
+            require(0 <= share <= 1, f"{_NAME}wrong_labels.{client}", "a share from 0 to 1", share)
+        if not isinstance(self.clients, list):
+            require(0 <= self.clients < 1, _NAME + "clients", "ids, or a share from 0 to below 1", self.clients)
+        attacks = self.labels is not None or self.model is not None
+        require(bool(self.clients) == attacks, _NAME + "clients", "given together with 'labels' or 'model'", self.clients)
+        require(self.from_round >= 0, _NAME + "from_round", "0 or above", self.from_round)
 
     def check(self, num_clients: int) -> None:
         """Refuse clients that do not exist.
@@ -38,6 +59,33 @@ class Attackers:
             ConfigurationError: naming the setting.
         """
         known = f"clients from 0 to {num_clients - 1}"
-        for setting, clients in (("wrong_labels", self.wrong_labels), ("discard_global", self.discard_global)):
+        listed = self.clients if isinstance(self.clients, list) else []
+        for setting, clients in (
+            ("wrong_labels", self.wrong_labels),
+            ("discard_global", self.discard_global),
+            ("clients", listed),
+        ):
             strangers = [client for client in clients if not 0 <= client < num_clients]
-            require(not strangers, f"federation.attackers.{setting}", known, strangers)
+            require(not strangers, _NAME + setting, known, strangers)
+
+    def members(self, num_clients: int, seed: int) -> frozenset[int]:
+        """Those whom ``labels`` and ``model`` are for; of a share round(share * K)."""
+        if isinstance(self.clients, list):
+            return frozenset(self.clients)
+        order = torch.randperm(num_clients, generator=generator(seed, "attackers")).tolist()
+        return frozenset(order[: round(self.clients * num_clients)])
+
+    def everyone(self, num_clients: int, seed: int) -> frozenset[int]:
+        """All that misbehave in any way."""
+        return self.members(num_clients, seed) | self.wrong_labels.keys() | set(self.discard_global)
+
+    def active(self, round_idx: int) -> bool:
+        """Whether anybody attacks in a round."""
+        return round_idx >= self.from_round
+
+    def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:
+        """By client."""
+        found: dict[int, LabelAttack] = {client: RandomLabels(share) for client, share in self.wrong_labels.items()}
+        if self.labels is not None:
+            found |= dict.fromkeys(self.members(num_clients, seed), self.labels)
+        return found

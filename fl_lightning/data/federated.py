@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.data.division import Division, check_shares, divide, whole
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
@@ -208,14 +209,14 @@ class FederatedDataModule(LightningDataModule):
         """
         return self.holdings.label_counts()
 
-    def mislabel(self, shares: Mapping[int, float], seed: int) -> None:
+    def mislabel(self, attacks: Mapping[int, float | LabelAttack], seed: int) -> None:
         """Give clients wrong labels from now on, in training and validation parts; their test parts stay true.
 
         Args:
-            shares: of the labels of a client that are wrong, by client, in [0, 1].
+            attacks: by client, what it does to its labels; a number is the share in [0, 1] that is wrong.
             seed: decides which, once for all rounds.
         """
-        self.holdings.mislabel(shares, seed)
+        self.holdings.mislabel(attacks, seed)
 
     # ---------------------------------------------------------------- loaders
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
+from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
@@ -19,7 +20,7 @@ from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader, close_all
 from fl_lightning.errors import DataError
-from fl_lightning.functional.labels import client_label_counts, wrong_labels
+from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 
@@ -47,7 +48,7 @@ class Holdings:
     ) -> None:
         self.division, self.source, self.labels = division, source, labels
         self._noise, self._rebalancing = noise, rebalancing
-        self._wrong: dict[int, float] = {}
+        self._wrong: dict[int, LabelAttack] = {}
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
@@ -97,17 +98,19 @@ class Holdings:
             self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
         return self._label_counts
 
-    def mislabel(self, shares: Mapping[int, float], seed: int) -> None:
-        """Give clients wrong labels from now on, in training and validation parts; their test parts stay true."""
-        self._wrong, self._wrong_seed, self._label_counts = dict(shares), seed, None
+    def mislabel(self, attacks: Mapping[int, float | LabelAttack], seed: int) -> None:
+        """Give clients wrong labels from now on; see :meth:`FederatedDataModule.mislabel`."""
+        self._wrong = {k: a if isinstance(a, LabelAttack) else RandomLabels(a) for k, a in attacks.items()}
+        self._wrong_seed, self._label_counts = seed, None
 
     def _believed(self, client: int, part: Part) -> Tensor | None:
         """The labels as the client has them; None where they are the true ones."""
-        if not self._wrong.get(client) or part == "test":
+        if client not in self._wrong or part == "test":
             return None
         labels = self.all_labels()[self.part(part)[client]]
         draw = generator(self._wrong_seed, client, "wrong labels", part)
-        return wrong_labels(labels, self._wrong[client], self.num_classes(), draw)
+        believed = self._wrong[client].change(labels, self.num_classes(), draw)
+        return None if torch.equal(believed, labels) else believed
 
     def _changes(self, client: int, part: Part) -> Changes:
         believed = self._believed(client, part)

@@ -51,17 +51,18 @@ class ExactSum:
             weight: finite factor; the product is taken in float64.
 
         Raises:
-            ClientError: if a value is not finite, or the sum could leave the representable range, 2**42.
+            ClientError: if a value is not finite, or the sum could leave the representable range, 2**42; it is as it was.
         """
         if not values.numel():
             return
         low, high = torch.aminmax(values)
-        self.bound += float(torch.maximum(-low, high)) * abs(weight)
-        if not self.bound < _LIMIT:  # NaN is not below it either
+        bound = self.bound + float(torch.maximum(-low, high)) * abs(weight)
+        if not bound < _LIMIT:  # NaN is not below it either
             raise ClientError(
                 "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed "
                 "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
             )
+        self.bound = bound
         add = _add_quickly if self.bound < _QUICK else _add
         block = _BLOCK if values.device.type == "cpu" else values.numel()
         highs, lows = torch.split(self.limbs[0], block), torch.split(self.limbs[1], block)

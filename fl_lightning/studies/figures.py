@@ -26,20 +26,22 @@ _FIGURES = ("curves", "class_f1", "class_f", "shares", "confusion", "clients")
 _MOST_LINES = len(COLOURS) * len(STYLES)
 
 
-def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder: Path) -> dict[str, str]:
+def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
     """Draw whatever the table has figures for, as PNG and SVG.
 
     Args:
         table: of a study.
         panels: what is compared with what.
-        measure: of the curves.
+        measures: of the curves, a figure for each.
         folder: for the files, which must exist.
 
     Returns:
         The names of the files without suffix, each with what it shows.
     """
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {}
-    drawn["curves"] = partial(curves, table, panels, measure), f"{measure.name} over rounds"
+    for measure in measures:
+        name = "curves" if measure is measures[0] else "curves_" + measure.name.replace("/", "_")
+        drawn[name] = partial(curves, table, panels, measure), f"{measure.name} over rounds"
     for number, panel in enumerate(panels):
         end, what = (f"_{number + 1}", f" ({panel.title})") if len(panels) > 1 else ("", "")
         f1, shares = (
@@ -59,8 +61,10 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measure: Measure, folder:
         if figure is not None:
             save(figure, folder / name)
             made[name] = what
+    metrics = {"curves_" + metric.replace("/", "_") for metric in table.metrics}
     for path in folder.iterdir():  # of an earlier study or another choice of panels
-        if path.suffix in (".png", ".svg") and path.stem not in made and path.stem.rstrip("0123456789").rstrip("_") in _FIGURES:
+        ours = path.stem.rstrip("0123456789").rstrip("_") in _FIGURES or path.stem in metrics
+        if path.suffix in (".png", ".svg") and path.stem not in made and ours:
             path.unlink()
     return made
 

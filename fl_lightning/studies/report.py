@@ -39,6 +39,7 @@ class ReportOptions:
         after: maximum, mean and variance are of the rounds after this one (counted from 1), >= 0.
         last: the final value of a run is the mean of so many last rounds, >= 1.
         targets: values of the metric whose cost is told.
+        draw: more metrics whose curves are drawn.
 
     Raises:
         ConfigurationError: for numbers out of their ranges.
@@ -54,6 +55,7 @@ class ReportOptions:
     after: int = 15
     last: int = 1
     targets: list[float] = field(default_factory=list)
+    draw: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "report.every", "at least 1", self.every)
@@ -68,9 +70,16 @@ class ReportOptions:
     @property
     def measures(self) -> list[Measure]:
         """All of the table of final values; what is called a loss or error is better if lower."""
-        others = [name for name in self.also if name != self.metric]
-        lower = ("loss", "error", "mae", "mape", "mse")
-        return [self.measure, *(Measure(n, not any(w in n for w in lower), self.percent, self.last) for n in others)]
+        return [self.measure, *(self._other(name) for name in self.also if name != self.metric)]
+
+    @property
+    def drawn(self) -> list[Measure]:
+        """All whose curves are drawn."""
+        return [self.measure, *(self._other(name) for name in self.draw if name != self.metric)]
+
+    def _other(self, name: str) -> Measure:
+        lower = any(word in name for word in ("loss", "error", "mae", "mape", "mse"))
+        return Measure(name, not lower, self.percent, self.last)
 
     def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
         """Refuse names that the study has not.
@@ -135,7 +144,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     folder.mkdir(parents=True, exist_ok=True)
     grouped = panels(table, options.compare)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
-    pictures = draw_all(table, grouped, options.measure, folder)
+    pictures = draw_all(table, grouped, options.drawn, folder)
     markdown, latex = [f"# {name}", ""], []
     for panel, own in tables:
         if panel.title:

@@ -78,7 +78,7 @@ class Study:
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
         self.jobs, self.report = jobs, report
-        self.keep = [*keep, report.metric, *report.also]
+        self.keep = [*keep, report.metric, *report.also, *report.draw]
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
         self.known = RunTable.join(names, [Path(path) for path in ([known] if isinstance(known, str) else known or [])])

@@ -1,0 +1,44 @@
+"""What a round comes to, and how what a chain of clients does is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fl_lightning.types import ClientFailure, ClientUpdate
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What a round comes to: the new state, float64, shape (d,); new counters; updates and failures in the order of clients."""
+
+    aggregate: Tensor
+    counters: Tensor
+    updates: list[ClientUpdate]
+    failures: list[ClientFailure]
+
+
+def as_one(chain: list[ClientUpdate]) -> ClientUpdate:
+    """What a chain hands over: the last one's model, for all their examples."""
+    if len(chain) == 1:
+        return chain[0]
+    examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
+    return replace(chain[-1], num_examples=examples, num_steps=steps, normalizer=None)
+
+
+def shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
+    """The chain's updates for the log, with its weight shared out by examples."""
+    if len(chain) == 1:
+        return [handed.without_state()]
+    weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
+    return [
+        replace(update, weight=weight, score=handed.score, local_score=handed.local_score).without_state()
+        for update, weight in zip(chain, weights, strict=True)
+    ]
+
+
+def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """The updates with their shares of all weights, which sum to 1."""
+    total = sum(update.weight for update in updates)
+    return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]

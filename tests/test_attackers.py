@@ -1,0 +1,271 @@
+"""Clients that lie about their labels or their models: each attack against another library's, or a closed form."""
+
+from __future__ import annotations
+
+import byzfl
+import numpy as np
+import pytest
+import torch
+from by_hand import averaged, build, flat
+from command_line import small
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+from test_strategies import DTYPES, Updates, World, assert_follows, clients_of
+
+from fl_lightning import (
+    ALIE,
+    AdaFed,
+    Attackers,
+    ClientError,
+    ClientUpdate,
+    ConfigurationError,
+    Crowd,
+    Faults,
+    FedAvg,
+    FederatedDataModule,
+    GaussianUpdate,
+    InnerProductManipulation,
+    Krum,
+    LocalTraining,
+    PermutedLabels,
+    RandomLabels,
+    RelabelClass,
+    ScaledUpdate,
+    SignFlip,
+)
+from fl_lightning.reporting.detection import detection
+
+FIVE = (7, 9, 8, 12, 4)
+HOSTILE = [1, 3]
+HONEST = [0, 2, 4]
+
+
+def follow(dtype, attack, forge, strategy=None, **more):
+    """``forge(own change, honest changes)`` is what clients 1 and 3 of five send, by another library."""
+    world = World(dtype, parts=np.split(np.arange(sum(FIVE)), np.cumsum(FIVE)[:-1]))
+
+    def step(net, world, t):
+        w = flat(net)[0]
+        clients = clients_of(net, world)
+        changes = [flat(client)[0] - w for client in clients]
+        honest = np.stack([changes[k] for k in HONEST])
+        for k in HOSTILE:
+            clients[k] = build(clients[k], w + forge(changes[k], honest), *flat(clients[k])[1:])
+        return averaged(net, clients, world.sizes)
+
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(FIVE))
+    attackers = Attackers(clients=HOSTILE, model=attack)
+    return assert_follows(dtype, step, world=world, data=data, attackers=attackers, strategy=strategy, **more)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("attack", "forge"),
+    [
+        (SignFlip(0.5), lambda own, honest: -0.5 * own),
+        (ScaledUpdate(1.5), lambda own, honest: 1.5 * own),
+        (ALIE(1.5), lambda own, honest: byzfl.ALittleIsEnough(tau=-1.5)(honest)),
+        (InnerProductManipulation(0.2), lambda own, honest: byzfl.InnerProductManipulation(tau=0.2)(honest)),
+    ],
+    ids=["sign flip", "scaled", "ALIE", "inner product"],
+)
+def test_what_attackers_send(attack, forge, dtype):
+    _, rounds = follow(dtype, attack, forge)
+    assert [update.client for update in rounds[0]] == [0, 1, 2, 3, 4]
+
+
+def test_stacked_clients_are_attacked_alike():
+    local = LocalTraining(engine="stacked", max_epochs=2)
+    alie = byzfl.ALittleIsEnough(tau=-1.0)
+    follow(torch.float64, ALIE(1.0), lambda own, honest: alie(honest), local=local, tolerance=1e-8)
+
+
+def test_gaussian_noise_has_its_standard_deviation():
+    draw = torch.Generator().manual_seed(0)
+    forged = GaussianUpdate(0.3).forge(torch.zeros(100_000, dtype=torch.float64), None, draw)
+    assert float(forged.std()) == pytest.approx(0.3, rel=0.02)
+    assert float(forged.mean()) == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(("honest", "attackers", "share"), [(26, 24, 24 / 26), (6, 2, 3 / 6), (5, 5, 4 / 5), (4, 6, 1 - 1 / 8)])
+def test_alies_z_is_the_papers(honest, attackers, share):
+    """The first is the paper's own example: 50 workers, 24 of them corrupted, 2 to be won over."""
+    crowd = Crowd(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), honest, attackers)
+    sent = ALIE().forge(torch.zeros(1), crowd, torch.Generator())
+    assert float(sent) == pytest.approx(-norm.ppf(share), abs=1e-12)
+
+
+def test_without_honest_clients_there_is_no_crowd():
+    """All clients of the round are attackers: they send what they have, or its opposite."""
+    for attack in (ALIE(), InnerProductManipulation()):
+        federate(Plain(), 1, attackers=Attackers(clients=[0, 1, 2], model=attack), strategy=FedAvg())
+
+
+def test_attacks_begin_in_their_round():
+    """Before it the run is that of honest clients, bit for bit."""
+    models = {}
+    for name, attackers in (
+        ("honest", Attackers()),
+        ("late", Attackers(clients=[1], model=SignFlip(), labels=PermutedLabels(), discard_global=[1], from_round=2)),
+    ):
+        torch.manual_seed(0)
+        for rounds in (2, 3):
+            torch.manual_seed(0)
+            module = Plain()
+            federate(module, rounds, attackers=attackers)
+            models[name, rounds] = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert torch.equal(models["honest", 2], models["late", 2])
+    assert not torch.equal(models["honest", 3], models["late", 3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("attack", "change"),
+    [
+        (PermutedLabels(2), lambda y: (y + 2) % 3),
+        (RelabelClass(2, 0), lambda y: torch.where(y == 2, 0, y)),
+    ],
+    ids=["permuted", "one class"],
+)
+def test_labels_that_attackers_train_on(attack, change, dtype):
+    def step(net, world, t):
+        lies = change(world.y[world.parts[1]])
+        clients = [world.train(net, k, examples=(world.x[world.parts[k]], lies) if k == 1 else None)[0] for k in range(3)]
+        return averaged(net, clients, world.sizes)
+
+    assert_follows(dtype, step, attackers=Attackers(clients=[1], labels=attack))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=50), st.integers(1, 5), st.integers(0, 99))
+def test_label_attacks_keep_to_the_classes(labels, shift, seed):
+    true, draw = torch.tensor(labels), torch.Generator().manual_seed(seed)
+    for attack in (RandomLabels(), PermutedLabels(shift)):
+        lies = attack.change(true, 6, draw)
+        assert not bool((lies == true).any())
+        assert 0 <= int(lies.min()) <= int(lies.max()) < 6
+    permuted = PermutedLabels(shift).change(torch.arange(6), 6, draw)
+    assert sorted(permuted.tolist()) == list(range(6))
+    lies = RelabelClass(0, 5).change(true, 6, draw)
+    assert bool((lies[true != 0] == true[true != 0]).all())
+    assert bool((lies[true == 0] == 5).all())
+
+
+def test_a_share_of_the_clients_is_drawn_once():
+    attackers = Attackers(clients=0.25, model=SignFlip())
+    drawn = attackers.members(20, 3)
+    assert len(drawn) == 5
+    assert drawn == attackers.members(20, 3) != attackers.members(20, 4)
+
+
+# ------------------------------------------------------------------ detection
+
+
+def weighed(weights):
+    total = sum(weights) or 1.0
+    return [ClientUpdate(k, 0, 10, 1, weight=w, share=w / total) for k, w in enumerate(weights)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), min_size=2, max_size=12))
+def test_the_auroc_is_scikit_learns(clients):
+    weights, hostile = zip(*clients, strict=True)
+    attackers = [k for k, bad in enumerate(hostile) if bad]
+    figures = detection(weighed(weights), attackers)
+    if not attackers:
+        assert figures == {}
+    elif len(attackers) == len(clients):
+        assert "attacker_auroc" not in figures
+    else:
+        assert figures["attacker_auroc"] == pytest.approx(roc_auc_score(hostile, [-w for w in weights]))
+        assert figures["attacker_share"] == pytest.approx(sum(weights[k] for k in attackers) / (sum(weights) or 1.0))
+
+
+def test_krum_and_adafed_tell_attackers_apart():
+    """Two of seven send the opposite, or have learnt nonsense."""
+    data = {"data": Blobs(n=140), "partitioner": Consecutive((20,) * 7)}
+    flipped = Attackers(clients=[1, 4], model=SignFlip(3.0))
+    run = federate(Plain(), 3, strategy=Krum(2), attackers=flipped, **data)
+    assert float(run.callback_metrics["federation/attacker_share"]) == 0
+    lies = Attackers(clients=[1, 4], labels=PermutedLabels())
+    run = federate(Plain(), 3, strategy=AdaFed("val_acc"), attackers=lies, **data)
+    assert float(run.callback_metrics["federation/attackers"]) == 2
+    assert float(run.callback_metrics["federation/attacker_auroc"]) == 1
+    assert float(run.callback_metrics["federation/attacker_share"]) < 2 / 7
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+def test_what_is_not_finite_never_gets_in():
+    for scale, message in ((1e42, "Client 1 .* the trained weights are not finite"), (1e30, "cannot be summed exactly")):
+        attackers = Attackers(clients=[1], model=ScaledUpdate(scale))
+        with pytest.raises(ClientError, match=message):
+            federate(Plain(), 1, attackers=attackers)
+        finals = []
+        for more in ({"attackers": attackers}, {}):
+            torch.manual_seed(0)
+            module, updates = Plain(), Updates()
+            data = Blobs()
+            if not more:  # the same without the client
+                data.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = float("nan")
+            with pytest.warns(UserWarning, match="Round 0 goes on without client 1: "):
+                federate(module, 1, updates, data=data, faults=Faults("skip"), **more)
+            assert [update.client for update in updates.rounds[0]] == [0, 2]
+            finals.append(weights(module))
+        assert same_bits(*finals)
+
+
+def test_classes_that_are_not_there():
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive())
+    data.setup("fit")
+    for attack, message in (
+        (RelabelClass(3, 0), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
+        (PermutedLabels(3), "'federation.attackers.labels.shift' must be no multiple of the 3 classes"),
+    ):
+        data.mislabel({0: attack}, 0)
+        with pytest.raises(ConfigurationError, match=message):
+            data.client(0, 0)
+    data.mislabel({0: RelabelClass(1, 2)}, 0)
+    labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
+    true = blobs(sum(SIZES), 1)[1][: SIZES[0]]
+    assert torch.equal(labels, torch.where(true == 1, 2, true))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--federation.attackers.clients=[1]"],
+            "'federation.attackers.clients' must be given together with 'labels' or 'model'",
+        ),
+        (["--federation.attackers.model=SignFlip"], "'federation.attackers.clients' must be given together with 'labels'"),
+        (["clients=[9]", "model=SignFlip"], "'federation.attackers.clients' must be clients from 0 to 5"),
+        (["clients=1.5", "model=SignFlip"], "'federation.attackers.clients' must be ids, or a share from 0 to below 1"),
+        (["clients=[1]", "model=SignFlip", "model.scale=0"], "'federation.attackers.model.scale' must be above 0"),
+        (["clients=[1]", "model=ScaledUpdate", "model.scale=0"], "'federation.attackers.model.scale' must be above 0"),
+        (
+            ["clients=[1]", "model=InnerProductManipulation", "model.scale=0"],
+            "'federation.attackers.model.scale' must be above",
+        ),
+        (["clients=[1]", "model=GaussianUpdate", "model.std=0"], "'federation.attackers.model.std' must be above 0"),
+        (["clients=[1]", "labels=RandomLabels", "labels.share=2"], "'federation.attackers.labels.share' must be from 0 to 1"),
+        (["clients=[1]", "labels=PermutedLabels", "labels.shift=0"], "'federation.attackers.labels.shift' must be 1 or above"),
+        (["clients=[1]", "labels=PermutedLabels", "labels.shift=10"], "must be no multiple of the 10 classes"),
+        (["clients=[1]", "labels=RelabelClass", "labels.source=1", "labels.target=1"], "must be another class than 'source'"),
+        (["clients=[1]", "labels=RelabelClass", "labels.source=-1", "labels.target=1"], "must be a class of 0 or above"),
+        (["clients=[1]", "model=NoSuch"], "Known: ALIE, GaussianUpdate, InnerProductManipulation, ScaledUpdate, SignFlip"),
+        (["from_round=-1"], "'federation.attackers.from_round' must be 0 or above"),
+        (
+            ["clients=[1]", "model=SignFlip", "--federation.route=Mediators"],
+            "SignFlip forges what a client sends",
+        ),
+    ],
+)
+def test_wrong_settings_are_named(fl, options, message):
+    given_ = [option if option.startswith("--") else f"--federation.attackers.{option}" for option in options]
+    status, text = small(fl, *given_, "--federation.strategy=FedAvg", "--model.init_args.loss=CrossEntropy")
+    assert status in (1, 2)
+    assert message in text
+    assert "Traceback" not in text
