@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import yaml
 from jsonargparse import Namespace, dict_to_namespace
@@ -29,7 +29,8 @@ from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
-from fl_lightning.cli_messages import explain
+from fl_lightning.cli_messages import explain, refuse_wrong_sections
+from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
@@ -84,29 +85,10 @@ class FederationParser(LightningArgumentParser):
         sys.exit(2)
 
 
-class FederationTrainer(Trainer):
-    """Lightning's Trainer, with what the command ``partition`` calls."""
-
-    def partition(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
-        """Show what each client would hold, without training.
-
-        Args:
-            model: not used.
-            datamodule: is set up for a fit.
-        """
-        (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        folder = Path(self.default_root_dir)
-        if any((folder / "checkpoints").glob("*.ckpt")):
-            print(f"'{folder}' holds a run: its files are left as they are.")
-            report.show(datamodule, None)
-        else:
-            report.show(datamodule, folder)
-
-
 class FederationCLI(LightningCLI):
     """LightningCLI with the sections of a federation and the command ``partition``."""
+
+    _wandb_id = ""
 
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(
@@ -149,6 +131,7 @@ class FederationCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check what can be checked before anything is built, and choose W&B's mode."""
         config = self._config
+        refuse_wrong_sections(config)
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
                 f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
@@ -160,12 +143,6 @@ class FederationCLI(LightningCLI):
         root = Path(config.trainer.default_root_dir)
         if root.exists() and not root.is_dir():
             raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
-        for section in ("local", "attackers", "faults", "availability", "client_evaluation", "server_evaluation"):
-            if not isinstance(config.federation[section], Namespace):
-                raise ConfigurationError(
-                    f"'federation.{section}' must hold settings, but is {config.federation[section]!r}. Leave it out for its "
-                    "defaults, or set what is in it one by one."
-                )
         folder = root / "checkpoints"
         for section in ("best_checkpoint", "last_checkpoint"):
             config[section].dirpath = config[section].dirpath or str(folder)
@@ -207,12 +184,19 @@ class FederationCLI(LightningCLI):
         prefer_offline()
         kept = root / "wandb_run_id.txt"
         if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
-            if not (self._config.ckpt_path and kept.exists()):
-                root.mkdir(parents=True, exist_ok=True)
-                kept.write_text(secrets.token_hex(4))
-            os.environ.setdefault("WANDB_RUN_ID", kept.read_text().strip())
+            goes_on = self._config.ckpt_path and kept.exists()
+            self._wandb_id = kept.read_text().strip() if goes_on else secrets.token_hex(4)
+            os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
+
+    def before_fit(self) -> None:
+        """Now that everything could be built: the run's folder, with W&B's id for those who resume."""
+        root, trainer = Path(self.trainer.default_root_dir), cast(FederationTrainer, self.trainer)
+        trainer.makes_folder = not root.exists()
+        if self._wandb_id:
+            root.mkdir(parents=True, exist_ok=True)
+            (root / "wandb_run_id.txt").write_text(self._wandb_id)
 
     def instantiate_classes(self) -> None:
         """Build everything; what a constructor refuses is a wrong setting."""

@@ -7,10 +7,12 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.attacks import LabelAttack, ModelAttack
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import Strategy
@@ -24,10 +26,34 @@ _BASES = {
     "attackers.model": ModelAttack,
     "attackers.labels": LabelAttack,
 }
+_SECTIONS = (
+    *("trainer", "federation", "partition_report", "client_table", "failure_log", "feature_cache"),
+    *("best_checkpoint", "last_checkpoint"),
+    *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability")),
+    *("federation.client_evaluation", "federation.server_evaluation"),
+)
 _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
     r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
 )
+
+
+def refuse_wrong_sections(config: Namespace) -> None:
+    """Refuse what the parser lets pass: a section that holds no settings, and whole numbers beyond 64 bits.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for section in _SECTIONS:
+        held = config.get(section)
+        if not isinstance(held, Namespace):
+            raise ConfigurationError(
+                f"'{section}' must hold settings, but is {held!r}. Leave it out for its defaults, or set what is in it one by "
+                "one."
+            )
+    for name, value in config.items():
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigurationError(f"'{name}' is {value}: whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
 
 
 def explain(message: str, options: Sequence[str] = ()) -> str:

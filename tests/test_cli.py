@@ -203,11 +203,40 @@ def test_a_run_in_a_file(fl):
     assert "error: 'trainer.default_root_dir' is 'there', a file. Set it to a folder for the run." in text
 
 
-def test_sections_that_are_null(fl):
-    Path("null.yaml").write_text("federation: {client_evaluation: null}")
-    status, text = small(fl, "--config=null.yaml")
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            "federation: {client_evaluation: null}",
+            "'federation.client_evaluation' must hold settings, but is None. Leave it out",
+        ),
+        ("federation: {faults: null}", "'federation.faults' must hold settings, but is None"),
+        ("federation: 7", "'federation' must hold settings, but is 7"),
+        ("client_table: 0.5", "'client_table' must hold settings, but is 0.5"),
+    ],
+)
+def test_sections_that_hold_no_settings(fl, written, message):
+    Path("wrong.yaml").write_text(written)
+    status, text = small(fl, "--config=wrong.yaml")
     assert status == 1
-    assert "'federation.client_evaluation' must hold settings, but is None. Leave it out for its defaults" in text
+    assert message in text
+
+
+@pytest.mark.parametrize("option", ["--data.partitioner.counts=[[1,2],[3]]", "--federation.clients_per_round=7"])
+def test_a_refused_run_leaves_nothing_behind(option, fl):
+    """W&B has begun by the time that the second is refused."""
+    status, text = fit(fl, option)
+    assert status == 1, text
+    assert not [path for path in Path("runs").rglob("*") if path.is_file()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits memory")
+def test_spoilt_configurations_end_in_a_message(tmp_path):
+    """A few of those that tools/fuzz_configurations.py makes."""
+    tool = [sys.executable, str(ROOT / "tools" / "fuzz_configurations.py"), "--cases=8", "--seed=5", f"--out={tmp_path}"]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refused" in done.stdout
 
 
 def test_print_config_and_help(fl):

@@ -21,7 +21,7 @@ LAYER = {
     **dict.fromkeys(("tasks", "data"), 3),
     "clients": 4,
     "callbacks": 5,
-    **dict.fromkeys(("cli_messages", "__init__"), 6),
+    **dict.fromkeys(("cli_messages", "cli_trainer", "__init__"), 6),
     "cli": 7,
     "studies": 8,
     "command": 9,

