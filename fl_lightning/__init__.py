@@ -111,6 +111,14 @@ if TYPE_CHECKING:
     )
     from fl_lightning.studies import ReportOptions, RunTable, Study
     from fl_lightning.tasks import ClassificationTask
+    from fl_lightning.transforms import (
+        ClipUpdate,
+        Message,
+        Quantize,
+        Sender,
+        TopK,
+        Transform,
+    )
     from fl_lightning.types import (
         ClientFailure,
         ClientUpdate,
@@ -140,6 +148,7 @@ __all__ = [
     "ClientFailure",
     "ClientTable",
     "ClientUpdate",
+    "ClipUpdate",
     "Cohort",
     "ColumnPartitioner",
     "ConfigurationError",
@@ -190,6 +199,7 @@ __all__ = [
     "LocalTraining",
     "MNISTDataModule",
     "Mediators",
+    "Message",
     "ModelAttack",
     "PartialWork",
     "Partition",
@@ -199,6 +209,7 @@ __all__ = [
     "PermutedLabels",
     "ProximalLoss",
     "QuantityPartitioner",
+    "Quantize",
     "RandomCropFlip",
     "RandomLabels",
     "RelabelClass",
@@ -212,6 +223,7 @@ __all__ = [
     "SVHNDataModule",
     "Scaffold",
     "ScaledUpdate",
+    "Sender",
     "ServerEvaluation",
     "ServerRoute",
     "ShapleyValues",
@@ -223,6 +235,8 @@ __all__ = [
     "Sums",
     "TablePartitioner",
     "TensorLoader",
+    "TopK",
+    "Transform",
     "TrimmedMean",
     "USPSDataModule",
     "WarmStart",
@@ -245,6 +259,7 @@ _PARTS = (
     "partitioners",
     "strategies",
     "routes",
+    "transforms",
     "tasks",
     "data",
     "clients",

@@ -16,6 +16,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import Strategy
+from fl_lightning.transforms.base import Transform
 
 _BASES = {
     "strategy": Strategy,
@@ -23,6 +24,7 @@ _BASES = {
     "partitioner": Partitioner,
     "datamodule": LightningDataModule,
     "model": LightningModule,
+    "transforms": Transform,
     "attackers.model": ModelAttack,
     "attackers.labels": LabelAttack,
 }

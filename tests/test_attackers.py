@@ -259,7 +259,7 @@ def test_classes_that_are_not_there():
         (["from_round=-1"], "'federation.attackers.from_round' must be 0 or above"),
         (
             ["clients=[1]", "model=SignFlip", "--federation.route=Mediators"],
-            "SignFlip forges what a client sends",
+            "SignFlip changes what a client sends",
         ),
     ],
 )

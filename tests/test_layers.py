@@ -16,7 +16,19 @@ LAYER = {
     "types": 0,
     "functional": 1,
     **dict.fromkeys(
-        ("attacks", "losses", "metrics", "models", "optimizers", "partitioners", "strategies", "routes", "reporting"), 2
+        (
+            "attacks",
+            "losses",
+            "metrics",
+            "models",
+            "optimizers",
+            "partitioners",
+            "strategies",
+            "routes",
+            "transforms",
+            "reporting",
+        ),
+        2,
     ),
     **dict.fromkeys(("tasks", "data"), 3),
     "clients": 4,

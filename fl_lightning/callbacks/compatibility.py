@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 from torch import nn
@@ -18,6 +19,7 @@ from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
+from fl_lightning.transforms.base import Transform
 
 
 def federated_data(trainer: Trainer) -> FederatedDataModule:
@@ -141,17 +143,18 @@ def check_faults(
             )
 
 
-def check_attack(attackers: Attackers, route: Route) -> None:
-    """Refuse forged updates where clients send models to each other.
+def check_uplink(attackers: Attackers, transforms: Sequence[Transform], route: Route) -> None:
+    """Refuse what changes updates where clients send models to each other.
 
     Raises:
         ConfigurationError: naming both.
     """
-    if attackers.model is not None and (route.passes_models or route.single_model):
+    first = attackers.model or next(iter(transforms), None)
+    if first is not None and (route.passes_models or route.single_model):
         raise ConfigurationError(
-            f"{type(attackers.model).__name__} forges what a client sends to the server, but on the route "
-            f"{type(route).__name__} clients pass models to each other or keep them. Use the route ServerRoute, or attack by "
-            "'federation.attackers.labels'."
+            f"{type(first).__name__} changes what a client sends to the server, but on the route {type(route).__name__} "
+            "clients pass models to each other or keep them. Use the route ServerRoute, or leave 'federation.transforms' and "
+            "'federation.attackers.model' out."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
+from fl_lightning.transforms.base import Transform
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Federation:
         measures: evaluates models.
         seed: of the federation.
         attackers: clients that misbehave.
+        transforms: of what clients send, in their order.
         faults: what happens where a client fails.
         updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
     """
@@ -42,6 +45,7 @@ class Federation:
     measures: Measures
     seed: int = 0
     attackers: Attackers = field(default_factory=Attackers)
+    transforms: Sequence[Transform] = ()
     faults: Faults = field(default_factory=Faults)
     updates_in_memory: float = math.inf
 

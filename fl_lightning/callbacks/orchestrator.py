@@ -13,13 +13,13 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.compatibility import (
-    check_attack,
     check_batch_norm,
     check_cohort,
     check_faults,
     check_route,
     check_server_optimizer,
     check_strategy,
+    check_uplink,
     federated_data,
 )
 from fl_lightning.callbacks.drawing import Drawing
@@ -51,6 +51,7 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.transforms.base import Transform
 
 
 class FederatedOrchestrator(Callback):
@@ -64,6 +65,7 @@ class FederatedOrchestrator(Callback):
         local: how a client trains; one local epoch by default.
         route: who sends a model to whom; from the server to the clients and back by default.
         attackers: clients that misbehave; none by default.
+        transforms: of what clients send to the server, in their order; none by default.
         faults: what happens where a client fails; the run ends by default.
         availability: simulated clients that drop out, are slow, or come and go; none by default.
         client_evaluation: what is measured on the clients' own test parts; nothing by default.
@@ -86,6 +88,7 @@ class FederatedOrchestrator(Callback):
         local: LocalTraining = LocalTraining(),  # noqa: B008 (frozen)
         route: Route | None = None,
         attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
+        transforms: list[Transform] | None = None,
         faults: Faults = Faults(),  # noqa: B008 (frozen)
         availability: Availability = Availability(),  # noqa: B008 (frozen)
         client_evaluation: ClientEvaluation = ClientEvaluation(),  # noqa: B008 (frozen)
@@ -100,6 +103,7 @@ class FederatedOrchestrator(Callback):
         self.route = route or ServerRoute()
         self.local = local
         self.attackers = attackers
+        self.transforms = transforms or []
         self.faults = faults
         self.availability = availability
         self.client_evaluation = client_evaluation
@@ -148,7 +152,7 @@ class FederatedOrchestrator(Callback):
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
         self.attackers.check(data.num_clients)
-        check_attack(self.attackers, self.route)
+        check_uplink(self.attackers, self.transforms, self.route)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
@@ -181,7 +185,7 @@ class FederatedOrchestrator(Callback):
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
         server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
-        who = (self.seed, self.attackers, self.faults)
+        who = (self.seed, self.attackers, self.transforms, self.faults)
         self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit)
         self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
         scores = self._run.client_scores

@@ -131,9 +131,9 @@ class FederationRound(Cohort):
         """Attackers that act together, when all others are done; on every rank, also where something went wrong."""
         if not self._uplink.acts_together:
             return
-        crowd = self._uplink.look_around()
+        held = self._uplink.held_back()
         try:
-            for update in self._uplink.held_back(crowd):
+            for update in held:
                 self._receive(self._waiting.pop(update.client), self._uplink.answer)
         except Exception as error:
             self._failure = self._failure or error

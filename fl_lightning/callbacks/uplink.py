@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fl_lightning.attacks.models import Crowd
 from fl_lightning.callbacks.exchange import add_sums, gather
@@ -12,11 +13,12 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.faults import check_update
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.functional.seeding import generator
+from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.types import ClientUpdate
 
 
 class Uplink:
-    """One round's; on each rank for the clients that it trains.
+    """One round's; on each rank for the clients that it trains. First attackers forge, then everybody's is transformed.
 
     Args:
         federation: what stays.
@@ -27,13 +29,13 @@ class Uplink:
         self._federation, self._round_idx = federation, round_idx
         attackers = federation.attackers
         self._attack = attackers.model if attackers.active(round_idx) else None
-        self._hostile = (
-            federation.attackers.members(federation.data.num_clients, federation.seed) if self._attack else frozenset()
-        )
+        self._hostile = attackers.members(federation.data.num_clients, federation.seed)
         self._size = federation.server.num_parameters
-        self._start = federation.server.vector()[: self._size] if self._attack else torch.zeros(0)
+        changes = self._attack is not None or bool(federation.transforms)
+        self._start = wide(federation.server.vector()[: self._size]) if changes else torch.zeros(0)
         self._known = Sums(federation.trainer.strategy.root_device)
         self._held: list[ClientUpdate] = []
+        self._crowd: Crowd | None = None
 
     def send(self, update: ClientUpdate) -> ClientUpdate | None:
         """What the server gets of a client, its model in the clients' module; None where the client waits for the others.
@@ -41,55 +43,65 @@ class Uplink:
         Raises:
             ClientError: if it is not fit to be aggregated.
         """
-        if self._attack is None:
-            return update
-        hostile = update.client in self._hostile
-        if not self._attack.needs_crowd:
-            return self._forged(update, None) if hostile else update
-        if hostile:
-            self._held.append(update)
-            return None
-        assert update.state is not None
-        change = wide(update.state[: self._size]) - wide(self._start)
-        self._known.add("count", 1.0)
-        self._known.add("change", change)
-        self._known.add("square", change * change)
-        return update
-
-    def look_around(self) -> Crowd | None:
-        """What attackers learn when all honest clients have sent theirs; to be called on every rank where they act together."""
-        trainer = self._federation.trainer
-        add_sums(trainer, self._known)
-        attackers = sum(gather(trainer, len(self._held)))
-        honest = round(self._known.scalar("count"))
-        if not honest:
-            return None
-        mean = self._known.value("change") / honest
-        spread = (self._known.value("square") - honest * mean * mean).clamp(min=0) / max(1, honest - 1)
-        return Crowd(mean, spread.sqrt() if honest > 1 else torch.zeros_like(mean), honest, attackers)
+        hostile = self._attack is not None and update.client in self._hostile
+        if self.acts_together:
+            if hostile:
+                self._held.append(update)
+                return None
+            change = self._change(update)
+            self._known.add("count", 1.0)
+            self._known.add("change", change)
+            self._known.add("square", change * change)
+        return self.answer(update) if hostile else self._transformed(update, self._round_idx)
 
     @property
     def acts_together(self) -> bool:
         """Whether attackers answer last."""
         return self._attack is not None and self._attack.needs_crowd
 
-    def held_back(self, crowd: Crowd | None) -> list[ClientUpdate]:
-        """What this rank's attackers had waited with; not yet looked at by :meth:`answer`."""
-        held, self._held, self._crowd = self._held, [], crowd
+    def held_back(self) -> list[ClientUpdate]:
+        """What this rank's attackers have waited with, for :meth:`answer`; to be called on every rank where they do."""
+        trainer = self._federation.trainer
+        add_sums(trainer, self._known)
+        attackers, honest = sum(gather(trainer, len(self._held))), round(self._known.scalar("count"))
+        if honest:
+            mean = self._known.value("change") / honest
+            spread = (self._known.value("square") - honest * mean * mean).clamp(min=0) / max(1, honest - 1)
+            self._crowd = Crowd(mean, spread.sqrt() if honest > 1 else torch.zeros_like(mean), honest, attackers)
+        held, self._held = self._held, []
         return held
 
     def answer(self, update: ClientUpdate) -> ClientUpdate:
-        """What such an attacker sends; see :meth:`send`."""
-        return self._forged(update, self._crowd)
-
-    def _forged(self, update: ClientUpdate, crowd: Crowd | None) -> ClientUpdate:
+        """What an attacker sends; see :meth:`send`."""
         assert self._attack is not None
+        draw = generator(self._federation.seed, self._round_idx, update.client, "attack")
+        forged = self._with_change(update, self._attack.forge(self._change(update), self._crowd, draw))
+        return self._transformed(forged, self._round_idx)
+
+    def _transformed(self, update: ClientUpdate, round_idx: int) -> ClientUpdate:
+        parts = self._federation
+        if not parts.transforms:
+            return update
         assert update.state is not None
-        parts, start = self._federation, wide(self._start)
-        draw = generator(parts.seed, self._round_idx, update.client, "attack")
-        forged = start + self._attack.forge(wide(update.state[: self._size]) - start, crowd, draw).to(start)
-        state = torch.cat([forged.to(update.state), update.state[self._size :]])
-        sent = replace(update, state=state)
+        width = update.state.element_size()
+        message = Message(self._change(update), 8 * width)
+        for number, transform in enumerate(parts.transforms):
+            draw = generator(parts.seed, round_idx, update.client, "transform", number)
+            kept = parts.local.memory.drawer(update.client, f"transform {number} ")
+            message = transform.apply(message, Sender(update.client, round_idx, draw, kept))
+        bytes_up = update.bytes_up - self._size * width + message.nbytes
+        return self._with_change(replace(update, bytes_up=bytes_up), message.change)
+
+    def _change(self, update: ClientUpdate) -> Tensor:
+        assert update.state is not None
+        return wide(update.state[: self._size]) - self._start
+
+    def _with_change(self, update: ClientUpdate, change: Tensor) -> ClientUpdate:
+        """The update with another change of the parameters, which is loaded into the clients' module."""
+        assert update.state is not None
+        parts = self._federation
+        moved = (self._start + change.to(self._start)).to(update.state)
+        sent = replace(update, state=torch.cat([moved, update.state[self._size :]]))
         check_update(sent, parts.server, parts.size, parts.strategy.tolerates_broken)
         parts.local.load(parts.server, sent.snapshot)
         return sent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 
 import torch
 from torch import Tensor
@@ -57,6 +57,18 @@ class ClientMemory:
         """Keep a score for rounds in which nothing is measured."""
         self._put(client, score=torch.tensor(score, dtype=torch.float64))
 
+    def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
+        """What the client keeps under names that begin with a prefix: reads and writes through."""
+        return _Drawer(self, client, prefix)
+
+    def kept(self, client: int) -> Kept:
+        """All that a client keeps."""
+        return self._kept.get(client, {})
+
+    def put(self, client: int, **kept: Tensor) -> None:
+        """Keep tensors by name."""
+        self._put(client, **kept)
+
     def _put(self, client: int, **kept: Tensor) -> None:
         self._kept.setdefault(client, {}).update({name: tensor.cpu() for name, tensor in kept.items()})
         self._changed.add(client)
@@ -78,3 +90,23 @@ class ClientMemory:
     def load_state_dict(self, state: Mapping[int, Kept]) -> None:
         """Take everything back."""
         self._kept = {client: dict(kept) for client, kept in state.items()}
+
+
+class _Drawer(MutableMapping[str, Tensor]):
+    def __init__(self, memory: ClientMemory, client: int, prefix: str) -> None:
+        self._memory, self._client, self._prefix = memory, client, prefix
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._memory.kept(self._client)[self._prefix + name]
+
+    def __setitem__(self, name: str, tensor: Tensor) -> None:
+        self._memory.put(self._client, **{self._prefix + name: tensor})
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("What a client keeps is overwritten, not deleted.")
+
+    def __iter__(self) -> Iterator[str]:
+        return (n.removeprefix(self._prefix) for n in self._memory.kept(self._client) if n.startswith(self._prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

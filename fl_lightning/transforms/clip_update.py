@@ -1,0 +1,25 @@
+"""Norm clipping: nobody moves the model further than a bound (Sun et al. 2019, Can You Really Backdoor Federated Learning)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fl_lightning.errors import require
+from fl_lightning.transforms.base import Message, Sender, Transform
+
+
+class ClipUpdate(Transform):
+    """``change * min(1, max_norm / |change|)``: a defence against scaled updates, and half of differential privacy.
+
+    Args:
+        max_norm: largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
+    """
+
+    def __init__(self, max_norm: float) -> None:
+        require(max_norm > 0, "federation.transforms.max_norm", "above 0", max_norm)
+        self.max_norm = max_norm
+
+    def apply(self, message: Message, sender: Sender) -> Message:
+        """See :meth:`Transform.apply`."""
+        norm = float(message.change.norm())
+        return message if norm <= self.max_norm else replace(message, change=message.change * (self.max_norm / norm))

@@ -1,0 +1,38 @@
+"""Sparse updates: the largest numbers only, the rest is kept for later (Stich et al. 2018, Sparsified SGD with Memory)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from fl_lightning.errors import require
+from fl_lightning.transforms.base import Message, Sender, Transform
+
+
+class TopK(Transform):
+    """Sends the numbers of the change that are largest in absolute value, with their positions.
+
+    Args:
+        share: of the parameters, in (0, 1]; at least one number.
+        error_feedback: let a client add what it has not sent to its next change, so that nothing is lost for good. It then
+            keeps a vector as large as the model.
+    """
+
+    def __init__(self, share: float = 0.01, error_feedback: bool = True) -> None:
+        require(0 < share <= 1, "federation.transforms.share", "above 0 and at most 1", share)
+        self.share = share
+        self.error_feedback = error_feedback
+
+    def apply(self, message: Message, sender: Sender) -> Message:
+        """See :meth:`Transform.apply`."""
+        change, kept = message.change, sender.kept.get("residual")
+        if self.error_feedback and kept is not None:
+            change = change + kept.to(change)
+        size = change.numel()
+        positions = change.abs().topk(max(1, round(self.share * size))).indices.sort().values
+        sent = torch.zeros_like(change).index_copy(0, positions, change[positions])
+        if self.error_feedback:
+            sender.kept["residual"] = (change - sent).float()
+        width = 4 if size < 2**32 else 8
+        return replace(message, change=sent, positions=positions, overhead=message.overhead + positions.numel() * width)

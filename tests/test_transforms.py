@@ -1,0 +1,177 @@
+"""What happens to updates on their way: against closed forms, and in a federation against the same by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from by_hand import averaged, build, flat
+from command_line import small
+from federations import Plain, federate, same_bits, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from test_strategies import DTYPES, Updates, assert_follows, clients_of
+
+from fl_lightning import Attackers, ClipUpdate, Message, Quantize, ScaledUpdate, Sender, TopK
+
+
+def sender(seed=0, kept=None):
+    return Sender(0, 0, torch.Generator().manual_seed(seed), {} if kept is None else kept)
+
+
+def message(values):
+    return Message(torch.tensor(values, dtype=torch.float64), 32)
+
+
+NUMBERS = st.lists(st.floats(-100, 100), min_size=1, max_size=60)
+
+
+@given(NUMBERS, st.integers(2, 12), st.integers(1, 20))
+def test_quantised_numbers_are_levels_near_by(values, bits, block):
+    sent = Quantize(bits, block).apply(message(values), sender())
+    levels = 2 ** (bits - 1) - 1
+    for start in range(0, len(values), block):
+        own, received = np.array(values[start : start + block]), sent.change[start : start + block].numpy()
+        step = np.float32(np.abs(own).max()) / levels
+        assert np.abs(received - own).max() <= step * (1 + 1e-6) + 1e-37
+        if step > 1e-30:
+            np.testing.assert_allclose(received / step, np.round(received / step), atol=1e-3)
+    assert sent.nbytes == math.ceil(len(values) * bits / 8) + 4 * math.ceil(len(values) / block)
+
+
+def test_quantisation_is_unbiased():
+    """The mean of 4,000 draws is the number itself, within five of its standard errors."""
+    values = [0.3, -0.7, 1.0, 0.01, -0.33]
+    draws = torch.stack([Quantize(3).apply(message(values), sender(k)).change for k in range(4000)])
+    error = (draws.mean(dim=0) - torch.tensor(values)).abs()
+    assert bool((error <= 5 * draws.std(dim=0) / math.sqrt(4000) + 1e-7).all())
+    assert float(draws.std(dim=0).max()) > 0.1
+
+
+@given(NUMBERS, st.floats(0.01, 1))
+def test_the_largest_numbers_are_sent(values, share):
+    sent = TopK(share, error_feedback=False).apply(message(values), sender())
+    count = max(1, round(share * len(values)))
+    assert sent.count == count
+    assert sent.nbytes == count * (4 + 4)
+    expected = np.sort(np.abs(values))[::-1][:count]  # which of equal ones is sent is open
+    np.testing.assert_allclose(np.sort(np.abs(sent.change.numpy()))[::-1][:count], expected)
+    assert int((sent.change != 0).sum()) <= count
+    kept = sent.change != 0
+    assert torch.equal(sent.change[kept], torch.tensor(values, dtype=torch.float64)[kept])
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=12, max_size=12), min_size=1, max_size=8))
+def test_nothing_is_lost_with_error_feedback(rounds):
+    """What was sent and what is kept add up to all changes."""
+    kept, total = {}, torch.zeros(12, dtype=torch.float64)
+    for values in rounds:
+        total += TopK(0.25).apply(message(values), sender(kept=kept)).change
+    np.testing.assert_allclose(total + kept["residual"], np.sum(rounds, axis=0), atol=1e-4)
+
+
+def test_numbers_that_are_not_sent_are_not_quantised():
+    sparse = TopK(0.5, error_feedback=False).apply(message([1.0, -2.0, 0.1, 0.2]), sender())
+    sent = Quantize(8).apply(sparse, sender())
+    assert sent.change[2:].tolist() == [0, 0]
+    assert sent.nbytes == 2 * 1 + 2 * 4 + 4  # numbers, positions, one scale
+    assert sent.change[1] == pytest.approx(-2.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_clipped_updates_in_a_federation(dtype):
+    lengths = []
+
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        for k, client in enumerate(clients):
+            change = flat(client)[0] - w
+            lengths.append(np.linalg.norm(change))
+            clients[k] = build(client, w + change * min(1, 0.5 / lengths[-1]), *flat(client)[1:])
+        return averaged(net, clients, world.sizes)
+
+    assert_follows(dtype, step, transforms=[ClipUpdate(0.5)])
+    assert min(lengths) < 0.5 < max(lengths)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_updates_in_a_federation(dtype):
+    """A tenth of the numbers, and what each client has kept over three rounds."""
+    kept = {}
+
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        for k, client in enumerate(clients):
+            change = flat(client)[0] - w + kept.get(k, 0)
+            largest = np.argsort(np.abs(change))[-max(1, round(0.1 * len(change))) :]
+            sent = np.zeros_like(change)
+            sent[largest] = change[largest]
+            kept[k] = np.float32(change - sent).astype(float)
+            clients[k] = build(client, w + sent, *flat(client)[1:])
+        return averaged(net, clients, world.sizes)
+
+    _, rounds = assert_follows(dtype, step, transforms=[TopK(0.1)], tolerance=1e-7)
+    width = 4 if dtype == torch.float32 else 8
+    parameters = sum(p.numel() for p in Plain(batchnorm=True).parameters())
+    whole, count = rounds[0][0].bytes_down, round(0.1 * parameters)
+    assert {u.bytes_up for r in rounds for u in r} == {whole - width * parameters + count * (width + 4)}
+
+
+def test_without_transforms_nothing_changes():
+    finals = []
+    for transforms in (None, [TopK(1.0)], [ClipUpdate(1e9)]):
+        torch.manual_seed(0)
+        module = Plain()
+        federate(module, 2, transforms=transforms)
+        finals.append(weights(module))
+    for other in finals[1:]:
+        for name, value in finals[0].items():
+            torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-7)
+
+
+def test_clipping_binds_attackers_too():
+    """A thousandfold update is as long as anybody's."""
+    updates = Updates()
+    module = Plain()
+    torch.manual_seed(0)
+    before = torch.cat([p.detach().reshape(-1).clone() for p in module.parameters()])
+    attackers = Attackers(clients=[0, 1, 2], model=ScaledUpdate(1000))
+    federate(module, 1, updates, attackers=attackers, transforms=[ClipUpdate(0.3)])
+    after = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert float((after - before).norm()) <= 0.3 + 1e-5
+
+
+def test_the_same_draws_give_the_same_bits():
+    finals = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = Plain()
+        federate(module, 2, transforms=[Quantize(4)])
+        finals.append(weights(module))
+    assert same_bits(*finals)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["=ClipUpdate", ".max_norm=0"], "'federation.transforms.max_norm' must be above 0"),
+        (["=Quantize", ".bits=1"], "'federation.transforms.bits' must be from 2 to 16"),
+        (["=Quantize", ".block=0"], "'federation.transforms.block' must be 1 or above"),
+        (["=TopK", ".share=0"], "'federation.transforms.share' must be above 0 and at most 1"),
+        (["=NoSuch"], "Known: ClipUpdate, Quantize, TopK"),
+    ],
+)
+def test_wrong_settings_are_named(fl, options, message):
+    status, text = small(fl, *(f"--federation.transforms{'+' if option[0] == '=' else ''}{option}" for option in options))
+    assert status in (1, 2)
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_routes_without_a_server(fl):
+    options = ["--federation.transforms+=Quantize", "--federation.route=FedCyclic", "--federation.strategy=FedAvg"]
+    status, text = small(fl, *options, "--model.init_args.loss=CrossEntropy")
+    assert status == 1
+    assert "Quantize changes what a client sends to the server, but on the route FedCyclic" in text
