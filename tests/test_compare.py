@@ -280,6 +280,35 @@ def test_wrong_studies_are_refused_before_anything_runs(arguments, message, caps
     assert not Path("runs").exists()
 
 
+def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
+    """All of them reach every run, on top of those of the file; the last of two for the same counts."""
+    seen = []
+    monkeypatch.setattr(Study, "compare", lambda study: seen.append(study) or [])
+    path = write_study({"strategy": ["FedAvg", "AdaFed"]}, seeds=1)
+    options = ["--settings.trainer.max_epochs=7", "--settings.trainer.precision", "64-true", "--settings.local_epochs=3"]
+    options += [
+        "--settings.trainer.max_epochs=9",
+        "--over.federation.clients_per_round",
+        "[4, 5]",
+        "--over.federation.local.lr_decay=0.5,1",
+    ]
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "--config", str(path), *options])
+    assert end.value.code == 0
+    (study,) = seen
+    assert [axis.name for axis in study.axes] == ["strategy", "federation.clients_per_round", "federation.local.lr_decay"]
+    configs = [yaml.safe_load(text) for _, text in study.configurations.values()]
+    assert len(configs) == 8
+    for config in configs:
+        assert (config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (9, "64-true")
+        assert (config["trainer"]["limit_val_batches"], config["federation"]["local"]["max_epochs"]) == (1, 3)
+    assert {config["federation"]["local"]["lr_decay"] for config in configs} == {0.5, 1.0}
+
+
+def test_an_option_without_its_value(capsys):
+    assert "expected" in refused(capsys, "--base", ADAFED, "--settings.trainer.max_epochs")
+
+
 def test_choices_that_change_nothing(capsys):
     path = write_study({"strategy": ["FedAvg", "AdaFed"], "algorithm": {"same": {"strategy": "FedAvg"}}}, seeds=1)
     assert "have the same settings" in refused(capsys, "--config", str(path))

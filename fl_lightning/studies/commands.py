@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
@@ -17,6 +18,7 @@ from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study
 
 COMMANDS = ("compare", "report")
+_MAPPINGS = ("settings", "over")
 
 
 class _Parser(ArgumentParser):
@@ -54,7 +56,12 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the command, then its options.
     """
     command, *options = arguments
+    options, own = _own_options(options)
     config = _parser(command).parse_args(options)
+    for section, name, value in own:
+        held = config[section] if isinstance(config[section], dict) else {}
+        held.pop(name, None)  # to the end: the last one counts
+        config[section] = {**held, name: value}
     files = config.pop("config") or []
     if config.name is None and files:
         config.name = Path(str(files[-1])).stem
@@ -63,6 +70,36 @@ def main(arguments: Sequence[str]) -> None:
     except FederationError as error:
         print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:
+    """Options, and what is set by ``--settings.<name>`` and ``--over.<name>``: of two names that begin alike, such as
+    ``trainer.max_epochs`` and ``trainer.logger``, the parser would forget the first.
+    """
+    rest: list[str] = []
+    own: list[tuple[str, str, Any]] = []
+    given = iter(options)
+    for option in given:
+        key, equals, value = option.partition("=")
+        section, _, name = key.removeprefix("--").partition(".")
+        if not (key.startswith("--") and section in _MAPPINGS and name):
+            rest.append(option)
+            continue
+        text = value if equals else next(given, None)
+        if text is None:
+            rest.append(option)  # the parser says what is missing
+            continue
+        own.append((section, name, _structure(text)))
+    return rest, own
+
+
+def _structure(text: str) -> Any:
+    """A list or dictionary where one is written; other values stay text, for the parser of a run."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return found if isinstance(found, list | dict) else text
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def read_axes(over: Mapping[str, Any]) -> list[Axis]:
 
 
 def _flat(over: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """'--over.trainer.max_epochs [1, 2]' arrives as {trainer: {max_epochs: [1, 2]}}."""
+    """An axis may be written in sections, {trainer: {max_epochs: [1, 2]}}, as a configuration is."""
     for name, values in over.items():
         leaves = full_names({name: values}) if name in _SECTIONS and isinstance(values, Mapping) else []
         if leaves and "." not in _keys(values) and all(isinstance(value, list) for _, value in leaves):
