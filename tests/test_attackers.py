@@ -8,7 +8,7 @@ import pytest
 import torch
 from by_hand import averaged, build, flat
 from command_line import small
-from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, weights
+from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -26,13 +26,17 @@ from fl_lightning import (
     Faults,
     FedAvg,
     FederatedDataModule,
+    FederatedOrchestrator,
+    FedMedian,
     GaussianUpdate,
     InnerProductManipulation,
     Krum,
     LocalTraining,
+    ModelAttack,
     PermutedLabels,
     RandomLabels,
     RelabelClass,
+    Scaffold,
     ScaledUpdate,
     SignFlip,
 )
@@ -199,7 +203,7 @@ def test_krum_and_adafed_tell_attackers_apart():
 
 
 def test_what_is_not_finite_never_gets_in():
-    for scale, message in ((1e42, "Client 1 .* the trained weights are not finite"), (1e30, "cannot be summed exactly")):
+    for scale, message in ((1e42, "Client 1 .* the weights that it sent are not finite"), (1e30, "too large to be summed")):
         attackers = Attackers(clients=[1], model=ScaledUpdate(scale))
         with pytest.raises(ClientError, match=message):
             federate(Plain(), 1, attackers=attackers)
@@ -215,6 +219,39 @@ def test_what_is_not_finite_never_gets_in():
             assert [update.client for update in updates.rounds[0]] == [0, 2]
             finals.append(weights(module))
         assert same_bits(*finals)
+
+
+def test_what_a_client_keeps_is_as_it_was_when_its_update_is_refused():
+    """SCAFFOLD's c_1, and the model of one that discards the global one."""
+    attackers = Attackers(discard_global=[1], clients=[1], model=ScaledUpdate(1e42))
+    federation = FederatedOrchestrator(Scaffold(), attackers=attackers, faults=Faults("skip"))
+    with pytest.warns(UserWarning, match="goes on without client 1"):
+        trainer(2, federation).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    memory = federation._run.memory
+    assert memory.control(1) is None
+    assert memory.recall(1) is None
+    assert memory.control(0) is not None
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e9])
+def test_attackers_learn_nothing_from_a_client_that_broke(value):
+    """The median copes with it, and so must they."""
+    data = Blobs(n=40, shuffle=False)
+    data.train[0][: FIVE[0]] = value
+    updates = Updates()
+    attackers = Attackers(clients=HOSTILE, model=ALIE(1.0))
+    federate(Plain(), 1, updates, data=data, partitioner=Consecutive(FIVE), attackers=attackers, strategy=FedMedian())
+    assert len(updates.rounds[0]) == 5
+
+
+class WrongLength(ModelAttack):
+    def forge(self, change, crowd, generator):
+        return change[1:]
+
+
+def test_a_forged_change_of_another_length_is_named():
+    with pytest.raises(ConfigurationError, match=r"WrongLength forges a change of shape \(66,\) for client 1; the model"):
+        federate(Plain(), 1, attackers=Attackers(clients=[1], model=WrongLength()))
 
 
 def test_classes_that_are_not_there():
@@ -238,9 +275,9 @@ def test_classes_that_are_not_there():
     [
         (
             ["--federation.attackers.clients=[1]"],
-            "'federation.attackers.clients' must be given together with 'labels' or 'model'",
+            "who attacks, and how, are given together",
         ),
-        (["--federation.attackers.model=SignFlip"], "'federation.attackers.clients' must be given together with 'labels'"),
+        (["--federation.attackers.model=SignFlip"], "who attacks, and how, are given together"),
         (["clients=[9]", "model=SignFlip"], "'federation.attackers.clients' must be clients from 0 to 5"),
         (["clients=1.5", "model=SignFlip"], "'federation.attackers.clients' must be ids, or a share from 0 to below 1"),
         (["clients=[1]", "model=SignFlip", "model.scale=0"], "'federation.attackers.model.scale' must be above 0"),

@@ -72,7 +72,7 @@ def test_weights_that_are_not_finite():
         def on_train_end(self) -> None:
             self.net[0].weight.data.fill_(float("inf"))
 
-    with pytest.raises(ClientError, match="in round 0: the trained weights are not finite"):
+    with pytest.raises(ClientError, match="in round 0: the weights that it sent are not finite"):
         federate(Breaks())
 
 

@@ -19,6 +19,7 @@ from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, t
 from hypothesis import given
 from hypothesis import strategies as st
 from test_strategies import Updates, assert_follows, clients_of
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
     Availability,
@@ -31,10 +32,14 @@ from fl_lightning import (
     FederatedOrchestrator,
     FederationCallback,
     FedLoss,
+    Focus,
+    JointStrategy,
     LocalTraining,
     Mediators,
+    PartialWork,
     Scaffold,
 )
+from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.clients.faults import check_update
 from fl_lightning.functional import ModelState, draw_cohort
 
@@ -216,6 +221,57 @@ def test_a_chain_goes_on_from_who_came_before():
         pairs = zip(last.parameters(), module.net.parameters(), strict=True)
         errors.append(max(float((a - b).abs().max()) for a, b in pairs))
     assert min(errors) < 5e-6
+
+
+class Unreadable(TensorDataset):
+    def __getitem__(self, index):
+        if index == SIZES[0] or index == [SIZES[0]]:
+            raise OSError("cannot be read")
+        return super().__getitem__(index)
+
+
+class WithUnreadable(Blobs):
+    def train_dataloader(self):
+        return DataLoader(Unreadable(*self.train), batch_size=5)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, Focus])
+def test_examples_that_cannot_be_read(strategy):
+    """Also where the global model is measured on them before anything trains."""
+    updates = Updates()
+    with pytest.warns(UserWarning, match="Round 0 goes on without client 1: OSError: cannot be read"):
+        federate(Plain(), 1, updates, data=WithUnreadable(shuffle=False), strategy=strategy(), faults=SKIP)
+    assert [update.client for update in updates.rounds[0]] == [0, 2]
+
+
+def test_stragglers_that_are_dropped_count_as_drawn():
+    """Two of three are needed; one is dropped and one fails."""
+    local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
+    for seed in range(20):
+        drawn = Drawing(3, 1.0, local, Availability(), Faults(), seed).round(0).clients
+        if 1 in drawn:
+            break
+    with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are good, but the round needs 2"):
+        federate(Plain(), 1, data=Marked(math.nan), faults=Faults("skip", min_updates=0.5), local=local, seed=seed)
+
+
+class Weightless(JointStrategy):
+    def combine(self, updates, worth):
+        return updates[0].state.double(), [math.nan] * len(updates)
+
+
+def test_a_strategy_that_gives_no_weights_is_named():
+    with pytest.raises(ClientError, match="Weightless gave 3 updates the weights"):
+        federate(Plain(), 1, strategy=Weightless())
+
+
+def test_a_second_fit_after_one_that_failed(tmp_path):
+    """What clients had changed when it failed is not looked for again."""
+    federation = FederatedOrchestrator(Scaffold(), clients_per_round=1)
+    memory = federation._run.memory
+    memory.change_control(2, torch.ones(3))
+    memory.load_state_dict({})
+    assert memory.changes() == {}
 
 
 # ------------------------------------------------------------------ simulated availability

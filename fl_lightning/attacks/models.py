@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ class SignFlip(ModelAttack):
     """
 
     def __init__(self, scale: float = 1.0) -> None:
-        require(scale > 0, _NAME + "scale", "above 0", scale)
+        require(0 < scale < math.inf, _NAME + "scale", "above 0 and finite", scale)
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
@@ -77,7 +78,7 @@ class ScaledUpdate(ModelAttack):
     """
 
     def __init__(self, scale: float = 10.0) -> None:
-        require(scale > 0, _NAME + "scale", "above 0", scale)
+        require(0 < scale < math.inf, _NAME + "scale", "above 0 and finite", scale)
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
@@ -93,7 +94,7 @@ class GaussianUpdate(ModelAttack):
     """
 
     def __init__(self, std: float = 1.0) -> None:
-        require(std > 0, _NAME + "std", "above 0", std)
+        require(0 < std < math.inf, _NAME + "std", "above 0 and finite", std)
         self.std = std
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
@@ -116,6 +117,7 @@ class ALIE(ModelAttack):
     needs_crowd = True
 
     def __init__(self, z: float | None = None) -> None:
+        require(z is None or math.isfinite(z), _NAME + "z", "finite, or null", z)
         self.z = z
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
@@ -145,7 +147,7 @@ class InnerProductManipulation(ModelAttack):
     needs_crowd = True
 
     def __init__(self, scale: float = 1.0) -> None:
-        require(scale > 0, _NAME + "scale", "above 0", scale)
+        require(0 < scale < math.inf, _NAME + "scale", "above 0 and finite", scale)
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:

@@ -38,6 +38,7 @@ class CohortTraining:
         self._federation, self._round_idx, self._draw = federation, round_idx, draw
         self.turns: list[tuple[int, int, int, int]] = []
         self.failures: list[ClientFailure] = []
+        self._before: dict[int, dict[str, Tensor]] = {}  # what clients kept before this round's update
 
     def train(
         self,
@@ -86,9 +87,10 @@ class CohortTraining:
     def _attempt(self, client: int, start: Snapshot | None, period: int, control: Tensor | None) -> ClientUpdate | None:
         """A client's update, by as many attempts as it has; None where the round goes on without it."""
         parts = self._federation
-        turn, before = self._begin(client, start, period)
         for attempt in range(1, parts.faults.retries + 2):
             try:
+                if attempt == 1:
+                    turn, before = self._begin(client, start, period)
                 return self._end(parts.local.train(turn, parts.data, parts.server, self._round_idx, control), before)
             except Exception as error:
                 parts.local.recover()
@@ -165,6 +167,9 @@ class CohortTraining:
         """Go on without clients, where the policy allows it; else raise the error."""
         if not (self._federation.faults.skips and is_clients_fault(error)):
             raise error
+        for client in clients:
+            if client in self._before:
+                self._federation.local.memory.restore(client, self._before.pop(client))
         self.failures += [ClientFailure(client, self._round_idx, describe(error), attempts) for client in clients]
 
     def _pass_on(self, updates: list[ClientUpdate]) -> Snapshot:
@@ -188,6 +193,7 @@ class CohortTraining:
 
     def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
         parts = self._federation
-        check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken)
+        check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
+        self._before[update.client] = dict(parts.local.memory.kept(update.client))
         parts.local.accept(update)
         return replace(update, global_score=before)

@@ -18,12 +18,14 @@ class Draw:
 
     Attributes:
         clients: who trains, ascending.
-        lost: who was drawn and does not deliver.
+        drawn: how many were drawn.
+        lost: who of them drops out.
         epochs: of the clients that do fewer local epochs than the others.
         slowness: of the clients that do fewer steps.
     """
 
     clients: tuple[int, ...]
+    drawn: int
     lost: tuple[int, ...] = ()
     epochs: Mapping[int, int] = field(default_factory=dict)
     slowness: Mapping[int, float] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Drawing:
             needed = max(1, self._faults.needed(len(cohort)))
             raise ClientError(
                 f"Round {round_idx}: {len(left)} of {self._num_clients} clients are there and deliver, but the round needs "
-                f"{needed}. Lower 'federation.faults.min_updates', or 'drop_out' and 'leave' of "
-                "'federation.availability'."
+                f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of "
+                "'federation.availability', or 'federation.local.partial_work.share' where it drops stragglers."
             )
-        return Draw(left, tuple(sorted(lost)), epochs, self._slowness)
+        return Draw(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness)

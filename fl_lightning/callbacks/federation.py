@@ -54,6 +54,11 @@ class Federation:
         """d, the length of a model's vector."""
         return self.server.vector().numel()
 
+    @cached_property
+    def largest(self) -> float:
+        """Of a weight that is accepted: all clients' such weights times their examples stay well within an exact sum."""
+        return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
+
     @property
     def examples_to_score(self) -> int:
         """On which the strategy measures each client's model."""

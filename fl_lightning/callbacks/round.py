@@ -23,13 +23,14 @@ from fl_lightning.callbacks.exchange import (
 )
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
-from fl_lightning.callbacks.round_result import RoundResult, as_one, shared_out, with_shares
+from fl_lightning.callbacks.round_log import tell_failures
+from fl_lightning.callbacks.round_result import RoundResult, as_one, require_weights, shared_out, with_shares
 from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.callbacks.uplink import Uplink
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.routes.base import Chains, Cohort
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
@@ -117,13 +118,7 @@ class FederationRound(Cohort):
         if sent is None:
             self._waiting[updates[-1].client] = updates
             return
-        try:
-            weighed = self._take_in(sent)
-        except ClientError as error:
-            if not isinstance(self.federation.strategy, WeightedAverage):  # another rule may have added half of it
-                raise
-            self._training.leave_out([update.client for update in updates], error, 1)
-            return
+        weighed = self._take_in(sent)
         self._updates += shared_out(weighed, updates)
         announce(self._trainer, "on_client_end", weighed)
 
@@ -255,13 +250,14 @@ class FederationRound(Cohort):
         Raises:
             ClientError: on every rank, if too few updates are good.
         """
-        faults, drawn = self.federation.faults, len(self.clients) + len(self.draw.lost)
+        faults, drawn = self.federation.faults, self.draw.drawn
         if not faults.skips:
             return []
         failures = [one for theirs in gather(self._trainer, self._training.failures) for one in theirs]
         failures.sort(key=lambda failure: failure.client)
         needed = max(1, faults.needed(drawn))
         if good < needed:
+            tell_failures(self._trainer, self.round_idx, self.draw.lost, failures)
             causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
             more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
             raise ClientError(
@@ -298,6 +294,7 @@ class FederationRound(Cohort):
             return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
 
         aggregate, weights = strategy.combine(everyone, worth)
+        require_weights(strategy, everyone, weights)
         if self._store is not None:
             gather(self._trainer, None)  # nobody reads any more: the files may be deleted
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}

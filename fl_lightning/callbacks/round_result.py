@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fl_lightning.errors import ClientError
+from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 
@@ -42,3 +46,16 @@ def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
     """The updates with their shares of all weights, which sum to 1."""
     total = sum(update.weight for update in updates)
     return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
+
+
+def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> None:
+    """Refuse weights that are none.
+
+    Raises:
+        ClientError: naming the strategy.
+    """
+    if len(weights) != len(updates) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise ClientError(
+            f"{type(strategy).__name__} gave {len(updates)} updates the weights {list(weights)[:5]}: there must be one for "
+            "each, finite and 0 or above. Let its 'combine' return such."
+        )

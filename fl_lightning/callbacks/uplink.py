@@ -11,10 +11,14 @@ from fl_lightning.attacks.models import Crowd
 from fl_lightning.callbacks.exchange import add_sums, gather
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.faults import check_update
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.functional.seeding import generator
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.types import ClientUpdate
+
+_ORDINARY = 2.0**14
+"""A change beyond it is no honest one to learn from; the squares of many such still add up exactly."""
 
 
 class Uplink:
@@ -49,9 +53,10 @@ class Uplink:
                 self._held.append(update)
                 return None
             change = self._change(update)
-            self._known.add("count", 1.0)
-            self._known.add("change", change)
-            self._known.add("square", change * change)
+            if float(change.abs().max()) < _ORDINARY:  # not with NaN: a model that broke tells attackers nothing
+                self._known.add("count", 1.0)
+                self._known.add("change", change)
+                self._known.add("square", change * change)
         return self.answer(update) if hostile else self._transformed(update, self._round_idx)
 
     @property
@@ -75,7 +80,13 @@ class Uplink:
         """What an attacker sends; see :meth:`send`."""
         assert self._attack is not None
         draw = generator(self._federation.seed, self._round_idx, update.client, "attack")
-        forged = self._with_change(update, self._attack.forge(self._change(update), self._crowd, draw))
+        change = self._attack.forge(self._change(update), self._crowd, draw)
+        if change.shape != self._start.shape:
+            raise ConfigurationError(
+                f"{type(self._attack).__name__} forges a change of shape {tuple(change.shape)} for client {update.client}; the "
+                f"model has {self._start.numel()} parameters. Let 'forge' return a vector as long as the one it gets."
+            )
+        forged = self._with_change(update, change)
         return self._transformed(forged, self._round_idx)
 
     def _transformed(self, update: ClientUpdate, round_idx: int) -> ClientUpdate:
@@ -102,6 +113,6 @@ class Uplink:
         parts = self._federation
         moved = (self._start + change.to(self._start)).to(update.state)
         sent = replace(update, state=torch.cat([moved, update.state[self._size :]]))
-        check_update(sent, parts.server, parts.size, parts.strategy.tolerates_broken)
+        check_update(sent, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
         parts.local.load(parts.server, sent.snapshot)
         return sent

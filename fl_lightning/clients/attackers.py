@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import torch
 
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
 
 _NAME = "federation.attackers."
@@ -49,7 +50,11 @@ class Attackers:
         if not isinstance(self.clients, list):
             require(0 <= self.clients < 1, _NAME + "clients", "ids, or a share from 0 to below 1", self.clients)
         attacks = self.labels is not None or self.model is not None
-        require(bool(self.clients) == attacks, _NAME + "clients", "given together with 'labels' or 'model'", self.clients)
+        if bool(self.clients) != attacks:
+            raise ConfigurationError(
+                f"'federation.attackers.clients' is {self.clients!r}, 'labels' {self.labels!r} and 'model' {self.model!r}: "
+                "who attacks, and how, are given together. Set 'clients' and one of the others, or none of them."
+            )
         require(self.from_round >= 0, _NAME + "from_round", "0 or above", self.from_round)
 
     def check(self, num_clients: int) -> None:
@@ -69,11 +74,11 @@ class Attackers:
             require(not strangers, _NAME + setting, known, strangers)
 
     def members(self, num_clients: int, seed: int) -> frozenset[int]:
-        """Those whom ``labels`` and ``model`` are for; of a share round(share * K)."""
+        """Those whom ``labels`` and ``model`` are for; of a share so many of all clients, rounded up."""
         if isinstance(self.clients, list):
             return frozenset(self.clients)
         order = torch.randperm(num_clients, generator=generator(seed, "attackers")).tolist()
-        return frozenset(order[: round(self.clients * num_clients)])
+        return frozenset(order[: math.ceil(self.clients * num_clients - 1e-9)])
 
     def everyone(self, num_clients: int, seed: int) -> frozenset[int]:
         """All that misbehave in any way."""

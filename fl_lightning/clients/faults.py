@@ -79,7 +79,9 @@ def describe(error: Exception) -> str:
     return text if isinstance(error, ClientError) else f"{type(error).__name__}: {text}"
 
 
-def check_update(update: ClientUpdate, server: ModelState, size: int, tolerates_broken: bool) -> None:
+def check_update(
+    update: ClientUpdate, server: ModelState, size: int, tolerates_broken: bool, largest: float = math.inf
+) -> None:
     """Refuse an update that cannot be aggregated.
 
     Args:
@@ -87,6 +89,7 @@ def check_update(update: ClientUpdate, server: ModelState, size: int, tolerates_
         server: the view of the global model.
         size: d, the length of its state.
         tolerates_broken: whether the strategy copes with what is not finite.
+        largest: a weight beyond it is refused: sums of such would not be exact.
 
     Raises:
         ClientError: if the loss or the new weights are not finite, or have another shape.
@@ -105,4 +108,7 @@ def check_update(update: ClientUpdate, server: ModelState, size: int, tolerates_
         raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
     low, high = torch.aminmax(update.state) if size else (torch.zeros(()), torch.zeros(()))
     if not (math.isfinite(float(low)) and math.isfinite(float(high))):  # NaN comes out of aminmax
-        raise ClientError(f"{who}: the trained weights are not finite. {remedy}")
+        raise ClientError(f"{who}: the weights that it sent are not finite. {remedy}")
+    extreme = float(update.state[: server.num_parameters].abs().max()) if server.num_parameters else 0.0
+    if extreme > largest:
+        raise ClientError(f"{who}: it sent a weight of {extreme:.3g}, too large to be summed (above {largest:.3g}). {remedy}")

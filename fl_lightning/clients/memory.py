@@ -65,6 +65,11 @@ class ClientMemory:
         """All that a client keeps."""
         return self._kept.get(client, {})
 
+    def restore(self, client: int, kept: Kept) -> None:
+        """Let a client keep what it kept before."""
+        self._kept[client] = dict(kept)
+        self._changed.add(client)
+
     def put(self, client: int, **kept: Tensor) -> None:
         """Keep tensors by name."""
         self._put(client, **kept)
@@ -89,7 +94,7 @@ class ClientMemory:
 
     def load_state_dict(self, state: Mapping[int, Kept]) -> None:
         """Take everything back."""
-        self._kept = {client: dict(kept) for client, kept in state.items()}
+        self._kept, self._changed = {client: dict(kept) for client, kept in state.items()}, set()
 
 
 class _Drawer(MutableMapping[str, Tensor]):

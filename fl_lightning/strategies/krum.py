@@ -16,7 +16,8 @@ class Krum(FilteringStrategy):
     Numbers of examples do not count. Skewed clients lie far apart without being hostile: Krum then keeps the majority's kind.
 
     Args:
-        attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up; a round needs 2 f + 3 models.
+        attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up; a round needs 2 f + 3 models,
+            and of a share f is lowered where a round has fewer.
         selected: how many models are averaged: 1 is Krum, more are multi-Krum, null is m - f.
     """
 
@@ -34,6 +35,8 @@ class Krum(FilteringStrategy):
         """
         size = len(products)
         attackers = expected_attackers(self.attackers, size)
+        if isinstance(self.attackers, float):  # of a small round as many as the rule can bear
+            attackers = max(0, min(attackers, (size - 3) // 2))
         selected = size - attackers if self.selected is None else self.selected
         if size < 2 * attackers + 3 or selected > size:
             raise ConfigurationError(
