@@ -57,7 +57,7 @@ class Uplink:
                 self._known.add("count", 1.0)
                 self._known.add("change", change)
                 self._known.add("square", change * change)
-        return self.answer(update) if hostile else self._transformed(update, self._round_idx)
+        return self.answer(update) if hostile else self._transformed(update)
 
     @property
     def acts_together(self) -> bool:
@@ -87,9 +87,9 @@ class Uplink:
                 f"model has {self._start.numel()} parameters. Let 'forge' return a vector as long as the one it gets."
             )
         forged = self._with_change(update, change)
-        return self._transformed(forged, self._round_idx)
+        return self._transformed(forged)
 
-    def _transformed(self, update: ClientUpdate, round_idx: int) -> ClientUpdate:
+    def _transformed(self, update: ClientUpdate) -> ClientUpdate:
         parts = self._federation
         if not parts.transforms:
             return update
@@ -97,9 +97,9 @@ class Uplink:
         width = update.state.element_size()
         message = Message(self._change(update), 8 * width)
         for number, transform in enumerate(parts.transforms):
-            draw = generator(parts.seed, round_idx, update.client, "transform", number)
+            draw = generator(parts.seed, self._round_idx, update.client, "transform", number)
             kept = parts.local.memory.drawer(update.client, f"transform {number} ")
-            message = transform.apply(message, Sender(update.client, round_idx, draw, kept))
+            message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept))
         bytes_up = update.bytes_up - self._size * width + message.nbytes
         return self._with_change(replace(update, bytes_up=bytes_up), message.change)
 

@@ -37,7 +37,7 @@ class ClientMemory:
     def remember(self, client: int, model: Snapshot) -> None:
         """Keep a model that was trained, if the client is one that keeps its own."""
         if client in self.keepers:
-            self._put(client, vector=model.vector, counters=model.counters)
+            self.put(client, vector=model.vector, counters=model.counters)
 
     def control(self, client: int) -> Tensor | None:
         """c_k, shape (p,); None where it is still 0."""
@@ -46,7 +46,7 @@ class ClientMemory:
     def change_control(self, client: int, change: Tensor) -> None:
         """Add a change to c_k."""
         own = self.control(client)
-        self._put(client, control=change if own is None else own.to(change) + change)
+        self.put(client, control=change if own is None else own.to(change) + change)
 
     def score(self, client: int) -> float | None:
         """What the client's model scored when it was measured last; None where it never was, or scores are not kept."""
@@ -55,7 +55,7 @@ class ClientMemory:
 
     def remember_score(self, client: int, score: float) -> None:
         """Keep a score for rounds in which nothing is measured."""
-        self._put(client, score=torch.tensor(score, dtype=torch.float64))
+        self.put(client, score=torch.tensor(score, dtype=torch.float64))
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
         """What the client keeps under names that begin with a prefix: reads and writes through."""
@@ -72,9 +72,6 @@ class ClientMemory:
 
     def put(self, client: int, **kept: Tensor) -> None:
         """Keep tensors by name."""
-        self._put(client, **kept)
-
-    def _put(self, client: int, **kept: Tensor) -> None:
         self._kept.setdefault(client, {}).update({name: tensor.cpu() for name, tensor in kept.items()})
         self._changed.add(client)
 
