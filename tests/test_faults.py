@@ -41,6 +41,7 @@ from fl_lightning import (
 )
 from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.clients.faults import check_update
+from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
 
 SKIP = Faults("skip")
@@ -242,6 +243,34 @@ def test_examples_that_cannot_be_read(strategy):
     with pytest.warns(UserWarning, match="Round 0 goes on without client 1: OSError: cannot be read"):
         federate(Plain(), 1, updates, data=WithUnreadable(shuffle=False), strategy=strategy(), faults=SKIP)
     assert [update.client for update in updates.rounds[0]] == [0, 2]
+
+
+def test_who_cannot_even_begin_tries_again():
+    """FOCUS reads the client's data before it trains: the cause of the last attempt is that of the first."""
+    heard = Heard()
+    with pytest.warns(UserWarning, match="after 3 attempts: OSError: cannot be read"):
+        federate(Plain(), 1, heard, data=WithUnreadable(shuffle=False), strategy=Focus(), faults=Faults("skip", retries=2))
+    assert [failure[2:] for failure in heard.failures] == [("OSError: cannot be read", 3)]
+
+
+def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
+    """The strategy has a client's model before the next stack trains, so that a round's models are never all in memory."""
+    events = []
+    train = LocalTrainer.train_together
+
+    def watched(self, *args):
+        for update in train(self, *args):
+            events.append(("trained", update.client))
+            yield update
+
+    class Ends(FederationCallback):
+        def on_client_end(self, trainer, pl_module, update):
+            events.append(("handed in", update.client))
+
+    monkeypatch.setattr(LocalTrainer, "train_together", watched)
+    federate(Plain(), 1, Ends(), local=LocalTraining(engine="stacked", stack_size=1))
+    assert [what for what, _ in events] == ["trained", "handed in"] * 3
+    assert [client for _, client in events[::2]] == [client for _, client in events[1::2]]
 
 
 def test_stragglers_that_are_dropped_count_as_drawn():

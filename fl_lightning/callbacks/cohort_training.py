@@ -87,10 +87,11 @@ class CohortTraining:
     def _attempt(self, client: int, start: Snapshot | None, period: int, control: Tensor | None) -> ClientUpdate | None:
         """A client's update, by as many attempts as it has; None where the round goes on without it."""
         parts = self._federation
+        begun: tuple[Turn, float | None] | None = None
         for attempt in range(1, parts.faults.retries + 2):
             try:
-                if attempt == 1:
-                    turn, before = self._begin(client, start, period)
+                begun = begun or self._begin(client, start, period)
+                turn, before = begun
                 return self._end(parts.local.train(turn, parts.data, parts.server, self._round_idx, control), before)
             except Exception as error:
                 parts.local.recover()
@@ -139,9 +140,13 @@ class CohortTraining:
                 start = self._pass_on(done[number]) if done[number] else starts.get(chains[number][0])
                 begun[client] = self._begin(client, start, period)
             for update in self._together(begun, control):
-                done[number_of[update.client]].append(update)
-            for number in number_of.values():
-                if position + 1 == len(chains[number]) and done[number]:
+                number = number_of[update.client]
+                done[number].append(update)
+                if position + 1 == len(chains[number]):  # at once: nobody holds the models of a whole round
+                    parts.local.load(parts.server, update.snapshot)
+                    yield done.pop(number)
+            for number in number_of.values():  # chains whose last client failed
+                if position + 1 == len(chains[number]) and done.get(number):
                     parts.local.load(parts.server, done[number][-1].snapshot)
                     yield done.pop(number)
 

@@ -27,6 +27,7 @@ from fl_lightning.callbacks.round_log import tell_failures
 from fl_lightning.callbacks.round_result import RoundResult, as_one, require_weights, shared_out, with_shares
 from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.callbacks.uplink import Uplink
+from fl_lightning.clients.faults import too_few
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.routes.base import Chains, Cohort
@@ -34,7 +35,6 @@ from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
-_SHOWN = 3
 
 
 @dataclass
@@ -258,12 +258,7 @@ class FederationRound(Cohort):
         needed = max(1, faults.needed(drawn))
         if good < needed:
             tell_failures(self._trainer, self.round_idx, self.draw.lost, failures)
-            causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
-            more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
-            raise ClientError(
-                f"Round {self.round_idx}: {good} of {drawn} updates are good, but the round needs {needed} "
-                f"('federation.faults.min_updates'). Failed: {causes}{more}."
-            )
+            raise too_few(self.round_idx, good, drawn, needed, failures)
         return failures
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +12,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fl_lightning.errors import ClientError, ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate
 
 _NAME = "federation.faults."
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,16 @@ class Faults:
         require(self.needed(drawn) <= drawn, _NAME + "min_updates", wanted, self.min_updates)
 
 
+def too_few(round_idx: int, good: int, drawn: int, needed: int, failures: Sequence[ClientFailure]) -> ClientError:
+    """The error that ends a run for lack of good updates."""
+    causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
+    more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+    return ClientError(
+        f"Round {round_idx}: {good} of {drawn} updates are good, but the round needs {needed} "
+        f"('federation.faults.min_updates'). Failed: {causes}{more}."
+    )
+
+
 def is_clients_fault(error: Exception) -> bool:
     """Whether an error is the client's, not that of the settings."""
     return not isinstance(error, ConfigurationError | MisconfigurationException)
@@ -106,9 +118,11 @@ def check_update(
     remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
     if update.train_loss is not None and not math.isfinite(update.train_loss):
         raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
-    low, high = torch.aminmax(update.state) if size else (torch.zeros(()), torch.zeros(()))
-    if not (math.isfinite(float(low)) and math.isfinite(float(high))):  # NaN comes out of aminmax
+    low, high = map(float, torch.aminmax(update.state)) if size else (0.0, 0.0)
+    if not (math.isfinite(low) and math.isfinite(high)):  # NaN comes out of aminmax
         raise ClientError(f"{who}: the weights that it sent are not finite. {remedy}")
-    extreme = float(update.state[: server.num_parameters].abs().max()) if server.num_parameters else 0.0
+    if max(-low, high) <= largest:
+        return
+    extreme = float(update.state[: server.num_parameters].abs().max())  # buffers may be larger
     if extreme > largest:
         raise ClientError(f"{who}: it sent a weight of {extreme:.3g}, too large to be summed (above {largest:.3g}). {remedy}")
