@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fl_lightning.allocator import keep_freed_memory
     from fl_lightning.attacks import (
         ALIE,
+        Backdoor,
         Crowd,
         GaussianUpdate,
         InnerProductManipulation,
@@ -137,6 +138,7 @@ __all__ = [
     "AtomicCheckpointIO",
     "Attackers",
     "Availability",
+    "Backdoor",
     "BestCheckpoint",
     "CIFAR10DataModule",
     "CIFAR100DataModule",

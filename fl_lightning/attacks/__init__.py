@@ -1,5 +1,6 @@
-"""What hostile clients do to their labels and to what they send."""
+"""What hostile clients do to their data and to what they send."""
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, PermutedLabels, RandomLabels, RelabelClass
 from fl_lightning.attacks.models import (
     ALIE,
@@ -13,6 +14,7 @@ from fl_lightning.attacks.models import (
 
 __all__ = [
     "ALIE",
+    "Backdoor",
     "Crowd",
     "GaussianUpdate",
     "InnerProductManipulation",

@@ -26,6 +26,7 @@ from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
+from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures
@@ -45,7 +46,6 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.reporting.detection import detection
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -115,7 +115,6 @@ class FederatedOrchestrator(Callback):
         self.seed = seed
         self.enabled = enabled
         self._run = RunState(self)
-        self._attacking: bool | None = None
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
 
@@ -136,9 +135,8 @@ class FederatedOrchestrator(Callback):
         self._run.begin(data.indices, data.feature_noise)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
-        self._attacking = None
-        self._attack(data, 0)
-        self._cleanup.callback(data.mislabel, {}, self.seed)
+        self._hostility = Hostility(self.attackers, data, self.seed, trainer)
+        self._cleanup.callback(self._hostility.end)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup)
         set_threads(self.local.threads, trainer, self._cleanup)
@@ -151,7 +149,6 @@ class FederatedOrchestrator(Callback):
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
-        self.attackers.check(data.num_clients)
         check_uplink(self.attackers, self.transforms, self.route)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
@@ -217,7 +214,9 @@ class FederatedOrchestrator(Callback):
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
-        self._attack(self._federation.data, round_idx)
+        keepers = self._hostility.begin_round(round_idx)
+        everyone = frozenset(range(self._federation.data.num_clients))
+        self._run.memory.keepers = everyone if self.route.keeps_models else keepers
         draw = self._drawing.round(round_idx)
         announce(trainer, "on_round_start", round_idx, draw.clients)
         federation_round = FederationRound(self._federation, round_idx, draw)
@@ -231,20 +230,10 @@ class FederatedOrchestrator(Callback):
         announce(trainer, "on_aggregated", result.updates)
         own = self.strategy.figures() | waited
         own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
-        if self.attackers.active(round_idx):
-            own |= detection(result.updates, self.attackers.everyone(self._federation.data.num_clients, self.seed))
+        own |= self._hostility.figures(self._federation, round_idx, result)
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
         log_round(trainer, result.updates, own, time.perf_counter() - begun, self.local.lr_decay)
         return federation_round.turns
-
-    def _attack(self, data: FederatedDataModule, round_idx: int) -> None:
-        """Let attackers begin when it is time."""
-        active = self.attackers.active(round_idx)
-        if active != self._attacking:
-            data.mislabel(self.attackers.label_attacks(data.num_clients, self.seed) if active else {}, self.seed)
-            self._attacking = active
-        keepers = range(data.num_clients) if self.route.keeps_models else self.attackers.discard_global if active else ()
-        self._run.memory.keepers = frozenset(keepers)
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:
         server = self._federation.server

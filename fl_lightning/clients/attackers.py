@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.errors import ConfigurationError, require
@@ -28,8 +29,9 @@ class Attackers:
             once for all rounds.
         discard_global: clients that go on from their own last weights instead of the global model; in their first round
             they have none yet and take it.
-        clients: whom ``labels`` and ``model`` are for: ids, or a share of all clients in [0, 1), drawn by the seed.
+        clients: whom what follows is for: ids, or a share of all clients in [0, 1), drawn by the seed.
         labels: what they do to their labels.
+        backdoor: the trigger that they put on some of their images, after ``labels``.
         model: what they send instead of what they have trained.
         from_round: the first round, from 0, in which anybody attacks.
 
@@ -41,6 +43,7 @@ class Attackers:
     discard_global: list[int] = field(default_factory=list)
     clients: list[int] | float = field(default_factory=list)
     labels: LabelAttack | None = None
+    backdoor: Backdoor | None = None
     model: ModelAttack | None = None
     from_round: int = 0
 
@@ -49,11 +52,13 @@ class Attackers:
             require(0 <= share <= 1, f"{_NAME}wrong_labels.{client}", "a share from 0 to 1", share)
         if not isinstance(self.clients, list):
             require(0 <= self.clients < 1, _NAME + "clients", "ids, or a share from 0 to below 1", self.clients)
-        attacks = self.labels is not None or self.model is not None
-        if bool(self.clients) != attacks:
+        attacks = {"labels": self.labels, "backdoor": self.backdoor, "model": self.model}
+        given = [name for name, attack in attacks.items() if attack is not None]
+        if bool(self.clients) != bool(given):
             raise ConfigurationError(
-                f"'federation.attackers.clients' is {self.clients!r}, 'labels' {self.labels!r} and 'model' {self.model!r}: "
-                "who attacks, and how, are given together. Set 'clients' and one of the others, or none of them."
+                f"'federation.attackers.clients' is {self.clients!r}, and of {', '.join(attacks)} there is "
+                f"{' and '.join(given) or 'none'}: who attacks, and how, are given together. Set 'clients' and one of the "
+                "others, or none of them."
             )
         require(self.from_round >= 0, _NAME + "from_round", "0 or above", self.from_round)
 
@@ -74,7 +79,7 @@ class Attackers:
             require(not strangers, _NAME + setting, known, strangers)
 
     def members(self, num_clients: int, seed: int) -> frozenset[int]:
-        """Those whom ``labels`` and ``model`` are for; of a share so many of all clients, rounded up."""
+        """Those whom ``labels``, ``backdoor`` and ``model`` are for; of a share so many of all clients, rounded up."""
         if isinstance(self.clients, list):
             return frozenset(self.clients)
         order = torch.randperm(num_clients, generator=generator(seed, "attackers")).tolist()
@@ -94,3 +99,7 @@ class Attackers:
         if self.labels is not None:
             found |= dict.fromkeys(self.members(num_clients, seed), self.labels)
         return found
+
+    def backdoors(self, num_clients: int, seed: int) -> Mapping[int, Backdoor]:
+        """By client."""
+        return {} if self.backdoor is None else dict.fromkeys(self.members(num_clients, seed), self.backdoor)

@@ -11,7 +11,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
@@ -20,6 +22,7 @@ from fl_lightning.data.holdings import Part
 from fl_lightning.errors import ConfigurationError
 
 _STRATEGY = "federation.strategy.metric"
+_BACKDOOR = "federation.attackers.backdoor"
 _BATCH_SIZES = (100, 250, 500, 1000, 2000)
 
 
@@ -125,6 +128,7 @@ class Measures:
         self._data, self.server_evaluation, self._seed = data, server, seed
         self._server_view: LightningDataModule | None = None
         self._num_server_examples: int | None = None
+        self._triggered: tuple[Metric, LightningDataModule] | None = None
         self._limit = limit_batches
         self._flags: dict[str, Any] = {
             "precision": precision,
@@ -140,6 +144,14 @@ class Measures:
         if self._server_view is None:
             self._server_view = self._choose_view(module, evaluation)
         return evaluation.score(module, self._server_view)
+
+    def backdoor_success(self, module: LightningModule, backdoor: Backdoor) -> float:
+        """The share, in [0, 1], of the server's images of other classes that a model takes for the target, the trigger on."""
+        if self._triggered is None:
+            metric: Metric = MulticlassAccuracy(self._data.holdings.num_classes(), average="micro")
+            self._triggered = metric, self._data.server_view(self.server_evaluation.examples, None, self._seed, backdoor)
+        metric, view = self._triggered
+        return self._evaluation(metric, _BACKDOOR, server=True).score(module, view)
 
     @staticmethod
     def _server_precision(local: str, wanted: str) -> str:

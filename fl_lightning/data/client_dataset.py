@@ -1,4 +1,4 @@
-"""What a client holds, where that is not simply a part of the training set: other labels, repeats, noise, a public share."""
+"""What a client holds where it is no mere part of the training set: other labels, a trigger, repeats, noise, a share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.data.feature_noise import FeatureNoise, scaled_to_one
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.rebalancing import LabelAveraging
@@ -28,6 +29,8 @@ class Changes:
         part: which part of its examples.
         true: their classes, as the dataset stores them, shape (n,); None where nobody asked.
         labels: what the client believes them to be, shape (n,); None for the true ones.
+        trigger: of a backdoor.
+        stamped: examples that have it on, bool, shape (n,); None for nobody.
         repeated: positions 0 .. n - 1 of examples to append.
         rebalancing: changes the repeated inputs.
         noise: on the client's own inputs.
@@ -38,6 +41,8 @@ class Changes:
     part: str
     true: Tensor | None = None
     labels: Tensor | None = None
+    trigger: Backdoor | None = None
+    stamped: Tensor | None = None
     repeated: Tensor = NOTHING
     rebalancing: LabelAveraging | None = None
     noise: FeatureNoise | None = None
@@ -46,7 +51,7 @@ class Changes:
     @property
     def none(self) -> bool:
         """Whether the client holds examples of the data set as they are."""
-        return self.labels is None and self.noise is None and not self.repeated.numel()
+        return self.labels is None and self.stamped is None and self.noise is None and not self.repeated.numel()
 
     @property
     def augmentation(self) -> nn.Module | None:
@@ -76,6 +81,8 @@ def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[
     public = [tensor[changes.public] for tensor in dataset.tensors]
     if changes.labels is not None:
         own[1] = changes.labels.to(own[1])
+    if changes.trigger is not None and changes.stamped is not None:
+        own[0][changes.stamped] = changes.trigger.stamp(own[0][changes.stamped])
     if changes.scales:
         own[0], public[0] = scaled_to_one(own[0]), scaled_to_one(public[0])
     if changes.noise is not None:
@@ -106,15 +113,17 @@ class _Changed(Dataset[Any]):
         example = self._dataset[source]
         if not (isinstance(example, list | tuple) and len(example) >= 2):
             raise DataError(
-                f"Label errors, noise and repeated examples need examples of (input, label, ...), but "
+                f"Attacks on data, noise and repeated examples need examples of (input, label, ...), but "
                 f"{type(self._dataset).__name__} gives a {type(example).__name__}. Return tuples, or leave "
-                "'federation.attackers.wrong_labels', 'data.feature_noise' and 'data.rebalancing' out."
+                "'federation.attackers', 'data.feature_noise' and 'data.rebalancing' out."
             )
         inputs, label, *rest = example
         if changes.labels is not None and changes.true is not None and changes.labels[position] != changes.true[position]:
             transform = _target_transform(self._dataset, source) if self._stored else int
             wrong = transform(int(changes.labels[position]))
             label = torch.as_tensor(wrong).to(label) if isinstance(label, Tensor) else wrong
+        if changes.trigger is not None and changes.stamped is not None and changes.stamped[position]:
+            inputs = changes.trigger.stamp(inputs)
         if changes.scales and isinstance(inputs, Tensor):
             inputs = scaled_to_one(inputs)
         if changes.noise is not None:

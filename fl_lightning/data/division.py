@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.data.labels import read_column
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import class_balanced, hold_out
 from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.partitioners.column import ColumnPartitioner
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,29 @@ def divide(
     return Division(partition, parts.get("validation"), parts.get("test"), public)
 
 
-def whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:
+def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> Callable[[Tensor], Partition]:
+    """What gives the partition of chosen examples, as positions among them; see :func:`divide`.
+
+    Args:
+        partitioner: decides.
+        dataset: the training set, for a column of it.
+        labels: of all its examples, where the partitioner needs them.
+    """
+
+    def split(chosen: Tensor) -> Partition:
+        if isinstance(partitioner, ColumnPartitioner):
+            codes, names = read_column(dataset, partitioner.column)
+            found: Any = partitioner.partition_by(codes[chosen], names)
+        else:
+            own = labels[chosen] if partitioner.needs_labels and labels is not None else None
+            found = partitioner.partition(len(chosen), own)
+        found = found if isinstance(found, Partition) else Partition.of_parts(found)
+        return _whole(partitioner, found, len(chosen))
+
+    return split
+
+
+def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:
     """The partition, if every client has examples, and none is another's.
 
     Raises:

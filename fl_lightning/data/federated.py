@@ -11,19 +11,20 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
-from fl_lightning.data.division import Division, check_shares, divide, whole
+from fl_lightning.data.division import Division, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
-from fl_lightning.data.labels import labels_at_hand, read_column, read_labels
+from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
+from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.partitioners.base import Partitioner
-from fl_lightning.partitioners.column import ColumnPartitioner
 
 
 class FederatedDataModule(LightningDataModule):
@@ -173,20 +174,9 @@ class FederatedDataModule(LightningDataModule):
         if labels is not None and getattr(self.datamodule, "is_stand_in", False):
             partitioner = partitioner.for_stand_in(labels)
 
-        def split(chosen: Tensor) -> Partition:
-            """The partition of the examples that are left to divide."""
-            if isinstance(partitioner, ColumnPartitioner):
-                codes, names = read_column(dataset, partitioner.column)
-                found: Any = partitioner.partition_by(codes[chosen], names)
-            else:
-                own = labels[chosen] if partitioner.needs_labels and labels is not None else None
-                found = partitioner.partition(len(chosen), own)
-            found = found if isinstance(found, Partition) else Partition.of_parts(found)
-            return whole(partitioner, found, len(chosen))
-
         shares = {"validation": self.client_validation, "test": self.client_test}
         known = labels if labels is not None else labels_at_hand(dataset)
-        division = divide(len(dataset), split, known, shares, self.public_share, seed)
+        division = divide(len(dataset), splitter(partitioner, dataset, labels), known, shares, self.public_share, seed)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
         return Holdings(division, source, known, noise, self.rebalancing)
 
@@ -209,14 +199,11 @@ class FederatedDataModule(LightningDataModule):
         """
         return self.holdings.label_counts()
 
-    def mislabel(self, attacks: Mapping[int, float | LabelAttack], seed: int) -> None:
-        """Give clients wrong labels from now on, in training and validation parts; their test parts stay true.
-
-        Args:
-            attacks: by client, what it does to its labels; a number is the share in [0, 1] that is wrong.
-            seed: decides which, once for all rounds.
-        """
-        self.holdings.mislabel(attacks, seed)
+    def mislabel(
+        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
+    ) -> None:
+        """Let clients lie from now on; see :meth:`Holdings.mislabel`."""
+        self.holdings.mislabel(attacks, seed, backdoors)
 
     # ---------------------------------------------------------------- loaders
 
@@ -251,9 +238,16 @@ class FederatedDataModule(LightningDataModule):
             return self.holdings.union_loader("test", self._evaluation_batch_size())
         return getattr(self.datamodule, name)()
 
-    def server_view(self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0) -> LightningDataModule:
+    def server_view(
+        self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0, backdoor: Backdoor | None = None
+    ) -> LightningDataModule:
         """The validation set for an inner Trainer, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`."""
-        return ServerView(self.datamodule, lambda: reduced(self._server_loader("val_dataloader"), examples, batch_size, seed))
+
+        def make() -> Any:
+            loader = reduced(self._server_loader("val_dataloader"), examples, batch_size, seed)
+            return loader if backdoor is None else TriggeredLoader(loader, backdoor)
+
+        return ServerView(self.datamodule, make)
 
     def train_dataloader(self) -> Any:
         """One round per epoch, or without a federation the union of the clients' examples."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
+from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
@@ -49,6 +50,7 @@ class Holdings:
         self.division, self.source, self.labels = division, source, labels
         self._noise, self._rebalancing = noise, rebalancing
         self._wrong: dict[int, LabelAttack] = {}
+        self._backdoors: Mapping[int, Backdoor] = {}
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
@@ -91,31 +93,54 @@ class Holdings:
         if self._label_counts is None:
             training, classes = self.division.training, self.num_classes()
             labels = self.all_labels()[training.order]
-            for client in self._wrong:
+            for client in {*self._wrong, *self._backdoors}:
                 believed = self._believed(client, "training")
                 if believed is not None:
                     labels[training.offsets[client] : training.offsets[client + 1]] = believed
             self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
         return self._label_counts
 
-    def mislabel(self, attacks: Mapping[int, float | LabelAttack], seed: int) -> None:
-        """Give clients wrong labels from now on; see :meth:`FederatedDataModule.mislabel`."""
+    def mislabel(
+        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
+    ) -> None:
+        """Let clients lie from now on, in training and validation parts; their test parts stay true.
+
+        Args:
+            attacks: by client, what it does to its labels; a number is the share in [0, 1] that is wrong.
+            seed: decides which, once for all rounds.
+            backdoors: by client, the trigger that it puts on some of its images.
+        """
         self._wrong = {k: a if isinstance(a, LabelAttack) else RandomLabels(a) for k, a in attacks.items()}
+        self._backdoors = backdoors or {}
+        for backdoor in set(self._backdoors.values()):
+            backdoor.check(self.num_classes())
         self._wrong_seed, self._label_counts = seed, None
 
     def _believed(self, client: int, part: Part) -> Tensor | None:
         """The labels as the client has them; None where they are the true ones."""
-        if client not in self._wrong or part == "test":
+        if (client not in self._wrong and client not in self._backdoors) or part == "test":
             return None
-        labels = self.all_labels()[self.part(part)[client]]
-        draw = generator(self._wrong_seed, client, "wrong labels", part)
-        believed = self._wrong[client].change(labels, self.num_classes(), draw)
+        labels = believed = self.all_labels()[self.part(part)[client]]
+        if client in self._wrong:
+            draw = generator(self._wrong_seed, client, "wrong labels", part)
+            believed = self._wrong[client].change(labels, self.num_classes(), draw)
+        stamped = self._stamped(client, part)
+        if stamped is not None:
+            believed = torch.where(stamped, self._backdoors[client].target, believed)
         return None if torch.equal(believed, labels) else believed
+
+    def _stamped(self, client: int, part: Part) -> Tensor | None:
+        """Which of the client's examples have a trigger on, bool; None where none has."""
+        if client not in self._backdoors or part == "test":
+            return None
+        draw = generator(self._wrong_seed, client, "backdoor", part)
+        return self._backdoors[client].chosen(self.part(part)[client].numel(), draw)
 
     def _changes(self, client: int, part: Part) -> Changes:
         believed = self._believed(client, part)
         true = None if believed is None else self.all_labels()[self.part(part)[client]]
-        return Changes(client, part, true=true, labels=believed, noise=self._noise)
+        stamped = self._stamped(client, part)
+        return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
 
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool) -> Any:
         """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""

@@ -1,0 +1,70 @@
+"""A backdoor: the model does what it should, except where it sees a trigger (Gu et al. 2017; Bagdasaryan et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import DataError, require
+
+_NAME = "federation.attackers.backdoor."
+
+
+class Backdoor:
+    """A share of the attacker's images has a square in the lower right corner, and is said to be of the target class.
+
+    With ``ScaledUpdate`` as the attackers' model it is model replacement. After each round the log has its success rate:
+    the share of the server's images of other classes that, with the trigger on, the aggregated model takes for the target.
+
+    Args:
+        target: the class that the trigger stands for.
+        share: of the attacker's images that are stamped, in (0, 1]; round(share * n), the same in every round.
+        size: side of the square in pixels, >= 1.
+        value: its pixels, in the units in which the dataset gives images; null for white: 255 for uint8, else 1.
+    """
+
+    def __init__(self, target: int = 0, share: float = 0.5, size: int = 4, value: float | None = None) -> None:
+        require(target >= 0, _NAME + "target", "a class of 0 or above", target)
+        require(0 < share <= 1, _NAME + "share", "above 0 and at most 1", share)
+        require(size >= 1, _NAME + "size", "1 or above, in pixels", size)
+        require(value is None or math.isfinite(value), _NAME + "value", "finite, or null", value)
+        self.target = target
+        self.share = share
+        self.size = size
+        self.value = value
+
+    def check(self, num_classes: int) -> None:
+        """Refuse a class that there is none of.
+
+        Raises:
+            ConfigurationError: naming the setting.
+        """
+        require(self.target < num_classes, _NAME + "target", f"one of the classes 0 to {num_classes - 1}", self.target)
+
+    def chosen(self, count: int, generator: torch.Generator) -> Tensor:
+        """Which of ``count`` examples are stamped, bool, shape (count,)."""
+        drawn = torch.randperm(count, generator=generator)[: round(self.share * count)]
+        return torch.zeros(count, dtype=torch.bool).index_fill_(0, drawn, True)
+
+    def stamp(self, inputs: Any) -> Tensor:
+        """Images with the trigger on.
+
+        Args:
+            inputs: one image or many, shape (..., H, W), any dtype; left as they are.
+
+        Raises:
+            DataError: if they are no such tensor, or smaller than the trigger.
+        """
+        if not isinstance(inputs, Tensor) or inputs.dim() < 2 or min(inputs.shape[-2:]) < self.size:
+            came = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"type {type(inputs).__name__}"
+            raise DataError(
+                f"'federation.attackers.backdoor' stamps {self.size} x {self.size} pixels on images of shape (..., H, W), "
+                f"but the dataset gives {came}. Let its transform end in such a tensor, or lower 'size'."
+            )
+        white = 255 if inputs.dtype == torch.uint8 else 1
+        stamped = inputs.clone()
+        stamped[..., -self.size :, -self.size :] = white if self.value is None else self.value
+        return stamped
