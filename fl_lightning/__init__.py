@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         Attackers,
         Availability,
         ClientEvaluation,
+        ExamplePrivacy,
         Faults,
         LocalTraining,
         PartialWork,
+        SecureAggregation,
         ServerEvaluation,
     )
     from fl_lightning.data import (
@@ -113,6 +115,7 @@ if TYPE_CHECKING:
     from fl_lightning.studies import ReportOptions, RunTable, Study
     from fl_lightning.tasks import ClassificationTask
     from fl_lightning.transforms import (
+        ClientPrivacy,
         ClipUpdate,
         Message,
         Quantize,
@@ -148,6 +151,7 @@ __all__ = [
     "ClientError",
     "ClientEvaluation",
     "ClientFailure",
+    "ClientPrivacy",
     "ClientTable",
     "ClientUpdate",
     "ClipUpdate",
@@ -161,6 +165,7 @@ __all__ = [
     "DiagnosticOddsRatio",
     "DirichletPartitioner",
     "DomainPartitioner",
+    "ExamplePrivacy",
     "F1WeightedCrossEntropy",
     "FailureLog",
     "FashionMNISTDataModule",
@@ -225,6 +230,7 @@ __all__ = [
     "SVHNDataModule",
     "Scaffold",
     "ScaledUpdate",
+    "SecureAggregation",
     "Sender",
     "ServerEvaluation",
     "ServerRoute",

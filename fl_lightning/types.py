@@ -89,6 +89,7 @@ class ClientUpdate:
             as the strategy has taken it in.
         counters: its integer and boolean buffers as one int64 vector, shape (c,).
         control: change of its SCAFFOLD control variate, shape (p,), where the strategy sent one.
+        epsilon: what the client has given away of an example so far, where its training is differentially private.
     """
 
     client: int
@@ -110,6 +111,7 @@ class ClientUpdate:
     state: Tensor | None = None
     counters: Tensor | None = None
     control: Tensor | None = None
+    epsilon: float | None = None
 
     def without_state(self) -> ClientUpdate:
         """The same update without its tensors: small, and safe to keep or to send between ranks."""

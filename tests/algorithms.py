@@ -14,10 +14,13 @@ from fl_lightning import (
     Attackers,
     Availability,
     ClientEvaluation,
+    ClientPrivacy,
     ClipUpdate,
     CosineFilter,
     DiagnosticOddsRatio,
+    ExamplePrivacy,
     Faults,
+    FedAvg,
     FedAvgM,
     FedCyclic,
     FederatedDataModule,
@@ -42,6 +45,7 @@ from fl_lightning import (
     Quantize,
     RingFed,
     Scaffold,
+    SecureAggregation,
     ShapleyValues,
     TopK,
     TrimmedMean,
@@ -104,6 +108,31 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "transforms": [ClipUpdate(0.2)],
         "attackers": Attackers(clients=[1], model=ALIE(3.0)),
     },
+    "private clients": lambda: {
+        "strategy": FedAvg("uniform"),
+        "transforms": [ClientPrivacy(0.5, 0.3)],
+        "clients_per_round": 3,
+        "batchnorm": False,
+    },
+    "local privacy": lambda: {
+        "strategy": AdaFed("val_acc"),
+        "transforms": [TopK(0.5), ClientPrivacy(0.5, 0.1, "local"), Quantize()],
+        "clients_per_round": 3,
+        "batchnorm": False,
+    },
+    "private examples": lambda: {
+        "local": {"privacy": ExamplePrivacy(1.0, 0.5), "proximal_mu": 0.1},
+        "momentum": 0.9,
+        "clients_per_round": 3,
+        "batchnorm": False,
+    },
+    "secure": lambda: {
+        "strategy": Scaffold(),
+        "secure_aggregation": SecureAggregation(0.5),
+        "availability": Availability(0.3),
+        "faults": Faults("skip"),
+        "seed": 1,
+    },
     "fedcyclic": lambda: {"route": FedCyclic()},
     "label averaging": lambda: {"route": FedCyclic(), "data": {"rebalancing": LabelAveraging()}},
     "fedstar": lambda: {"route": FedStar(2, "val_acc")},
@@ -125,7 +154,7 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread."""
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
-    module = Plain(batchnorm=True, momentum=chosen.pop("momentum", 0.0))
+    module = Plain(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
     source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0))
     data = FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})

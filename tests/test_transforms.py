@@ -160,7 +160,7 @@ def test_the_same_draws_give_the_same_bits():
         (["=Quantize", ".bits=1"], "'federation.transforms.bits' must be from 2 to 16"),
         (["=Quantize", ".block=0"], "'federation.transforms.block' must be 1 or above"),
         (["=TopK", ".share=0"], "'federation.transforms.share' must be above 0 and at most 1"),
-        (["=NoSuch"], "Known: ClipUpdate, Quantize, TopK"),
+        (["=NoSuch"], "Known: ClientPrivacy, ClipUpdate, Quantize, TopK"),
     ],
 )
 def test_wrong_settings_are_named(fl, options, message):

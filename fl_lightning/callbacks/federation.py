@@ -13,6 +13,7 @@ from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
@@ -34,6 +35,7 @@ class Federation:
         attackers: clients that misbehave.
         transforms: of what clients send, in their order.
         faults: what happens where a client fails.
+        secure_aggregation: masks what clients send; None without.
         updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
     """
 
@@ -47,6 +49,7 @@ class Federation:
     attackers: Attackers = field(default_factory=Attackers)
     transforms: Sequence[Transform] = ()
     faults: Faults = field(default_factory=Faults)
+    secure_aggregation: SecureAggregation | None = None
     updates_in_memory: float = math.inf
 
     @cached_property

@@ -28,6 +28,7 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
+from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures
 from fl_lightning.callbacks.round_result import RoundResult
@@ -42,6 +43,7 @@ from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.inner_trainer import moves_batches, without_advice
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
+from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
@@ -66,6 +68,7 @@ class FederatedOrchestrator(Callback):
         route: who sends a model to whom; from the server to the clients and back by default.
         attackers: clients that misbehave; none by default.
         transforms: of what clients send to the server, in their order; none by default.
+        secure_aggregation: hides single updates from the server, where the strategy needs their sums only; none by default.
         faults: what happens where a client fails; the run ends by default.
         availability: simulated clients that drop out, are slow, or come and go; none by default.
         client_evaluation: what is measured on the clients' own test parts; nothing by default.
@@ -89,6 +92,7 @@ class FederatedOrchestrator(Callback):
         route: Route | None = None,
         attackers: Attackers = Attackers(),  # noqa: B008 (frozen)
         transforms: list[Transform] | None = None,
+        secure_aggregation: SecureAggregation | None = None,
         faults: Faults = Faults(),  # noqa: B008 (frozen)
         availability: Availability = Availability(),  # noqa: B008 (frozen)
         client_evaluation: ClientEvaluation = ClientEvaluation(),  # noqa: B008 (frozen)
@@ -104,6 +108,7 @@ class FederatedOrchestrator(Callback):
         self.local = local
         self.attackers = attackers
         self.transforms = transforms or []
+        self.secure_aggregation = secure_aggregation
         self.faults = faults
         self.availability = availability
         self.client_evaluation = client_evaluation
@@ -150,6 +155,8 @@ class FederatedOrchestrator(Callback):
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
         check_uplink(self.attackers, self.transforms, self.route)
+        hidden = self.transforms, self.local, self.secure_aggregation
+        check_privacy(*hidden, self.strategy, self.route, self.availability, data)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
@@ -182,7 +189,8 @@ class FederatedOrchestrator(Callback):
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
         server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
-        who = (self.seed, self.attackers, self.transforms, self.faults)
+        check_private_model(self.transforms, self.local, precision, client, server)
+        who = (self.seed, self.attackers, self.transforms, self.faults, self.secure_aggregation)
         self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit)
         self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
         scores = self._run.client_scores
@@ -228,7 +236,7 @@ class FederatedOrchestrator(Callback):
         waited = share_memory(trainer, self._run.memory)
         missed = tell_failures(trainer, round_idx, draw.lost, result.failures)
         announce(trainer, "on_aggregated", result.updates)
-        own = self.strategy.figures() | waited
+        own = self.strategy.figures() | federation_round.figures() | waited
         own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
         own |= self._hostility.figures(self._federation, round_idx, result)
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.callbacks.arrivals import Arrivals
 from fl_lightning.callbacks.cohort_training import CohortTraining
 from fl_lightning.callbacks.drawing import Draw
 from fl_lightning.callbacks.exchange import (
-    add_sums,
     elementwise_maximum,
     gather,
-    gather_or_raise,
     gather_updates,
     no_counters,
     spread,
@@ -25,11 +23,10 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.round_log import tell_failures
 from fl_lightning.callbacks.round_result import RoundResult, as_one, require_weights, shared_out, with_shares
-from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.callbacks.uplink import Uplink
 from fl_lightning.clients.faults import too_few
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.exact_sum import wide
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
@@ -56,14 +53,9 @@ class FederationRound(Cohort):
         self._trainer = self.federation.trainer
         self._rank, self._ranks = self._trainer.global_rank, self._trainer.world_size
         self._server = self.federation.server
-        self._sums = Sums(self._trainer.strategy.root_device)
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
-        self._store: UpdateStore | None = None
-        self._kept: list[ClientUpdate] = []  # of this rank, with states, for a strategy that needs all
-        joint = isinstance(self.federation.strategy, JointStrategy)
-        if joint and len(self.clients) * self.model_bytes > self.federation.updates_in_memory:
-            self._store = UpdateStore(Path(self._trainer.default_root_dir) / "updates", self._rank)
+        self._arrivals = Arrivals(self.federation, self.draw, self.round_idx)
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._failure: Exception | None = None
@@ -189,13 +181,7 @@ class FederationRound(Cohort):
             local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
             update = replace(update, local_score=local_score)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
-        if isinstance(strategy, RunningStrategy):
-            return replace(update, weight=strategy.take_in(update, self._sums))
-        if self._store is None:
-            self._kept.append(update)
-            return update
-        self._store.keep(update)
-        return update.without_state()
+        return self._arrivals.add(update)
 
     def _score(self, client: int, metric: str | Metric) -> float:
         """Of the model in the clients' module; in rounds without evaluation the client's last."""
@@ -235,14 +221,19 @@ class FederationRound(Cohort):
             aggregate, updates = self._combine(strategy, updates)
         else:
             assert isinstance(strategy, RunningStrategy)
-            add_sums(self._trainer, self._sums)
-            aggregate = strategy.aggregate(self._sums)
+            aggregate = strategy.aggregate(self._arrivals.total([update.client for update in updates]))
+        aggregate = self._uplink.receive(aggregate, len(updates))
         if not bool(torch.isfinite(aggregate).all()):
             raise ClientError(
                 f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "
                 "rate, or clip with 'federation.local.gradient_clip_val'."
             )
         return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), with_shares(updates), failures)
+
+    def figures(self) -> dict[str, float]:
+        """What privacy has cost, and what else transforms have to say, once the ranks have shared what clients keep."""
+        epsilon = self.federation.local.memory.epsilon()
+        return self._uplink.figures(self.draw.drawn) | ({} if epsilon is None else {"epsilon_of_examples": epsilon})
 
     def _failures(self, good: int) -> list[ClientFailure]:
         """Of all ranks.
@@ -263,26 +254,10 @@ class FederationRound(Cohort):
 
     def close(self) -> None:
         """Delete what the round has written, however it ended."""
-        if self._store is not None:
-            self._store.close()
-
-    def _everyone(self) -> list[ClientUpdate]:
-        """All updates with their states, in memory or mapped from files."""
-        if self._store is None:
-            return gather_updates(self._trainer, self._kept, None)
-        stored = [kept for theirs in gather(self._trainer, self._store.kept) for kept in theirs]
-        stored.sort(key=lambda kept: kept.update.client)
-        updates: list[ClientUpdate] = []
-        failure: Exception | None = None
-        try:
-            updates = [kept.load() for kept in stored]
-        except Exception as error:
-            failure = error
-        gather_or_raise(self._trainer, None, failure)
-        return updates
+        self._arrivals.close()
 
     def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
-        everyone = self._everyone()
+        everyone = self._arrivals.everyone()
 
         def worth(models: Sequence[Callable[[], Tensor]]) -> list[float]:
             assert strategy.worth_metric is not None
@@ -290,8 +265,7 @@ class FederationRound(Cohort):
 
         aggregate, weights = strategy.combine(everyone, worth)
         require_weights(strategy, everyone, weights)
-        if self._store is not None:
-            gather(self._trainer, None)  # nobody reads any more: the files may be deleted
+        self._arrivals.read()
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
         good = {update.client for update in updates}
         delivered = [[client for client in chain if client in good] for chain in self._chains]

@@ -21,6 +21,10 @@ _ORDINARY = 2.0**14
 """A change beyond it is no honest one to learn from; the squares of many such still add up exactly."""
 
 
+def _kept_by(number: int) -> str:
+    return f"transform {number} "
+
+
 class Uplink:
     """One round's; on each rank for the clients that it trains. First attackers forge, then everybody's is transformed.
 
@@ -89,6 +93,24 @@ class Uplink:
         forged = self._with_change(update, change)
         return self._transformed(forged)
 
+    def receive(self, aggregate: Tensor, count: int) -> Tensor:
+        """What the transforms make of the aggregate of a round, float64, shape (d,), on every rank."""
+        parts, start = self._federation, self._start
+        for number, transform in enumerate(parts.transforms):
+            draw = generator(parts.seed, self._round_idx, "server", "transform", number)
+            changed = transform.receive(aggregate[: self._size] - start.to(aggregate), count, draw)
+            aggregate = torch.cat([start.to(changed) + changed, aggregate[self._size :]])
+        return aggregate
+
+    def figures(self, drawn: int) -> dict[str, float]:
+        """What the transforms have to say, once the ranks have shared what clients keep."""
+        parts = self._federation
+        figures: dict[str, float] = {}
+        for number, transform in enumerate(parts.transforms):
+            kept = [parts.local.memory.drawer(client, _kept_by(number)) for client in range(parts.data.num_clients)]
+            figures |= transform.figures(self._round_idx + 1, drawn, kept)
+        return figures
+
     def _transformed(self, update: ClientUpdate) -> ClientUpdate:
         parts = self._federation
         if not parts.transforms:
@@ -98,7 +120,7 @@ class Uplink:
         message = Message(self._change(update), 8 * width)
         for number, transform in enumerate(parts.transforms):
             draw = generator(parts.seed, self._round_idx, update.client, "transform", number)
-            kept = parts.local.memory.drawer(update.client, f"transform {number} ")
+            kept = parts.local.memory.drawer(update.client, _kept_by(number))
             message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept))
         bytes_up = update.bytes_up - self._size * width + message.nbytes
         return self._with_change(replace(update, bytes_up=bytes_up), message.change)

@@ -92,7 +92,7 @@ class LocalTrainer:
         self.seed = seed
         self.memory = memory or ClientMemory()
         self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly)
-        self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline)
+        self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline, local.privacy)
         self._engine: TrainerEngine | FabricEngine | None = None
         self._stacked: StackedEngine | None = None
         self._bytes = (0, 0)
@@ -139,12 +139,15 @@ class LocalTrainer:
             optimizer=self._session.optimizer,
             state=state.vector(),
             counters=state.counters(),
+            epsilon=self._epsilon(client, steps),
         )
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
 
     def accept(self, update: ClientUpdate) -> None:
         """Let the client keep what it keeps of an update that was good."""
         self.memory.remember(update.client, update.snapshot)
+        if update.epsilon is not None:
+            self.memory.remember_steps(update.client, update.num_steps, update.epsilon)
         if update.control is not None:
             self.memory.change_control(update.client, update.control)
 
@@ -248,8 +251,15 @@ class LocalTrainer:
         key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):
             shuffle = derive_seed(*key, "shuffle")
-            examples = data.client(turn.client, shuffle, self.local.full_batch, self._drop_single)
+            private = self._session.private
+            examples = data.client(turn.client, shuffle, self.local.full_batch, self._drop_single, private is not None)
+            if private is not None:
+                private.begin(examples.train_dataloader().batch_sampler)
             return self._engine.fit(self.module, examples, turn.epochs)
+
+    def _epsilon(self, client: int, steps: int) -> float | None:
+        private = self._session.private
+        return None if private is None else private.epsilon(self.memory.steps(client) + steps)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)
@@ -275,13 +285,13 @@ class LocalTrainer:
         return self.module
 
     def with_settings(self, **changes: Any) -> LocalTrainer:
-        """Another that trains the same module on its own: without proximal term, stragglers and memory.
+        """Another that trains the same module on its own: without proximal term, stragglers, privacy and memory.
 
         Args:
             changes: of :class:`LocalTraining`, such as ``max_epochs``.
         """
         other = copy.copy(self)
-        other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), **changes)
+        other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), privacy=None, **changes)
         other.engine = changes.get("engine", self.engine)
         other.memory = ClientMemory()
         other._session = ClientSession(0.0, self.local.lr_decay)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from fl_lightning.clients.example_privacy import ExamplePrivacy
 from fl_lightning.clients.partial_work import PartialWork
 from fl_lightning.errors import require
 
@@ -46,6 +47,7 @@ class LocalTraining:
             number changes the last bits of the result, so fix it where runs on several ranks must agree with one.
         callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
         full_batch: one batch of all a client's examples, for FedSGD.
+        privacy: differential privacy of single examples; None without.
         partial_work: let a share of the clients do fewer epochs; see :class:`PartialWork`.
 
     Raises:
@@ -70,6 +72,7 @@ class LocalTraining:
     threads: int | None = None
     callbacks: list[Callback] | None = None
     full_batch: bool = False
+    privacy: ExamplePrivacy | None = None
     partial_work: PartialWork = field(default_factory=PartialWork)
 
     def __post_init__(self) -> None:

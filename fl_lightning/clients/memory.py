@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.types import Snapshot
 
 Kept = dict[str, Tensor]
-"""By name: ``control``, ``vector``, ``counters``, ``score``."""
+"""By name: ``control``, ``vector``, ``counters``, ``score``, ``steps``, ``epsilon``, and those of drawers."""
 
 
 class ClientMemory:
@@ -56,6 +56,19 @@ class ClientMemory:
     def remember_score(self, client: int, score: float) -> None:
         """Keep a score for rounds in which nothing is measured."""
         self.put(client, score=torch.tensor(score, dtype=torch.float64))
+
+    def steps(self, client: int) -> int:
+        """Optimizer steps of a client in all rounds, where they are kept."""
+        return int(self._kept.get(client, {}).get("steps", 0))
+
+    def remember_steps(self, client: int, steps: int, epsilon: float) -> None:
+        """Add steps, and keep what they have given away of an example."""
+        self.put(client, steps=torch.tensor(self.steps(client) + steps), epsilon=torch.tensor(epsilon, dtype=torch.float64))
+
+    def epsilon(self) -> float | None:
+        """The highest of all clients; None where none is kept."""
+        kept = [float(own["epsilon"]) for own in self._kept.values() if "epsilon" in own]
+        return max(kept, default=None)
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
         """What the client keeps under names that begin with a prefix: reads and writes through."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from fl_lightning.clients.example_privacy import ExamplePrivacy, PrivateSteps
 from fl_lightning.clients.sgd_rules import describe, follow, overflowed, require_plain_sgd, sgd_settings
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
@@ -30,16 +31,21 @@ class ClientSession(Callback):
         proximal_mu: FedProx's mu, >= 0.
         lr_decay: factor on the learning rates per round.
         deadline: seconds that a fit may take, looked at between steps; None for any.
+        privacy: of single examples; None without.
 
     Attributes:
         optimizer: the client's optimizer in words.
         skipped: steps that gradient scaling has left out, since gradients were not finite.
+        private: what makes steps private, where they are.
     """
 
-    def __init__(self, proximal_mu: float, lr_decay: float, deadline: float | None = None) -> None:
+    def __init__(
+        self, proximal_mu: float, lr_decay: float, deadline: float | None = None, privacy: ExamplePrivacy | None = None
+    ) -> None:
         self.proximal_mu = proximal_mu
         self.lr_decay = lr_decay
         self.deadline = deadline
+        self.private = None if privacy is None else PrivateSteps(privacy)
         self.server: ModelState | None = None
         self.round_idx = 0
         self.optimizer = ""
@@ -76,6 +82,11 @@ class ClientSession(Callback):
         self._steps: StepCoefficients | None = StepCoefficients()
         self._anchors: list[Tensor] = []
         self._corrections: list[Tensor] = []
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """Of a fit, in their order: gradients are made private before anything is added to them."""
+        return [self] if self.private is None else [self.private, self]
 
     @property
     def normalizer(self) -> float | None:

@@ -207,7 +207,9 @@ class FederatedDataModule(LightningDataModule):
 
     # ---------------------------------------------------------------- loaders
 
-    def client(self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False) -> LightningDataModule:
+    def client(
+        self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: bool = False
+    ) -> LightningDataModule:
         """The data of one client for an inner Trainer.
 
         Args:
@@ -215,8 +217,10 @@ class FederatedDataModule(LightningDataModule):
             seed: fixes the order of its examples, and which of them are repeated.
             full_batch: all examples in one batch.
             drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
+            poisson: draw each batch's examples by coins; see :class:`PoissonBatches`.
         """
-        return TrainingView(self.datamodule, self.holdings.training_loader(client, seed, full_batch, drop_single))
+        loader = self.holdings.training_loader(client, seed, full_batch, drop_single, poisson)
+        return TrainingView(self.datamodule, loader)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """A part of one client's examples as a validation set, in order and in large batches, for an inner Trainer."""

@@ -16,7 +16,7 @@ from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels
-from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, resident_loader
+from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
 from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader, close_all
@@ -142,7 +142,7 @@ class Holdings:
         stamped = self._stamped(client, part)
         return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
 
-    def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool) -> Any:
+    def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: bool = False) -> Any:
         """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
         indices, changes, public = self.division.training[client], self._changes(client, "training"), self.division.public
         repeated = NOTHING
@@ -159,6 +159,8 @@ class Holdings:
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
+        if poisson:
+            return poisson_loader(self.source, indices, order, dataset, size)
         return client_loader(
             self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
         )

@@ -20,6 +20,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.data.labels import labels_at_hand
+from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
@@ -108,6 +109,21 @@ def client_loader(
         drop_last=drop_last or single,
         **_worker_settings(source),
     )
+
+
+def poisson_loader(
+    source: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batch_size: int | None
+) -> Any:
+    """A loader like ``source`` whose batches are drawn by coins; see :class:`PoissonBatches`, its ``batch_sampler``."""
+    dataset = source.dataset if dataset is None else dataset
+    size = source.batch_size if batch_size is None else batch_size
+    assert size is not None
+    batches = PoissonBatches(indices.numel(), size, order)
+    if type(dataset) is TensorDataset and source.collate_fn is default_collate:
+        return PoissonLoader(dataset.tensors, indices, batches)
+    sampler: Any = batches
+    workers = torch.Generator().manual_seed(order.initial_seed())
+    return DataLoader(Subset(dataset, indices.tolist()), batch_sampler=sampler, generator=workers, **_worker_settings(source))
 
 
 def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:

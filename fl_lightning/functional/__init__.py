@@ -8,6 +8,7 @@ from fl_lightning.functional.local_steps import StepCoefficients, control_change
 from fl_lightning.functional.mixing import mix, ring_matrix, star_matrix
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.partition import Partition, iid_partition, scale_table, table_partition
+from fl_lightning.functional.privacy import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.proximal import add_proximal_gradient, proximal_term
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
@@ -29,6 +30,8 @@ __all__ = [
     "divergence_from_uniform",
     "draw_cohort",
     "earth_movers_distance",
+    "epsilon_of_clients",
+    "epsilon_of_examples",
     "exact_shapley",
     "f1_class_weights",
     "generator",

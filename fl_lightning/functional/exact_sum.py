@@ -17,6 +17,10 @@ _LOW = 2.0**62
 _LIMIT = 2.0**42
 """Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
 
+_TOO_LARGE = (
+    "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed exactly. Lower the "
+    "clients' learning rate (they diverge), or the scale of the strategy's weights."
+)
 _QUICK = 2.0**36
 _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
@@ -58,16 +62,24 @@ class ExactSum:
         low, high = torch.aminmax(values)
         bound = self.bound + float(torch.maximum(-low, high)) * abs(weight)
         if not bound < _LIMIT:  # NaN is not below it either
-            raise ClientError(
-                "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed "
-                "exactly. Lower the clients' learning rate (they diverge), or the scale of the strategy's weights."
-            )
+            raise ClientError(_TOO_LARGE)
         self.bound = bound
         add = _add_quickly if self.bound < _QUICK else _add
         block = _BLOCK if values.device.type == "cpu" else values.numel()
         highs, lows = torch.split(self.limbs[0], block), torch.split(self.limbs[1], block)
         for part, high_limb, low_limb in zip(torch.split(values, block), highs, lows, strict=True):
             add(part.double() * weight, high_limb, low_limb)
+
+    def merge(self, other: ExactSum) -> None:
+        """Add another sum, of the same length, which may be masked: then its limbs are numbers modulo 2**64.
+
+        Raises:
+            ClientError: if the sum could leave the representable range.
+        """
+        if not self.bound + other.bound < _LIMIT:
+            raise ClientError(_TOO_LARGE)
+        self.bound += other.bound
+        self.limbs += other.limbs
 
     def value(self) -> Tensor:
         """The sum, float64, shape (d,)."""
@@ -106,6 +118,11 @@ class Sums:
     def ensure(self, name: str, size: int) -> ExactSum:
         """The sum of that name, begun with ``size`` zeros where there is none."""
         return self._sums.setdefault(name, ExactSum(size, self.device))
+
+    def merge(self, other: Sums) -> None:
+        """Add another's sums, name by name."""
+        for name, total in other._sums.items():
+            self.ensure(name, total.limbs.shape[1]).merge(total)
 
     def value(self, name: str) -> Tensor:
         """The sum of that name as float64, shape (d,)."""

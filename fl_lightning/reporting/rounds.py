@@ -25,6 +25,7 @@ def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
             "seconds": update.seconds,
             "bytes_down": update.bytes_down,
             "bytes_up": update.bytes_up,
+            "epsilon_of_examples": update.epsilon,
         }
         known = {name: float(x) for name, x in figures.items() if x is not None}
         for name in ("weight", "share"):  # on a route that weighs nobody there is none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,3 +69,23 @@ class Transform(ABC):
             message: of the client, or of the transform before.
             sender: who sends it.
         """
+
+    def receive(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
+        """What the server makes of the round's average, the same on every rank; it leaves it as it is by default.
+
+        Args:
+            change: ``average - w_t`` of the parameters, float64, shape (p,).
+            count: m, the updates that came.
+            draw: random numbers of this round and transform, on the CPU.
+        """
+        return change
+
+    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """What is worth a line in the log, as ``federation/<name>``.
+
+        Args:
+            rounds: done so far.
+            drawn: clients of this round, those included that did not deliver.
+            kept: what each client of the federation keeps for this transform.
+        """
+        return {}

@@ -62,7 +62,7 @@ class FabricEngine:
         if getattr(self._precision, "scaler", None) is not None:
             self._precision.scaler = torch.amp.GradScaler(self._device.type)
         if self._fit is None or self._local.callbacks:  # the user's get copies for each client
-            callbacks = [self._session, *copy.deepcopy(self._local.callbacks or [])]
+            callbacks = [*self._session.callbacks, *copy.deepcopy(self._local.callbacks or [])]
             self._fit = ClientFit(module, callbacks, self._local, self._precision, self._device, self._fast, self._logger)
         most = 1 if self._fast else self._local.max_epochs
         with torch.autograd.set_detect_anomaly(self._anomalies):

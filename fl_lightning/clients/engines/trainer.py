@@ -60,7 +60,9 @@ class TrainerEngine:
     def _next_trainer(self) -> Trainer:
         # Callbacks of the user's have a life of their own, which must not span clients: they get copies and a new Trainer.
         if self._trainer is None or self._callbacks:
-            self._trainer = inner_trainer(self._device, [self._session, *copy.deepcopy(self._callbacks)], **self._flags)
+            self._trainer = inner_trainer(
+                self._device, [*self._session.callbacks, *copy.deepcopy(self._callbacks)], **self._flags
+            )
         else:
             restart(self._trainer)
         return self._trainer

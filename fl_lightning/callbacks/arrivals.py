@@ -1,0 +1,102 @@
+"""What has arrived at the server in a round, as far as this rank has trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fl_lightning.callbacks.drawing import Draw
+from fl_lightning.callbacks.exchange import add_sums, gather, gather_or_raise, gather_updates
+from fl_lightning.callbacks.federation import Federation
+from fl_lightning.callbacks.update_store import UpdateStore
+from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy
+from fl_lightning.types import ClientUpdate
+
+
+class Arrivals:
+    """The updates of a round: as sums, in which they may be masked, or kept with their models for a strategy that needs all.
+
+    Args:
+        federation: what stays.
+        draw: who takes part.
+        round_idx: from 0.
+    """
+
+    def __init__(self, federation: Federation, draw: Draw, round_idx: int) -> None:
+        trainer = self._trainer = federation.trainer
+        self._strategy = federation.strategy
+        self._sums = Sums(trainer.strategy.root_device)
+        self._kept: list[ClientUpdate] = []
+        self._store: UpdateStore | None = None
+        needed = len(draw.clients) * federation.server.nbytes(upward=True)
+        if isinstance(self._strategy, JointStrategy) and needed > federation.updates_in_memory:
+            self._store = UpdateStore(Path(trainer.default_root_dir) / "updates", trainer.global_rank)
+        secure = federation.secure_aggregation
+        everyone = sorted({*draw.clients, *draw.lost})
+        self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
+        self._delivered: list[int] = []  # on this rank, masked
+
+    def add(self, update: ClientUpdate) -> ClientUpdate:
+        """Take an update in; it comes back with its weight, where the strategy gives one at once."""
+        if isinstance(self._strategy, RunningStrategy):
+            return (
+                self._masked_in(update) if self._masked else replace(update, weight=self._strategy.take_in(update, self._sums))
+            )
+        if self._store is None:
+            self._kept.append(update)
+            return update
+        self._store.keep(update)
+        return update.without_state()
+
+    def _masked_in(self, update: ClientUpdate) -> ClientUpdate:
+        """What the strategy would add up, the client works out itself, and sends it with masks on."""
+        assert self._masked is not None
+        assert isinstance(self._strategy, RunningStrategy)
+        own = Sums(self._sums.device)
+        weight = self._strategy.take_in(update, own)
+        self._masked.mask(update.client, own)
+        self._sums.merge(own)
+        self._delivered.append(update.client)
+        bytes_up, bytes_down = self._masked.bytes_up(own), update.bytes_down + self._masked.bytes_down
+        return replace(update, weight=weight, bytes_up=bytes_up, bytes_down=bytes_down)
+
+    def total(self, delivered: Sequence[int]) -> Sums:
+        """The sums over all ranks, without masks.
+
+        Args:
+            delivered: the clients whose updates are in them.
+
+        Raises:
+            ClientError: if too few delivered to remove the masks.
+        """
+        if self._masked is not None:
+            self._masked.unmask(self._sums, delivered, self._delivered)
+        add_sums(self._trainer, self._sums)
+        return self._sums
+
+    def everyone(self) -> list[ClientUpdate]:
+        """All updates with their states, in memory or mapped from files."""
+        if self._store is None:
+            return gather_updates(self._trainer, self._kept, None)
+        stored = [kept for theirs in gather(self._trainer, self._store.kept) for kept in theirs]
+        stored.sort(key=lambda kept: kept.update.client)
+        updates: list[ClientUpdate] = []
+        failure: Exception | None = None
+        try:
+            updates = [kept.load() for kept in stored]
+        except Exception as error:
+            failure = error
+        gather_or_raise(self._trainer, None, failure)
+        return updates
+
+    def read(self) -> None:
+        """Nobody reads any more: files may be deleted."""
+        if self._store is not None:
+            gather(self._trainer, None)
+
+    def close(self) -> None:
+        """Delete what was written, however the round ended."""
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,161 @@
+"""Settings under which a promise of privacy would not hold: refused before anything trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import LightningModule
+
+from fl_lightning.clients.availability import Availability
+from fl_lightning.clients.example_privacy import check_private_module
+from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.clients.secure_aggregation import SecureAggregation
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.routes.base import Route
+from fl_lightning.strategies.base import JointStrategy, Strategy
+from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.strategies.scaffold import Scaffold
+from fl_lightning.transforms.base import Transform
+from fl_lightning.transforms.client_privacy import ClientPrivacy
+
+_ELSEWHERE = "Use a strategy that reads nothing but the clients' models, such as FedAvg or AdaFed."
+
+
+def check_privacy(
+    transforms: Sequence[Transform],
+    local: LocalTraining,
+    secure: SecureAggregation | None,
+    strategy: Strategy,
+    route: Route,
+    availability: Availability,
+    data: FederatedDataModule,
+) -> None:
+    """Refuse settings with which clients or examples would not be as private as is said.
+
+    Raises:
+        ConfigurationError: naming them.
+    """
+    _check_clients(transforms, strategy, availability)
+    _check_examples(local, strategy, data)
+    _check_secrecy(secure, strategy, route)
+
+
+def check_private_model(
+    transforms: Sequence[Transform], local: LocalTraining, precision: str, module: LightningModule, server: ModelState
+) -> None:
+    """Refuse a module of which more is sent than what is protected, or in which an example's gradient is not its own.
+
+    Raises:
+        ConfigurationError: naming what it is.
+    """
+    _check_sent_state(transforms, server)
+    _check_training(local, precision, module)
+
+
+def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
+    """Refuse what one client could influence beyond its clipped change, or what the accountant does not know."""
+    private = [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
+    if not private:
+        return
+    name = type(strategy).__name__
+    if len(private) > 1:
+        raise ConfigurationError("'federation.transforms' has ClientPrivacy more than once. Keep one.")
+    if isinstance(strategy, Scaffold):
+        raise ConfigurationError(
+            "Scaffold's clients send control variates beside their models, and ClientPrivacy covers the models alone. "
+            + _ELSEWHERE
+        )
+    _check_own_metrics(strategy, "ClientPrivacy")
+    if private[0].noise == "local":
+        return
+    if not (isinstance(strategy, FedAvg) and strategy.weighting == "uniform"):
+        how = f"weighs by '{strategy.weighting}'" if isinstance(strategy, FedAvg) else "combines models in a way of its own"
+        raise ConfigurationError(
+            "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by its clipped "
+            f"change and no more, but {name} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with 'weighting' uniform, "
+            "or 'noise' to local."
+        )
+    if transforms[-1] is not private[0]:
+        raise ConfigurationError(
+            f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may make changes longer than its norm. Let "
+            "ClientPrivacy be the last of 'federation.transforms', or set its 'noise' to local."
+        )
+    if availability.leave:
+        raise ConfigurationError(
+            "ClientPrivacy with noise at the server counts on cohorts that are drawn from all clients, but "
+            f"'federation.availability.leave' is {availability.leave}: who is there changes. Set it to 0, or 'noise' to local."
+        )
+
+
+def _check_examples(local: LocalTraining, strategy: Strategy, data: FederatedDataModule) -> None:
+    """Refuse settings under which an example has more influence than its clipped gradient."""
+    if local.privacy is None:
+        return
+    known = "one of trainer, fabric with 'federation.local.privacy'"
+    require(local.engine in ("trainer", "fabric"), "federation.local.engine", known, local.engine)
+    batches = local.accumulate_grad_batches
+    require(batches == 1, "federation.local.accumulate_grad_batches", "1 with 'federation.local.privacy'", batches)
+    if data.rebalancing is not None:
+        raise ConfigurationError(
+            "'data.rebalancing' repeats examples, and 'federation.local.privacy' counts on each being there once. Leave one of "
+            "them out."
+        )
+    _check_own_metrics(strategy, "'federation.local.privacy'")
+
+
+def _check_training(local: LocalTraining, precision: str, module: LightningModule) -> None:
+    """Refuse a precision or a module with which an example's gradient is not its own, or not clipped as it should be."""
+    if local.privacy is None:
+        return
+    allowed = ("32-true", "64-true", "bf16-mixed")
+    wanted = f"one of {', '.join(allowed)} with 'federation.local.privacy'"
+    require(precision in allowed, "federation.local.precision", wanted, precision)
+    check_private_module(module)
+
+
+def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route) -> None:
+    """Refuse what must see single updates."""
+    if secure is None:
+        return
+    name = type(strategy).__name__
+    why = ""
+    if isinstance(strategy, JointStrategy):
+        why = f"{name} must see every client's model to combine them"
+    elif strategy.metric is not None:
+        why = f"{name} weighs every client's model by what the server measures of it"
+    elif route.passes_models or route.single_model:
+        why = f"on the route {type(route).__name__} clients pass models to each other or keep them"
+    if why:
+        raise ConfigurationError(
+            f"{why}, but with 'federation.secure_aggregation' the server learns their sum and no single one. Use FedAvg, "
+            "FedAvgM, FedNova, FedLoss or Scaffold on the route ServerRoute, or leave secure aggregation out."
+        )
+
+
+def _check_own_metrics(strategy: Strategy, privacy: str) -> None:
+    """Refuse a strategy to which clients tell a metric of their own data."""
+    if strategy.local_metric is not None or strategy.global_metric is not None:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} reads metrics that clients measure on their own data, which {privacy} does not cover. "
+            + _ELSEWHERE
+        )
+
+
+def _check_sent_state(transforms: Sequence[Transform], server: ModelState) -> None:
+    """Refuse a module of which more is sent than what is protected."""
+    if not any(isinstance(transform, ClientPrivacy) for transform in transforms):
+        return
+    _, floats, counters, _ = server.names()
+    if floats or counters:
+        raise ConfigurationError(
+            f"The clients send the buffers {', '.join([*floats, *counters][:3])} beside the parameters, and ClientPrivacy "
+            "covers the parameters alone. Use a network without BatchNorm (GroupNorm has no such buffers)."
+        )
+    frozen = sum(not parameter.requires_grad for parameter in server.parameters())
+    if frozen:
+        raise ConfigurationError(
+            f"ClientPrivacy would add noise to {frozen} frozen parameter tensors, too. Declare their layers in "
+            "'constant_parts' (as FrozenBackbone does), so that they are not sent, or train them."
+        )

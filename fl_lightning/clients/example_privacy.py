@@ -1,0 +1,158 @@
+"""Differential privacy of single training examples, inside of a client's training (Abadi et al. 2016, DP-SGD), by Opacus."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+
+_NAME = "federation.local.privacy."
+
+
+@dataclass(frozen=True)
+class ExamplePrivacy:
+    """Clips each example's gradient and adds Gaussian noise to their sum, in every step of every client.
+
+    The step's gradient is ``(sum_i g_i * min(1, max_grad_norm / |g_i|) + noise) / B``, B the batch size; each example comes
+    into a batch with probability B / n, by itself, and an epoch has ceil(n / B) such batches. What the module does after
+    that (momentum, FedProx's term, clipping of the whole) costs no privacy. ``federation/epsilon_of_examples`` is what the
+    client that trained most has given away of an example; see :func:`~fl_lightning.functional.epsilon_of_examples`.
+
+    The loss must be the mean of a term of each example: ``torch.nn.CrossEntropyLoss`` with class weights is none, the losses
+    of this package are.
+
+    Args:
+        max_grad_norm: largest L2 norm of an example's gradient, > 0.
+        noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
+        delta: in (0, 1); below 1 / examples of a client.
+
+    Raises:
+        ConfigurationError: for a value outside its range, or without Opacus.
+    """
+
+    max_grad_norm: float
+    noise_multiplier: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        for name in ("max_grad_norm", "noise_multiplier"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, _NAME + name, "above 0 and finite", value)
+        require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
+        require_package("opacus", "opacus", "federation.local.privacy")
+
+
+def check_private_module(module: LightningModule) -> None:
+    """Refuse a module in which an example's gradient is not its own.
+
+    Raises:
+        ConfigurationError: naming the layers.
+    """
+    from opacus.validators import ModuleValidator
+
+    found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in module.named_modules() if _mixes(part)]
+    found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
+    if not module.automatic_optimization:
+        found.append(f"{type(module).__name__} optimizes manually")
+    if found:
+        raise ConfigurationError(
+            f"'federation.local.privacy' cannot tell an example's gradient from the others': {'; '.join(found[:3])}. Use "
+            "GroupNorm in place of BatchNorm, layers that Opacus knows, and automatic optimization, or leave it out."
+        )
+
+
+def _mixes(part: nn.Module) -> bool:
+    return isinstance(part, _BatchNorm) and part.training
+
+
+class PrivateSteps(Callback):
+    """Makes every optimizer step of a fit a private one, whichever engine runs it.
+
+    Args:
+        settings: norm and noise.
+    """
+
+    def __init__(self, settings: ExamplePrivacy) -> None:
+        self._settings = settings
+        self._hooks: Any = None
+        self._optimizer: Any = None
+
+    def begin(self, batches: PoissonBatches) -> None:
+        """Prepare for the next fit, on batches drawn like these."""
+        self._batches = batches
+
+    def epsilon(self, steps: int) -> float:
+        """Of the client's examples after so many steps in all rounds."""
+        return epsilon_of_examples(self._settings.noise_multiplier, self._batches.rate, steps, self._settings.delta)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the layers keep each example's gradient.
+
+        Raises:
+            ConfigurationError: for more than one optimizer.
+        """
+        from opacus.grad_sample import GradSampleHooks
+        from opacus.optimizers import DPOptimizer
+
+        if len(trainer.optimizers) != 1:
+            raise ConfigurationError(
+                f"'federation.local.privacy' goes with one optimizer, but {type(pl_module).__name__} configures "
+                f"{len(trainer.optimizers)}. Give one, or leave it out."
+            )
+        self._detach(pl_module)  # what a fit that broke has left
+        self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
+        norm, noise = self._settings.max_grad_norm, self._settings.noise_multiplier
+        self._optimizer = DPOptimizer(
+            trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=self._batches.expected
+        )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """See whether the batch has anybody in it."""
+        self._nobody = self._batches.nobody.popleft()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Clip and add noise, before anything else is done to the gradients.
+
+        Raises:
+            ConfigurationError: if a parameter has no part in the loss.
+        """
+        private = self._optimizer
+        for parameter in private.params:
+            if parameter.grad_sample is None:
+                unused = next(name for name, own in pl_module.named_parameters() if own is parameter)
+                raise ConfigurationError(
+                    f"'federation.local.privacy' needs a gradient of every trainable parameter, but '{unused}' has no part in "
+                    "the loss. Freeze it (requires_grad_(False)) or remove it."
+                )
+            if self._nobody:
+                parameter.grad_sample = parameter.grad_sample[:0]
+        private.clip_and_accumulate()
+        private.add_noise()
+        private.scale_grad()
+        for parameter in private.params:
+            parameter.grad_sample = parameter.summed_grad = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the module as it was."""
+        self._detach(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was."""
+        self._detach(pl_module)
+
+    def _detach(self, module: LightningModule) -> None:
+        if self._hooks is not None:
+            self._hooks.remove_hooks()
+            for parameter in module.parameters():
+                for name in ("grad_sample", "summed_grad", "_forward_counter"):
+                    vars(parameter).pop(name, None)
+        self._hooks = self._optimizer = None

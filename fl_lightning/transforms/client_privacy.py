@@ -1,0 +1,78 @@
+"""Differential privacy of whole clients (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import require
+from fl_lightning.functional.privacy import epsilon_of_clients, require_package
+from fl_lightning.transforms.base import Message, Sender
+from fl_lightning.transforms.clip_update import ClipUpdate
+
+_NAME = "federation.transforms."
+_KEPT = "messages"
+
+
+class ClientPrivacy(ClipUpdate):
+    """Clips every change to a norm and adds Gaussian noise, at the server once or at every client.
+
+    ``central``: noise of standard deviation ``noise_multiplier * max_norm`` on the sum of the changes, so that over m clients
+    the average has ``noise_multiplier * max_norm / m``; clients trust the server. It needs a plain average in which all
+    clients weigh the same. ``local``: that noise on each client's change before it is sent, for any strategy: what the server
+    sees is private already, and the average of m is sqrt(m) times as noisy as above.
+
+    ``federation/epsilon_of_clients`` is what the rounds so far have given away; see
+    :func:`~fl_lightning.functional.epsilon_of_clients`. Without trust in the server no client is hidden by being drawn or
+    not: there it is that of the client that has sent most often.
+
+    Args:
+        max_norm: C, largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
+        noise_multiplier: z > 0.
+        noise: who adds it.
+        delta: in (0, 1); below 1 / number of clients.
+    """
+
+    def __init__(
+        self, max_norm: float, noise_multiplier: float, noise: Literal["central", "local"] = "central", delta: float = 1e-5
+    ) -> None:
+        super().__init__(max_norm)
+        positive = 0 < noise_multiplier < math.inf
+        require(positive, _NAME + "noise_multiplier", "above 0 and finite", noise_multiplier)
+        require(noise in ("central", "local"), _NAME + "noise", "central or local", noise)
+        require(0 < delta < 1, _NAME + "delta", "above 0 and below 1", delta)
+        require_package("dp_accounting", "dp-accounting", "federation.transforms: ClientPrivacy")
+        self.noise_multiplier = noise_multiplier
+        self.noise = noise
+        self.delta = delta
+
+    def apply(self, message: Message, sender: Sender) -> Message:
+        """See :meth:`Transform.apply`; with noise of its own a message is dense, in float32 at least."""
+        clipped = super().apply(message, sender)
+        if self.noise == "central":
+            return clipped
+        sender.kept[_KEPT] = sender.kept.get(_KEPT, torch.zeros((), dtype=torch.int64)) + 1
+        noisy = self._noisy(clipped.change, 1, sender.draw)
+        return replace(clipped, change=noisy, bits=max(32, clipped.bits), positions=None, overhead=0)
+
+    def receive(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
+        """See :meth:`Transform.receive`."""
+        return self._noisy(change, count, draw) if self.noise == "central" else change
+
+    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """See :meth:`Transform.figures`."""
+        if self.noise == "central":
+            spent = epsilon_of_clients(self.noise_multiplier, drawn, len(kept), rounds, self.delta)
+        else:
+            most = max((int(own[_KEPT]) for own in kept if _KEPT in own), default=0)
+            spent = epsilon_of_clients(self.noise_multiplier, 1, 1, most, self.delta)
+        return {"epsilon_of_clients": spent}
+
+    def _noisy(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
+        noise = torch.randn(change.shape, generator=draw, dtype=torch.float64)
+        return change + noise.to(change.device) * (self.noise_multiplier * self.max_norm / count)

@@ -1,0 +1,483 @@
+"""Differential privacy of clients and of examples: noise and clipping by hand, epsilon by another accountant."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+
+import dp_accounting
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from by_hand import B, averaged, build, flat
+from command_line import small
+from dp_accounting.rdp import RdpAccountant
+from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+from test_strategies import DTYPES, Updates, assert_follows, clients_of
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from fl_lightning import (
+    ClientPrivacy,
+    ClipUpdate,
+    ConfigurationError,
+    ExamplePrivacy,
+    FedAvg,
+    FedAvgM,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    LocalTraining,
+    Message,
+    Sender,
+    TopK,
+)
+from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.functional import derive_seed, epsilon_of_clients, epsilon_of_examples
+
+REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
+NO_NOISE = 1e-9
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def gaussian_epsilon(sigma, delta):
+    """Of one Gaussian mechanism of noise ``sigma`` times the sensitivity, exactly (Balle and Wang 2018, Theorem 8)."""
+
+    def excess(epsilon):
+        low, high = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
+        return stats.norm.cdf(low) - math.exp(epsilon) * stats.norm.cdf(high) - delta
+
+    return optimize.brentq(excess, 0, 500)
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(4.0, 1), (8.0, 10), (20.0, 100), (2.0, 3)])
+def test_epsilon_of_clients_is_near_the_exact_one(z, rounds):
+    """All clients in every round: Gaussians compose to one of sqrt(rounds) less noise; replacing a client moves by 2 C."""
+    exact = gaussian_epsilon(z / 2 / math.sqrt(rounds), 1e-5)
+    bound = epsilon_of_clients(z, 7, 7, rounds, 1e-5)
+    assert exact <= bound <= 1.25 * exact
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 4), (5.0, 30)])
+def test_epsilon_of_examples_is_near_the_exact_one(sigma, steps):
+    exact = gaussian_epsilon(sigma / math.sqrt(steps), 1e-5)
+    assert exact <= epsilon_of_examples(sigma, 1.0, steps, 1e-5) <= 1.25 * exact
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.01, 1000), (0.7, 0.1, 50), (3.0, 0.5, 20)])
+def test_epsilon_of_examples_is_another_librarys(sigma, rate, steps):
+    accountant = RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event, steps)
+    assert epsilon_of_examples(sigma, rate, steps, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.03)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(1, 20), st.integers(1, 30), st.integers(1, 30), st.integers(1, 50))
+def test_drawing_clients_costs_less_and_rounds_cost_more(z, sampled, others, rounds):
+    population = sampled + others
+    spent = epsilon_of_clients(z, sampled, population, rounds, 1e-5)
+    assert 0 < spent <= epsilon_of_clients(z, population, population, rounds, 1e-5) * (1 + 1e-9)
+    assert spent <= epsilon_of_clients(z, sampled, population, rounds + 1, 1e-5)
+    assert epsilon_of_clients(z, sampled, population, 0, 1e-5) == 0
+
+
+# ---------------------------------------------------------------- clients
+
+
+def sender(seed=0, kept=None):
+    return Sender(0, 0, torch.Generator().manual_seed(seed), {} if kept is None else kept)
+
+
+def test_noise_at_the_client_is_gaussian_and_counted():
+    change, kept = torch.zeros(200_000, dtype=torch.float64), {}
+    change[0] = 50.0
+    local = ClientPrivacy(2.0, 1.5, "local")
+    sent = local.apply(Message(change, 8, torch.tensor([0]), 4), sender(3, kept))
+    noise = sent.change.clone()
+    noise[0] -= 2.0  # what is left of 50
+    assert stats.kstest(noise.numpy() / 3.0, "norm").pvalue > 1e-3
+    assert (sent.positions, sent.nbytes) == (None, 4 * 200_000)  # which numbers were sent would not be private
+    local.apply(Message(change, 32), sender(4, kept))
+    assert int(kept["messages"]) == 2
+    assert torch.equal(local.receive(change, 3, torch.Generator()), change)
+
+
+def test_noise_at_the_server_is_that_of_the_sum():
+    central = ClientPrivacy(2.0, 1.5)
+    change = torch.zeros(200_000, dtype=torch.float64)
+    noise = central.receive(change, 6, torch.Generator().manual_seed(1)).numpy()
+    assert stats.kstest(noise / (2.0 * 1.5 / 6), "norm").pvalue > 1e-3
+    assert torch.equal(central.apply(Message(change, 32), sender()).change, change)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("noise", ["central", "local"])
+def test_without_noise_it_is_the_clipped_average(noise, dtype):
+    def step(net, world, t):
+        w, clients = flat(net)[0], clients_of(net, world)
+        for k, client in enumerate(clients):
+            change = flat(client)[0] - w
+            clients[k] = build(client, w + change * min(1, 0.4 / np.linalg.norm(change)), *flat(client)[1:])
+        return averaged(net, clients, np.ones(3))
+
+    privacy = ClientPrivacy(0.4, NO_NOISE, noise)
+    assert_follows(dtype, step, transforms=[privacy], strategy=FedAvg("uniform"), batchnorm=False, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("noise", ["central", "local"])
+def test_the_noise_is_in_proportion(noise):
+    """The same draws: what is added to the clipped average is linear in the multiplier, and of the right size."""
+    finals = {}
+    for z in (NO_NOISE, 0.5, 2.0):
+        module = Wide()
+        strategy = FedAvg("uniform")
+        federate(module, 1, strategy=strategy, transforms=[ClientPrivacy(0.3, z, noise)], flags={"precision": "64-true"})
+        finals[z] = flat(module)[0]
+    small_, large = finals[0.5] - finals[NO_NOISE], finals[2.0] - finals[NO_NOISE]
+    np.testing.assert_allclose(large, 4 * small_, atol=1e-8)
+    expected = 2.0 * 0.3 / (3 if noise == "central" else math.sqrt(3))
+    assert large.std() == pytest.approx(expected, rel=0.1)
+    assert stats.kstest(large / expected, "norm").pvalue > 1e-3
+
+
+class Wide(Plain):
+    """Enough parameters to see a distribution."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 400), nn.Tanh(), nn.Linear(400, 3))
+
+
+def logged(run):
+    return {name: float(value) for name, value in run.logged_metrics.items()}
+
+
+def test_epsilon_of_a_federation_counts_cohorts_and_rounds():
+    strategy = FedAvg("uniform")
+    transforms = [TopK(0.5), ClientPrivacy(0.5, 8.0, delta=1e-3)]
+    run = federate(Plain(), 3, strategy=strategy, transforms=transforms, clients_per_round=1)
+    accountant = RdpAccountant(neighboring_relation=REPLACE)
+    noisy = dp_accounting.GaussianDpEvent(8.0 / 2)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(3, 1, noisy), 3)
+    assert logged(run)["federation/epsilon_of_clients"] == pytest.approx(accountant.get_epsilon(1e-3), rel=0.01)
+
+
+def test_epsilon_of_local_noise_is_that_of_the_client_that_sent_most():
+    updates = Updates()
+    privacy = ClientPrivacy(0.5, 4.0, "local", 1e-3)
+    run = federate(Plain(), 4, updates, transforms=[privacy], clients_per_round=1)
+    sent = [sum(any(u.client == k for u in r) for r in updates.rounds) for k in range(3)]
+    assert 1 < max(sent) < 4
+    accountant = RdpAccountant(neighboring_relation=REPLACE)
+    accountant.compose(dp_accounting.GaussianDpEvent(4.0 / 2), max(sent))
+    assert logged(run)["federation/epsilon_of_clients"] == pytest.approx(accountant.get_epsilon(1e-3), rel=0.01)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def private_sgd(net, batches, norm, mu=0.0, momentum=0.0, lr=0.1, expected=B, rule=F.cross_entropy):
+    """DP-SGD without noise, one example at a time."""
+    client = copy.deepcopy(net).train()
+    anchor = [p.detach().clone() for p in client.parameters()]
+    velocity = [torch.zeros_like(p) for p in client.parameters()]
+    for x, y in batches:
+        total = [torch.zeros_like(p) for p in client.parameters()]
+        for i in range(len(x)):
+            gradients = torch.autograd.grad(rule(client(x[i : i + 1]), y[i : i + 1]), list(client.parameters()))
+            length = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
+            for sum_, g in zip(total, gradients, strict=True):
+                sum_ += g * min(1.0, norm / (length + 1e-6))
+        with torch.no_grad():
+            for p, g, v, w in zip(client.parameters(), total, velocity, anchor, strict=True):
+                v.mul_(momentum).add_(g / expected + mu * (p - w))
+                p -= lr * v
+    return client
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_each_examples_gradient_is_clipped(engine, dtype):
+    """All examples in one batch, three epochs, with momentum and FedProx's term, against a loop over examples."""
+    lengths = 0.3
+
+    def step(net, world, t):
+        clients = []
+        for part in world.parts:
+            whole = [(world.x[part], world.y[part])] * 3
+            clients.append(private_sgd(net, whole, lengths, mu=0.2, momentum=0.9, expected=len(part)))
+        return averaged(net, clients, world.sizes)
+
+    privacy = ExamplePrivacy(lengths, NO_NOISE)
+    local = LocalTraining(engine=engine, max_epochs=3, full_batch=True, privacy=privacy, proximal_mu=0.2)
+    assert_follows(dtype, step, local=local, batchnorm=False, momentum=0.9, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_batches_are_drawn_by_coins(batch_size):
+    """Batches of any size, empty ones too, which move nothing."""
+    data = Blobs(batch_size=batch_size)
+    torch.manual_seed(2)
+    module = Plain()
+    by_hand = copy.deepcopy(module.net)
+    privacy = ExamplePrivacy(0.5, NO_NOISE)
+    updates = Updates()
+    federate(module, 2, updates, data=data, local=LocalTraining(max_epochs=2, privacy=privacy))
+    x, y = data.train
+    empty = 0
+    for t in range(2):
+        clients, start = [], 0
+        for k, size in enumerate(SIZES):
+            draw = torch.Generator().manual_seed(derive_seed(0, t, k, "shuffle"))
+            batches = []
+            for _ in range(2 * math.ceil(size / batch_size)):
+                chosen = start + (torch.rand(size, generator=draw) < min(batch_size, size) / size).nonzero().flatten()
+                empty += not chosen.numel()
+                batches.append((x[chosen], y[chosen]))
+            clients.append(private_sgd(by_hand, batches, 0.5, expected=min(batch_size, size)))
+            start += size
+            assert updates.rounds[t][k].num_steps == len(batches)
+        by_hand = averaged(by_hand, clients, SIZES)
+    assert (empty > 0) == (batch_size == 1)
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
+
+
+class Rows(Dataset):
+    """The same examples, one by one."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class OneByOne(Blobs):
+    workers = 0
+
+    def train_dataloader(self):
+        return DataLoader(Rows(*self.train), batch_size=self.batch_size, shuffle=True, num_workers=self.workers)
+
+
+class ByWorkers(OneByOne):
+    workers = 1
+
+
+def test_examples_that_are_read_one_by_one_are_drawn_alike():
+    finals = []
+    for source in (Blobs, OneByOne, ByWorkers):
+        torch.manual_seed(0)
+        module = Plain()
+        federate(module, 2, data=source(), local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8)))
+        finals.append(weights(module))
+    assert same_bits(finals[0], finals[1])
+    assert same_bits(finals[0], finals[2])
+
+
+def test_the_engines_agree_to_the_last_bit():
+    finals = []
+    for engine in ("trainer", "fabric"):
+        torch.manual_seed(0)
+        module = Plain(momentum=0.9)
+        federate(module, 2, local=LocalTraining(engine=engine, max_epochs=2, privacy=ExamplePrivacy(0.5, 1.0)))
+        finals.append(weights(module))
+    assert same_bits(*finals)
+
+
+def test_the_noise_of_a_step():
+    """One step of one client: rate * sigma * norm / batch in each number."""
+    finals = {}
+    for sigma in (NO_NOISE, 1.0):
+        torch.manual_seed(0)
+        module = Wide()
+        privacy = ExamplePrivacy(0.7, sigma)
+        local = LocalTraining(full_batch=True, privacy=privacy)
+        federate(module, 1, partitioner=Consecutive([40]), local=local)
+        finals[sigma] = flat(module)[0]
+    noise = (finals[1.0] - finals[NO_NOISE]) / (0.1 * 0.7 / 40)
+    assert stats.kstest(noise, "norm").pvalue > 1e-3
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 9))
+def test_poisson_batches(size, batch_size, seed):
+    batches = PoissonBatches(size, batch_size, torch.Generator().manual_seed(seed))
+    drawn = list(batches)
+    assert len(drawn) == len(batches) == math.ceil(size / batch_size)
+    assert batches.rate == min(batch_size, size) / size
+    for batch, nobody in zip(drawn, batches.nobody, strict=True):
+        assert batch == sorted(set(batch))
+        assert set(batch) <= set(range(size))
+        assert batch == [0] if nobody else batch
+    if batch_size >= size:
+        assert drawn == [list(range(size))]
+
+
+def test_coins_have_their_probability():
+    """20,000 coins of 0.15, and no two examples that come together more often than they should."""
+    batches = PoissonBatches(20, 3, torch.Generator().manual_seed(0))
+    there = np.zeros((0, 20))
+    for _ in range(150):
+        rows = np.zeros((len(batches), 20))
+        for row, batch in zip(rows, batches, strict=True):
+            if not batches.nobody.popleft():
+                row[batch] = 1
+        there = np.concatenate([there, rows])
+    assert stats.binomtest(int(there.sum()), there.size, 0.15).pvalue > 1e-3
+    assert stats.binomtest(int((there[:, 0] * there[:, 1]).sum()), len(there), 0.15**2).pvalue > 1e-3
+
+
+def test_epsilon_of_examples_counts_each_clients_steps():
+    updates = Updates()
+    privacy = ExamplePrivacy(1.0, 0.9, 1e-4)
+    run = federate(Plain(), 3, updates, local=LocalTraining(max_epochs=2, privacy=privacy), clients_per_round=2)
+    steps, spent = dict.fromkeys(range(3), 0), {}
+    for updates_of in updates.rounds:
+        for update in updates_of:
+            steps[update.client] += update.num_steps
+            accountant = RdpAccountant()
+            noisy = dp_accounting.GaussianDpEvent(0.9)
+            rate = B / SIZES[update.client]
+            accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, noisy), steps[update.client])
+            spent[update.client] = accountant.get_epsilon(1e-4)
+            assert update.epsilon == pytest.approx(spent[update.client], rel=0.03)
+    assert logged(run)["federation/epsilon_of_examples"] == pytest.approx(max(spent.values()), rel=0.03)
+
+
+def test_the_module_is_left_as_it_was():
+    module = Plain()
+    federate(module, 1, local=LocalTraining(privacy=ExamplePrivacy(1.0, 1.0)))
+    for part in module.modules():
+        assert not part._forward_hooks
+        assert not part._backward_hooks
+    assert all("grad_sample" not in vars(parameter) for parameter in module.parameters())
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class TwoOptimizers(Plain):
+    automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)]
+
+
+class Unused(Plain):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
+def test_modules_that_mix_examples_are_refused():
+    private = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))
+    for module, local, message in (
+        (Plain(batchnorm=True), private, r"cannot tell an example's gradient from the others': net.1 \(BatchNorm1d\)"),
+        (TwoOptimizers(), private, "TwoOptimizers optimizes manually"),
+        (Unused(), private, "needs a gradient of every trainable parameter, but 'spare.weight' has no part in the loss"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            federate(module, 1, local=local)
+
+
+def test_models_of_which_more_is_sent_are_refused():
+    privacy, strategy = [ClientPrivacy(1.0, 1.0)], FedAvg("uniform")
+    with pytest.raises(ConfigurationError, match=r"buffers net\.1\.running_mean, net\.1\.running_var, net\.1"):
+        federate(Plain(batchnorm=True), 1, transforms=privacy, strategy=strategy)
+    frozen = Plain()
+    frozen.net[0].requires_grad_(False)
+    with pytest.raises(ConfigurationError, match="would add noise to 2 frozen parameter tensors"):
+        federate(frozen, 1, transforms=privacy, strategy=strategy)
+
+
+def test_momentum_at_the_server_costs_nothing():
+    federate(Plain(), 1, transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvgM(weighting="uniform"))
+
+
+@pytest.mark.parametrize("package", ["opacus", "dp_accounting"])
+def test_a_missing_package_is_named(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    make = {"opacus": lambda: ExamplePrivacy(1.0, 1.0), "dp_accounting": lambda: ClientPrivacy(1.0, 1.0)}[package]
+    with pytest.raises(ConfigurationError, match=r"pip install 'fl_lightning\[privacy\]'"):
+        make()
+
+
+ONE = "{class_path: ClientPrivacy, init_args: {max_norm: 1.0, noise_multiplier: 1.0%s}}"
+UNIFORM = "strategy={class_path: FedAvg, init_args: {weighting: uniform}}"
+LOCAL, EXAMPLES = "transforms=[" + ONE % ", noise: local" + "]", "local.privacy={max_grad_norm: 1.0, noise_multiplier: 1.0}"
+FEDLOSS = ["strategy=FedLoss", "--data.client_validation=0.1"]
+
+
+def clients(more="", then=""):
+    return f"transforms=[{ONE % more}{then}]"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([clients()], "but AdaFed combines models in a way of its own"),
+        ([clients(), "strategy=FedAvg"], "but FedAvg weighs by 'examples'"),
+        ([LOCAL, "strategy=Scaffold"], "Scaffold's clients send control variates beside"),
+        ([LOCAL, *FEDLOSS], "FedLoss reads metrics that"),
+        ([clients(then=", {class_path: Quantize}"), UNIFORM], "Quantize comes after ClientPrivacy and may make changes longer"),
+        ([clients(then=", " + ONE % ""), UNIFORM], "has ClientPrivacy more than once"),
+        ([clients(), UNIFORM, "availability.leave=0.1"], "'federation.availability.leave' is 0.1: who is there changes"),
+        ([clients(", delta: 1.0"), UNIFORM], "'federation.transforms.delta' must be above 0 and below 1"),
+        ([clients(", noise: none"), UNIFORM], "noise"),
+        ([clients().replace("multiplier: 1.0", "multiplier: 0"), UNIFORM], "'federation.transforms.noise_multiplier' must be"),
+        ([EXAMPLES.replace("norm: 1.0", "norm: 0")], "'federation.local.privacy.max_grad_norm' must be above 0 and finite"),
+        ([EXAMPLES.replace("er: 1.0", "er: .inf")], "'federation.local.privacy.noise_multiplier' must be above 0 and finite"),
+        ([EXAMPLES, "local.privacy.delta=0"], "'federation.local.privacy.delta' must be above 0 and below 1"),
+        ([EXAMPLES, "local.engine=stacked"], "'federation.local.engine' must be one of trainer, fabric with"),
+        ([EXAMPLES, "local.accumulate_grad_batches=2"], "'federation.local.accumulate_grad_batches' must be 1 with"),
+        ([EXAMPLES, "local.precision=16-mixed"], "'federation.local.precision' must be one of 32-true, 64-true, bf16-mixed"),
+        ([EXAMPLES, "--data.rebalancing={}"], "'data.rebalancing' repeats examples"),
+        ([EXAMPLES, *FEDLOSS], "'federation.local.privacy' does not cover"),
+    ],
+)
+def test_wrong_settings_are_named(fl, options, message):
+    status, text = small(fl, *(o if o.startswith("--") else f"--federation.{o}" for o in options))
+    assert status in (1, 2), text
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_two_optimizers_are_refused():
+    class Two(Plain):
+        def configure_optimizers(self):
+            half = list(self.parameters())
+            return [torch.optim.SGD(half[:2], 0.1), torch.optim.SGD(half[2:], 0.1)]
+
+    from fl_lightning.clients.example_privacy import PrivateSteps
+
+    steps = PrivateSteps(ExamplePrivacy(1.0, 1.0))
+    outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    module = Two()
+    outer.strategy.optimizers = module.configure_optimizers()
+    with pytest.raises(ConfigurationError, match="goes with one optimizer, but Two configures 2"):
+        steps.on_train_start(outer, module)
+
+
+def test_clipping_alone_is_clipping_without_noise():
+    finals = []
+    for transform in (ClipUpdate(0.4), ClientPrivacy(0.4, NO_NOISE)):
+        torch.manual_seed(0)
+        module = Plain()
+        data = FederatedDataModule(Blobs(), Consecutive())
+        federation = FederatedOrchestrator(strategy=FedAvg("uniform"), transforms=[transform])
+        trainer(2, federation).fit(module, data)
+        finals.append(weights(module))
+    for name, value in finals[0].items():
+        torch.testing.assert_close(finals[1][name], value, rtol=1e-5, atol=1e-6)
