@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         TensorLoader,
         USPSDataModule,
     )
-    from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError
+    from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError, RankError
     from fl_lightning.functional import Partition, Sums
     from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
     from fl_lightning.metrics import DiagnosticOddsRatio
@@ -219,6 +219,7 @@ __all__ = [
     "Quantize",
     "RandomCropFlip",
     "RandomLabels",
+    "RankError",
     "RelabelClass",
     "ReportOptions",
     "ResNet18",

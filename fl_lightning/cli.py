@@ -24,6 +24,7 @@ from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
 from fl_lightning.callbacks.client_table import ClientTable
+from fl_lightning.callbacks.exchange import lost_rank
 from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -251,7 +252,7 @@ def main(args: ArgsType = None) -> None:
         print("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
     except Exception as error:
-        expected = _expected(error)
+        expected = _expected(error) or lost_rank(error)
         if expected is None:
             raise
         print(f"fl-lightning: error: {expected}", file=sys.stderr)

@@ -24,6 +24,10 @@ class ClientError(FederationError, RuntimeError):
     """A client returned an update that cannot be aggregated."""
 
 
+class RankError(FederationError, RuntimeError):
+    """Another process of the run is gone."""
+
+
 class CheckpointError(FederationError, RuntimeError):
     """A checkpoint is missing, unreadable, or belongs to another federation."""
 

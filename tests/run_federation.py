@@ -24,10 +24,13 @@ from fl_lightning import (
 
 
 class Kill(FederationCallback):
-    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there."""
+    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there.
 
-    def __init__(self, when: str) -> None:
-        self.when = when
+    With several ranks, one of them alone is killed.
+    """
+
+    def __init__(self, when: str, rank: int = 0) -> None:
+        self.when, self.rank = when, rank
 
     def on_client_start(self, trainer, pl_module, round_idx, client) -> None:
         if self.when == "in a round" and round_idx == 2 and client == 1:
@@ -38,6 +41,8 @@ class Kill(FederationCallback):
     def on_round_start(self, trainer, pl_module, round_idx, cohort) -> None:
         if self.when == "in a checkpoint" and round_idx == 2:
             os.fsync = half_and_kill
+        if self.when == "one rank" and round_idx == 2 and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def half_and_kill(descriptor: int) -> None:

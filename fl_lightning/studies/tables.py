@@ -31,17 +31,24 @@ class Measure:
         higher: whether higher is better.
         percent: whether it is shown times 100.
         last: the final value of a run is the mean of so many last rounds.
+        ranked: whether one value is better than another at all.
     """
 
     name: str = "val_accuracy"
     higher: bool = True
     percent: bool = True
     last: int = 1
+    ranked: bool = True
 
     @property
     def scale(self) -> float:
         """Shown value over logged value."""
         return 100.0 if self.percent else 1.0
+
+    @property
+    def direction(self) -> bool | None:
+        """Whether higher is better; None where neither is."""
+        return self.higher if self.ranked else None
 
     @property
     def digits(self) -> int:
@@ -144,7 +151,7 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
     heads = [f"{measure.name}{' in percent' if measure.percent else ''}" for measure in logged]
     last = logged[0].last
     note = "After the last round." if last == 1 else f"Mean of the last {last} rounds."
-    body = with_best(columns, [measure.higher for measure in logged], show)
+    body = with_best(columns, [measure.direction for measure in logged], show)
     return table_of("At the end", panel.axis, panel.names, heads, body, note)
 
 
