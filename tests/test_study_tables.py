@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from study_tables import ACCURACY, table
 
 from fl_lightning import DataError
-from fl_lightning.studies import Row, RunTable
+from fl_lightning.studies import ReportOptions, Row, RunTable
+from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.layout import Cell, Table
 from fl_lightning.studies.statistics import at_round, best, holm, last_rounds, paired_test, rounds_to
 from fl_lightning.studies.tables import (
@@ -233,6 +234,25 @@ def test_the_table_of_final_values():
     assert made.columns == ("strategy", "val_accuracy in percent", "val_f1_macro in percent")  # the third was not logged
     assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "*41.50 ± 1.32*"]
     assert final_table(table(), panel, [Measure("nothing")]) is None
+
+
+def test_two_axes_against_each_other():
+    """Strategies down, partitions across; the share of client 0 as it is, and no value of it better than another."""
+    wide = table(("paper", "even"))
+    accuracy, share = cross_tables(wide, panels(wide), ReportOptions(beside=["client_share/0", "nothing"]).crossed)
+    assert (accuracy.title, accuracy.columns) == ("val_accuracy in percent at the end", ("strategy", "paper", "even"))
+    assert cells(accuracy) == [["FedAvg", *["62.00 ± 2.00"] * 2], ["AdaFed", *["*83.00 ± 2.65*"] * 2]]
+    assert share.title == "client_share/0 at the end"
+    assert cells(share) == [[name, *["0.2500 ± 0.0000"] * 2] for name in ("FedAvg", "AdaFed")]
+    assert list(cross_tables(table(), panels(table()), [Measure()])) == []  # one partition: the other tables say it
+
+
+def test_a_pair_that_was_not_run_is_left_empty():
+    wide = table(("paper", "even"))
+    rows = [row for row in wide.rows() if row.setting != ("AdaFed", "even")]
+    some = RunTable(["strategy", "partition"], rows)
+    (made,) = cross_tables(some, panels(some), [Measure()])
+    assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "-"]
 
 
 def test_the_table_of_costs():

@@ -81,6 +81,11 @@ class ReportOptions:
         return [Measure(name, percent=False, last=self.last, ranked=False) for name in self.beside]
 
     @property
+    def crossed(self) -> list[Measure]:
+        """All that are shown for each pair where a study has two axes."""
+        return [self.measure, *self.plain]
+
+    @property
     def drawn(self) -> list[Measure]:
         """All whose curves are drawn."""
         return [self.measure, *(self._other(name) for name in self.draw if name != self.metric)]
@@ -153,7 +158,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     grouped = panels(table, options.compare)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder)
-    crossed = list(cross_tables(table, grouped, [options.measure, *options.plain]))
+    crossed = list(cross_tables(table, grouped, options.crossed))
     markdown = [f"# {name}", "", *(one.markdown() for one in crossed)]
     latex = [one.latex() for one in crossed]
     for panel, own in tables:
