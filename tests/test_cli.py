@@ -305,6 +305,25 @@ def test_a_corrupt_checkpoint_is_one_message(fl):
     assert "is not a readable checkpoint" in text
 
 
+class Mischief:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (Path.touch, (Path("touched"),))
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_checkpoint_that_would_run_code_is_not_loaded(fl, command):
+    assert small(fl)[0] == 0
+    path = Path("runs/adafed_mnist/checkpoints/last.ckpt")
+    torch.save(torch.load(path, weights_only=True) | {"more": Mischief()}, path)
+    status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", f"--ckpt_path={path}")
+    assert status == 1
+    assert "holds other things than tensors and plain values, which might run code and are not loaded" in text
+    assert "weights_only" not in text
+    assert not Path("touched").exists()
+
+
 def test_an_earlier_run_is_not_written_over(fl):
     assert small(fl)[0] == 0
     before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}

@@ -408,7 +408,7 @@ def test_nearly_a_third_fails_in_fifty_rounds():
     ("options", "message"),
     [
         (["--federation.faults.policy=ignore"], "federation.faults.policy"),
-        (["--federation.faults.retries=-1"], "'federation.faults.retries' must be 0 or above, but is -1"),
+        (["--federation.faults.retries=-1"], "'federation.faults.retries' must be a whole number of 0 or above, but is -1"),
         (["--federation.faults.min_updates=0"], "'federation.faults.min_updates' must be a number of 1 or above, or a share"),
         (["--federation.faults.min_updates=7"], "'federation.faults.min_updates' must be at most the 6 clients of a round"),
         (["--federation.faults.deadline=0"], "'federation.faults.deadline' must be above 0 seconds, or null"),

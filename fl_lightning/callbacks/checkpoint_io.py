@@ -73,8 +73,10 @@ def unreadable(path: _PATH, cause: Exception) -> CheckpointError:
     """The error for a checkpoint that cannot be read, with what else there is in its folder."""
     target = Path(path)
     others = sorted(other.name for other in target.parent.glob("*.ckpt") if other.name != target.name)
-    reason = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
+    reason = (str(cause).splitlines()[0] if str(cause) else type(cause).__name__)[:200]
+    if "weights_only" in str(cause):  # torch's advice, to load it all the same, would let whoever made it run code here
+        reason = "it holds other things than tensors and plain values, which might run code and are not loaded"
     return CheckpointError(
-        f"'{path}' is not a readable checkpoint ({reason[:200]}). Use another"
+        f"'{path}' is not a readable checkpoint ({reason}). Use another"
         + (f"; the same folder holds {', '.join(others)}." if others else ", or start again without 'ckpt_path'.")
     )
