@@ -14,17 +14,17 @@ from fl_lightning.data.federated import FederatedDataModule
 
 
 class FederationTrainer(Trainer):
-    """Lightning's Trainer, with what the command ``partition`` calls; a fit that is refused leaves no folder behind."""
+    """Lightning's Trainer, with what the command ``partition`` calls; a fit without a whole round leaves no folder behind."""
 
     makes_folder = False
     """Whether the run's folder was not there before."""
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """See Lightning; where it ends before the first round, a new folder goes again."""
+        """See Lightning; where it ends before the first round is complete, a new folder goes again."""
         try:
             super().fit(*args, **kwargs)
         except Exception:
-            if self.makes_folder and self.is_global_zero and not self.fit_loop.epoch_progress.total.ready:
+            if self.makes_folder and self.is_global_zero and not self.fit_loop.epoch_progress.total.completed:
                 _finish_wandb()
                 shutil.rmtree(self.default_root_dir, ignore_errors=True)
             raise

@@ -222,9 +222,16 @@ def test_sections_that_hold_no_settings(fl, written, message):
     assert message in text
 
 
-@pytest.mark.parametrize("option", ["--data.partitioner.counts=[[1,2],[3]]", "--federation.clients_per_round=7"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--data.partitioner.counts=[[1,2],[3]]",
+        "--federation.clients_per_round=7",
+        "--model.init_args.optimizer.init_args.lr=1e30",
+    ],
+)
 def test_a_refused_run_leaves_nothing_behind(option, fl):
-    """W&B has begun by the time that the second is refused."""
+    """W&B has begun by the time that the second is refused; with the third all clients diverge in the first round."""
     status, text = fit(fl, option)
     assert status == 1, text
     assert not [path for path in Path("runs").rglob("*") if path.is_file()]
