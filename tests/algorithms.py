@@ -128,7 +128,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "secure": lambda: {
         "strategy": Scaffold(),
-        "secure_aggregation": SecureAggregation(0.5),
+        "secure_aggregation": SecureAggregation(0.6),
         "availability": Availability(0.3),
         "faults": Faults("skip"),
         "seed": 1,

@@ -172,6 +172,21 @@ def test_images_that_cannot_be_stamped():
         assert f"the dataset gives {came}. Let its transform end in such a tensor, or lower 'size'." in str(error.value)
 
 
+@pytest.mark.parametrize("value", [0.5, 300.0, -1.0])
+def test_pixels_that_are_none(value):
+    with pytest.raises(DataError, match=r"'federation.attackers.backdoor.value' is .* whole numbers from 0 to 255\. Set it to"):
+        Backdoor(value=value).stamp(torch.zeros(1, 8, 8, dtype=torch.uint8))
+
+
+def test_a_model_of_more_classes_than_labels_is_measured():
+    watch, module = Watch(), Reader()
+    module.net[1] = nn.Linear(64, 12)
+    module.train_acc, module.val_acc = (MulticlassAccuracy(12, average="micro") for _ in range(2))
+    attackers = Attackers(clients=[0], backdoor=Backdoor(target=9))
+    federate(module, 1, watch, data=Digits(), partitioner=Consecutive(FIVE), attackers=attackers)
+    assert 0 <= watch.seen[0][0] <= 1
+
+
 class Unvalidated(Digits):
     val_dataloader = L.LightningDataModule.val_dataloader
 

@@ -17,6 +17,7 @@ from dp_accounting.rdp import RdpAccountant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy import optimize, stats
 from test_strategies import DTYPES, Updates, assert_follows, clients_of
 from torch import nn
@@ -24,16 +25,20 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning import (
+    CheckpointError,
     ClientPrivacy,
     ClipUpdate,
     ConfigurationError,
+    CrossEntropy,
     ExamplePrivacy,
+    Faults,
     FedAvg,
     FedAvgM,
     FederatedDataModule,
     FederatedOrchestrator,
     LocalTraining,
     Message,
+    ProximalLoss,
     Sender,
     TopK,
 )
@@ -107,13 +112,13 @@ def test_noise_at_the_client_is_gaussian_and_counted():
     assert (sent.positions, sent.nbytes) == (None, 4 * 200_000)  # which numbers were sent would not be private
     local.apply(Message(change, 32), sender(4, kept))
     assert int(kept["messages"]) == 2
-    assert torch.equal(local.receive(change, 3, torch.Generator()), change)
+    assert torch.equal(local.receive(change, 2, 3, torch.Generator()), change)
 
 
 def test_noise_at_the_server_is_that_of_the_sum():
     central = ClientPrivacy(2.0, 1.5)
     change = torch.zeros(200_000, dtype=torch.float64)
-    noise = central.receive(change, 6, torch.Generator().manual_seed(1)).numpy()
+    noise = central.receive(change, 6, 6, torch.Generator().manual_seed(1)).numpy()
     assert stats.kstest(noise / (2.0 * 1.5 / 6), "norm").pvalue > 1e-3
     assert torch.equal(central.apply(Message(change, 32), sender()).change, change)
 
@@ -375,6 +380,37 @@ class TwoOptimizers(Plain):
         return [torch.optim.SGD(self.parameters(), 0.1), torch.optim.SGD(self.parameters(), 0.1)]
 
 
+class Recurrent(Plain):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.RNN(4, 3)
+
+
+class Penalised(Plain):
+    def __init__(self):
+        super().__init__()
+        self.loss = ProximalLoss(CrossEntropy(), 1.0)
+
+
+class Averaging(Plain):
+    """Keeps a mean of its inputs in a buffer, which is averaged over clients."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+
+class Positions(Plain):
+    """Adds what it has learnt of three places, without a batch in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Embedding(3, 4)
+
+    def forward(self, x):
+        return self.net(x + self.places(torch.arange(3)).mean(dim=0))
+
+
 class Unused(Plain):
     def __init__(self):
         super().__init__()
@@ -386,6 +422,10 @@ def test_modules_that_mix_examples_are_refused():
     for module, local, message in (
         (Plain(batchnorm=True), private, r"cannot tell an example's gradient from the others': net.1 \(BatchNorm1d\)"),
         (TwoOptimizers(), private, "TwoOptimizers optimizes manually"),
+        (Recurrent(), private, r"others': net \(RNN\). Use GroupNorm"),
+        (Penalised(), private, r"others': loss \(ProximalLoss\)"),
+        (Averaging(), private, "The clients send the buffers mean beside the parameters"),
+        (Positions(), private, r"finds gradients of 3 and \d+ examples in one batch: some layer of Positions has no batch"),
         (Unused(), private, "needs a gradient of every trainable parameter, but 'spare.weight' has no part in the loss"),
     ):
         with pytest.raises(ConfigurationError, match=message):
@@ -404,6 +444,79 @@ def test_models_of_which_more_is_sent_are_refused():
 
 def test_momentum_at_the_server_costs_nothing():
     federate(Plain(), 1, transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvgM(weighting="uniform"))
+
+
+def test_a_client_that_failed_changed_nothing():
+    """The sum over those who delivered, divided by all: who failed cannot be seen in the average's noise either."""
+
+    class Two(Blobs):
+        def __init__(self):
+            super().__init__()
+            self.train[0][: SIZES[0]] = torch.nan
+
+    finals = {}
+    for name, partitioner, data in (("failed", Consecutive(), Two()), ("two", Consecutive(SIZES[1:]), Later())):
+        torch.manual_seed(0)
+        module = Plain()
+        start = flat(module.net)[0]
+        local = LocalTraining(full_batch=True)
+        federate(
+            module,
+            1,
+            data=data,
+            partitioner=partitioner,
+            strategy=FedAvg("uniform"),
+            transforms=[ClientPrivacy(5.0, NO_NOISE)],
+            faults=Faults("skip"),
+            local=local,
+        )
+        finals[name] = flat(module.net)[0] - start
+    np.testing.assert_allclose(finals["failed"], finals["two"] * 2 / 3, rtol=1e-4, atol=1e-7)
+
+
+class Later(Blobs):
+    """Without the first client's examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.train = tuple(tensor[SIZES[0] :] for tensor in self.train)
+
+
+def test_a_change_that_is_not_finite_is_not_told():
+    for value in (math.nan, math.inf):
+        change = torch.tensor([1.0, value, 2.0], dtype=torch.float64)
+        sent = ClientPrivacy(1.0, NO_NOISE, "local").apply(Message(change, 32), sender())
+        torch.testing.assert_close(sent.change, torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_flags_of_batches_drawn_ahead_are_forgotten():
+    batches = PoissonBatches(30, 1, torch.Generator().manual_seed(0))
+    ahead = iter(batches)
+    for _ in range(5):
+        next(ahead)
+    drawn = list(batches)
+    assert len(batches.nobody) == len(drawn) == 30
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"transforms": [ClientPrivacy(1.0, 0.1)]}, {"transforms": [ClientPrivacy(1.0, 10.0)]}),
+        ({}, {"transforms": [ClientPrivacy(1.0, 10.0)]}),
+        (
+            {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.3))},
+            {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 9.0))},
+        ),
+        ({"local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.3))}, {}),
+    ],
+)
+def test_a_resumed_run_keeps_its_promise(first, then, tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
+    flags = {"enable_checkpointing": True, "default_root_dir": str(tmp_path)}
+    strategy = FedAvg("uniform")
+    federate(Plain(), 1, checkpoint, strategy=strategy, flags=flags, **first)
+    with pytest.raises(CheckpointError, match=r"The checkpoint's rounds were done with .*no epsilon would be true of both"):
+        federate(Plain(), 2, strategy=strategy, ckpt_path=str(tmp_path / "last.ckpt"), **then)
 
 
 @pytest.mark.parametrize("package", ["opacus", "dp_accounting"])
@@ -434,11 +547,19 @@ def clients(more="", then=""):
         ([clients(then=", {class_path: Quantize}"), UNIFORM], "Quantize comes after ClientPrivacy and may make changes longer"),
         ([clients(then=", " + ONE % ""), UNIFORM], "has ClientPrivacy more than once"),
         ([clients(), UNIFORM, "availability.leave=0.1"], "'federation.availability.leave' is 0.1: who is there changes"),
+        ([clients(), UNIFORM, "--data.rebalancing={}"], "'data.rebalancing' lets each client's counts of labels steer"),
+        ([clients(), UNIFORM, "attackers={clients: [1], model: ALIE}"], "ALIE looks at the honest clients' changes before"),
+        ([clients(), UNIFORM, "--data.server_set=clients", "--data.client_test=0.2"], "'data.server_set' is clients: what the"),
+        ([clients(), UNIFORM, "local.precision=bf16-true"], "'federation.local.precision' must be one of at least 32 bits"),
+        ([clients(), UNIFORM, "route=WarmStart"], "on the route WarmStart clients pass models to each other"),
+        ([clients().replace("norm: 1.0", "norm: .inf"), UNIFORM], "'federation.transforms.max_norm' must be above 0 and below"),
+        ([EXAMPLES, "route=FedStar", "strategy=FedAvg"], "On the route FedStar clients' models are measured on their training"),
+        ([EXAMPLES, "--data.server_set=clients", "--data.client_test=0.2"], "'data.server_set' is clients: what the server"),
         ([clients(", delta: 1.0"), UNIFORM], "'federation.transforms.delta' must be above 0 and below 1"),
         ([clients(", noise: none"), UNIFORM], "noise"),
         ([clients().replace("multiplier: 1.0", "multiplier: 0"), UNIFORM], "'federation.transforms.noise_multiplier' must be"),
-        ([EXAMPLES.replace("norm: 1.0", "norm: 0")], "'federation.local.privacy.max_grad_norm' must be above 0 and finite"),
-        ([EXAMPLES.replace("er: 1.0", "er: .inf")], "'federation.local.privacy.noise_multiplier' must be above 0 and finite"),
+        ([EXAMPLES.replace("norm: 1.0", "norm: 0")], "'federation.local.privacy.max_grad_norm' must be above 0 and below 1e12"),
+        ([EXAMPLES.replace("er: 1.0", "er: .inf")], "'federation.local.privacy.noise_multiplier' must be above 0 and below"),
         ([EXAMPLES, "local.privacy.delta=0"], "'federation.local.privacy.delta' must be above 0 and below 1"),
         ([EXAMPLES, "local.engine=stacked"], "'federation.local.engine' must be one of trainer, fabric with"),
         ([EXAMPLES, "local.accumulate_grad_batches=2"], "'federation.local.accumulate_grad_batches' must be 1 with"),

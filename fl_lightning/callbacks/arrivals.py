@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from fl_lightning.callbacks.drawing import Draw
 from fl_lightning.callbacks.exchange import add_sums, gather, gather_or_raise, gather_updates
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.update_store import UpdateStore
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate
@@ -34,7 +34,7 @@ class Arrivals:
         if isinstance(self._strategy, JointStrategy) and needed > federation.updates_in_memory:
             self._store = UpdateStore(Path(trainer.default_root_dir) / "updates", trainer.global_rank)
         secure = federation.secure_aggregation
-        everyone = sorted({*draw.clients, *draw.lost})
+        everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # stragglers, too, who may be dropped
         self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
         self._delivered: list[int] = []  # on this rank, masked
 
@@ -56,22 +56,29 @@ class Arrivals:
         assert isinstance(self._strategy, RunningStrategy)
         own = Sums(self._sums.device)
         weight = self._strategy.take_in(update, own)
+        if not own.sizes():  # left out by the strategy: it sends nothing, as if it had dropped out
+            return replace(update, weight=weight)
         self._masked.mask(update.client, own)
         self._sums.merge(own)
         self._delivered.append(update.client)
         bytes_up, bytes_down = self._masked.bytes_up(own), update.bytes_down + self._masked.bytes_down
         return replace(update, weight=weight, bytes_up=bytes_up, bytes_down=bytes_down)
 
-    def total(self, delivered: Sequence[int]) -> Sums:
+    def total(self) -> Sums:
         """The sums over all ranks, without masks.
-
-        Args:
-            delivered: the clients whose updates are in them.
 
         Raises:
             ClientError: if too few delivered to remove the masks.
+            ConfigurationError: if ranks have other sums than others, so that masks would not cancel.
         """
         if self._masked is not None:
+            ranks = gather(self._trainer, (self._delivered, self._sums.sizes()))
+            if len({tuple(sorted(sizes)) for theirs, sizes in ranks if theirs}) > 1:
+                raise ConfigurationError(
+                    "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some no "
+                    "weight. Use FedAvg, or leave secure aggregation out."
+                )
+            delivered = [client for theirs, _ in ranks for client in theirs]
             self._masked.unmask(self._sums, delivered, self._delivered)
         add_sums(self._trainer, self._sums)
         return self._sums

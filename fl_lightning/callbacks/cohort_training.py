@@ -171,6 +171,8 @@ class CohortTraining:
     def leave_out(self, clients: Sequence[int], error: Exception, attempts: int) -> None:
         """Go on without clients, where the policy allows it; else raise the error."""
         if not (self._federation.faults.skips and is_clients_fault(error)):
+            if hasattr(error, "add_note"):  # not in Python 3.10
+                error.add_note(f"In round {self._round_idx}, client {', '.join(map(str, clients))}.")
             raise error
         for client in clients:
             if client in self._before:

@@ -150,7 +150,7 @@ def check_uplink(attackers: Attackers, transforms: Sequence[Transform], route: R
         ConfigurationError: naming both.
     """
     first = attackers.model or next(iter(transforms), None)
-    if first is not None and (route.passes_models or route.single_model):
+    if first is not None and route.bypasses_server:
         raise ConfigurationError(
             f"{type(first).__name__} changes what a client sends to the server, but on the route {type(route).__name__} "
             "clients pass models to each other or keep them. Use the route ServerRoute, or leave 'federation.transforms' and "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
 
+from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.example_privacy import check_private_module
 from fl_lightning.clients.local_training import LocalTraining
@@ -16,6 +17,7 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.strategies.fedavg import FedAvg
+from fl_lightning.strategies.last_client import LastClient
 from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
@@ -27,19 +29,21 @@ def check_privacy(
     transforms: Sequence[Transform],
     local: LocalTraining,
     secure: SecureAggregation | None,
+    attackers: Attackers,
     strategy: Strategy,
     route: Route,
     availability: Availability,
     data: FederatedDataModule,
+    cohort: int,
 ) -> None:
     """Refuse settings with which clients or examples would not be as private as is said.
 
     Raises:
         ConfigurationError: naming them.
     """
-    _check_clients(transforms, strategy, availability)
-    _check_examples(local, strategy, data)
-    _check_secrecy(secure, strategy, route)
+    _check_clients(transforms, attackers, strategy, availability, data)
+    _check_examples(local, strategy, route, data)
+    _check_secrecy(secure, strategy, route, cohort)
 
 
 def check_private_model(
@@ -50,11 +54,27 @@ def check_private_model(
     Raises:
         ConfigurationError: naming what it is.
     """
-    _check_sent_state(transforms, server)
     _check_training(local, precision, module)
+    _check_sent_state(transforms, local, precision, server)
 
 
-def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
+def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> str:
+    """What must be the same in all rounds for an epsilon to be true of them; empty without privacy."""
+    private = [
+        f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta})"
+        for one in transforms
+        if isinstance(one, ClientPrivacy)
+    ]
+    return " and ".join([*private, *([] if local.privacy is None else [str(local.privacy)])])
+
+
+def _check_clients(
+    transforms: Sequence[Transform],
+    attackers: Attackers,
+    strategy: Strategy,
+    availability: Availability,
+    data: FederatedDataModule,
+) -> None:
     """Refuse what one client could influence beyond its clipped change, or what the accountant does not know."""
     private = [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
     if not private:
@@ -67,7 +87,17 @@ def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availabi
             "Scaffold's clients send control variates beside their models, and ClientPrivacy covers the models alone. "
             + _ELSEWHERE
         )
-    _check_own_metrics(strategy, "ClientPrivacy")
+    _check_own_metrics(strategy, "ClientPrivacy", data)
+    if data.rebalancing is not None:
+        raise ConfigurationError(
+            "'data.rebalancing' lets each client's counts of labels steer the others' training, which ClientPrivacy does not "
+            "cover. Leave one of them out."
+        )
+    if attackers.model is not None and attackers.model.needs_crowd:
+        raise ConfigurationError(
+            f"{type(attackers.model).__name__} looks at the honest clients' changes before ClientPrivacy has hidden them, and "
+            "sends what follows from them. Use an attack that does not, such as SignFlip, or leave one of them out."
+        )
     if private[0].noise == "local":
         return
     if not (isinstance(strategy, FedAvg) and strategy.weighting == "uniform"):
@@ -89,7 +119,7 @@ def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availabi
         )
 
 
-def _check_examples(local: LocalTraining, strategy: Strategy, data: FederatedDataModule) -> None:
+def _check_examples(local: LocalTraining, strategy: Strategy, route: Route, data: FederatedDataModule) -> None:
     """Refuse settings under which an example has more influence than its clipped gradient."""
     if local.privacy is None:
         return
@@ -102,7 +132,12 @@ def _check_examples(local: LocalTraining, strategy: Strategy, data: FederatedDat
             "'data.rebalancing' repeats examples, and 'federation.local.privacy' counts on each being there once. Leave one of "
             "them out."
         )
-    _check_own_metrics(strategy, "'federation.local.privacy'")
+    if route.reads_data:
+        raise ConfigurationError(
+            f"On the route {type(route).__name__} clients' models are measured on their training examples, or their labels "
+            "counted, which 'federation.local.privacy' does not cover. Use another route, such as ServerRoute."
+        )
+    _check_own_metrics(strategy, "'federation.local.privacy'", data)
 
 
 def _check_training(local: LocalTraining, precision: str, module: LightningModule) -> None:
@@ -115,17 +150,21 @@ def _check_training(local: LocalTraining, precision: str, module: LightningModul
     check_private_module(module)
 
 
-def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route) -> None:
+def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route, cohort: int) -> None:
     """Refuse what must see single updates."""
     if secure is None:
         return
+    least = "2 clients or more with 'federation.secure_aggregation': the sum of one is its update"
+    require(cohort >= 2, "federation.clients_per_round", least, cohort)
     name = type(strategy).__name__
     why = ""
     if isinstance(strategy, JointStrategy):
         why = f"{name} must see every client's model to combine them"
+    elif isinstance(strategy, LastClient):
+        why = f"{name} keeps one client's model"
     elif strategy.metric is not None:
         why = f"{name} weighs every client's model by what the server measures of it"
-    elif route.passes_models or route.single_model:
+    elif route.bypasses_server:
         why = f"on the route {type(route).__name__} clients pass models to each other or keep them"
     if why:
         raise ConfigurationError(
@@ -134,8 +173,13 @@ def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: 
         )
 
 
-def _check_own_metrics(strategy: Strategy, privacy: str) -> None:
-    """Refuse a strategy to which clients tell a metric of their own data."""
+def _check_own_metrics(strategy: Strategy, privacy: str, data: FederatedDataModule) -> None:
+    """Refuse metrics of the clients' own data that have a say in the model."""
+    if data.server_set == "clients":
+        raise ConfigurationError(
+            f"'data.server_set' is clients: what the server measures there is of the clients' own data, which {privacy} does "
+            "not cover. Set it to datamodule."
+        )
     if strategy.local_metric is not None or strategy.global_metric is not None:
         raise ConfigurationError(
             f"{type(strategy).__name__} reads metrics that clients measure on their own data, which {privacy} does not cover. "
@@ -143,16 +187,21 @@ def _check_own_metrics(strategy: Strategy, privacy: str) -> None:
         )
 
 
-def _check_sent_state(transforms: Sequence[Transform], server: ModelState) -> None:
+def _check_sent_state(transforms: Sequence[Transform], local: LocalTraining, precision: str, server: ModelState) -> None:
     """Refuse a module of which more is sent than what is protected."""
-    if not any(isinstance(transform, ClientPrivacy) for transform in transforms):
+    hides_clients = any(isinstance(transform, ClientPrivacy) for transform in transforms)
+    if not hides_clients and local.privacy is None:
         return
     _, floats, counters, _ = server.names()
     if floats or counters:
         raise ConfigurationError(
-            f"The clients send the buffers {', '.join([*floats, *counters][:3])} beside the parameters, and ClientPrivacy "
-            "covers the parameters alone. Use a network without BatchNorm (GroupNorm has no such buffers)."
+            f"The clients send the buffers {', '.join([*floats, *counters][:3])} beside the parameters, and privacy covers "
+            "the parameters alone. Use a network without BatchNorm (GroupNorm has no such buffers)."
         )
+    if not hides_clients:
+        return
+    known = "one of at least 32 bits with ClientPrivacy: rounding would make changes longer than its norm"
+    require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)
     frozen = sum(not parameter.requires_grad for parameter in server.parameters())
     if frozen:
         raise ConfigurationError(

@@ -221,8 +221,8 @@ class FederationRound(Cohort):
             aggregate, updates = self._combine(strategy, updates)
         else:
             assert isinstance(strategy, RunningStrategy)
-            aggregate = strategy.aggregate(self._arrivals.total([update.client for update in updates]))
-        aggregate = self._uplink.receive(aggregate, len(updates))
+            aggregate = strategy.aggregate(self._arrivals.total())
+        aggregate = self._uplink.receive(aggregate, len(updates), len(self.clients))
         if not bool(torch.isfinite(aggregate).all()):
             raise ClientError(
                 f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fl_lightning.callbacks.client_evaluation import ClientScores
+from fl_lightning.callbacks.privacy_checks import privacy_in_words
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.partition import Partition
@@ -58,6 +59,7 @@ class RunState:
             "memory": self.memory.state_dict(),
             "client_scores": self.client_scores.state_dict(),
             "engine": self.engine,
+            "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
@@ -99,11 +101,18 @@ class RunState:
                     f"The checkpoint was written with 'federation.{setting}' {state[setting]!r}, but this run has {value!r}. "
                     "Resume with the same setting, or start again without 'ckpt_path'."
                 )
+        before, now = state.get("privacy", ""), privacy_in_words(owner.transforms, owner.local)
+        if before != now:
+            raise CheckpointError(
+                f"The checkpoint's rounds were done with {before or 'no differential privacy'}, and this run has "
+                f"{now or 'none'}: no epsilon would be true of both. Resume with the same settings, or start again without "
+                "'ckpt_path'."
+            )
         if state["threads"] != torch.get_num_threads():
-            before, now = state["threads"], torch.get_num_threads()
+            threads = state["threads"]
             warnings.warn(
-                f"The checkpoint was written with {before} threads per client, this run has {now}: the last bits of the result "
-                f"will differ. Set 'federation.local.threads' to {before} to avoid it.",
+                f"The checkpoint was written with {threads} threads per client, this run has {torch.get_num_threads()}: the "
+                f"last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid it.",
                 stacklevel=2,
             )
         if state["clients"] != self.num_clients:

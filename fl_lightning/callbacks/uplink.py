@@ -93,12 +93,12 @@ class Uplink:
         forged = self._with_change(update, change)
         return self._transformed(forged)
 
-    def receive(self, aggregate: Tensor, count: int) -> Tensor:
+    def receive(self, aggregate: Tensor, received: int, expected: int) -> Tensor:
         """What the transforms make of the aggregate of a round, float64, shape (d,), on every rank."""
         parts, start = self._federation, self._start
         for number, transform in enumerate(parts.transforms):
             draw = generator(parts.seed, self._round_idx, "server", "transform", number)
-            changed = transform.receive(aggregate[: self._size] - start.to(aggregate), count, draw)
+            changed = transform.receive(aggregate[: self._size] - start.to(aggregate), received, expected, draw)
             aggregate = torch.cat([start.to(changed) + changed, aggregate[self._size :]])
         return aggregate
 

@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
@@ -148,8 +147,7 @@ class Measures:
     def backdoor_success(self, module: LightningModule, backdoor: Backdoor) -> float:
         """The share, in [0, 1], of the server's images of other classes that a model takes for the target, the trigger on."""
         if self._triggered is None:
-            metric: Metric = MulticlassAccuracy(self._data.holdings.num_classes(), average="micro")
-            self._triggered = metric, self._data.server_view(self.server_evaluation.examples, None, self._seed, backdoor)
+            self._triggered = _Agreement(), self._data.server_view(self.server_evaluation.examples, None, self._seed, backdoor)
         metric, view = self._triggered
         return self._evaluation(metric, _BACKDOOR, server=True).score(module, view)
 
@@ -225,6 +223,27 @@ class Measures:
                 flags["precision"] = self._server_precision(flags["precision"], self.server_evaluation.precision)
             self._evaluations[key] = ModelEvaluation(metric, setting, **flags)
         return self._evaluations[key]
+
+
+class _Agreement(Metric):
+    """The share of the target classes that a model predicts, of however many classes."""
+
+    hits: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("hits", torch.zeros((), dtype=torch.int64))
+        self.add_state("total", torch.zeros((), dtype=torch.int64))
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Logits, shape (N, C), and classes, shape (N,)."""
+        self.hits += (predictions.argmax(dim=1) == target).sum()
+        self.total += target.numel()
+
+    def compute(self) -> Tensor:
+        """From 0 to 1."""
+        return self.hits / self.total
 
 
 class _Reload(Callback):

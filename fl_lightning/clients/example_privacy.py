@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.types import ClientUpdate
 
 _NAME = "federation.local.privacy."
 
@@ -46,7 +48,7 @@ class ExamplePrivacy:
     def __post_init__(self) -> None:
         for name in ("max_grad_norm", "noise_multiplier"):
             value = getattr(self, name)
-            require(0 < value < math.inf, _NAME + name, "above 0 and finite", value)
+            require(0 < value < 1e12, _NAME + name, "above 0 and below 1e12", value)
         require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
         require_package("opacus", "opacus", "federation.local.privacy")
 
@@ -66,12 +68,14 @@ def check_private_module(module: LightningModule) -> None:
     if found:
         raise ConfigurationError(
             f"'federation.local.privacy' cannot tell an example's gradient from the others': {'; '.join(found[:3])}. Use "
-            "GroupNorm in place of BatchNorm, layers that Opacus knows, and automatic optimization, or leave it out."
+            "GroupNorm in place of BatchNorm, layers that Opacus knows (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
+            "in place of ProximalLoss, and automatic optimization, or leave it out."
         )
 
 
 def _mixes(part: nn.Module) -> bool:
-    return isinstance(part, _BatchNorm) and part.training
+    """BatchNorm; recurrent layers, which Opacus has of its own; and a term of the weights, whose gradient it would drop."""
+    return (isinstance(part, _BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
 
 
 class PrivateSteps(Callback):
@@ -90,9 +94,15 @@ class PrivateSteps(Callback):
         """Prepare for the next fit, on batches drawn like these."""
         self._batches = batches
 
-    def epsilon(self, steps: int) -> float:
-        """Of the client's examples after so many steps in all rounds."""
-        return epsilon_of_examples(self._settings.noise_multiplier, self._batches.rate, steps, self._settings.delta)
+    def spent(self, memory: ClientMemory, client: int, steps: int) -> float:
+        """Epsilon of a client's examples after so many more steps than it has done, at the highest rate of all."""
+        rate = max(self._batches.rate, memory.rate(client))
+        return epsilon_of_examples(self._settings.noise_multiplier, rate, memory.steps(client) + steps, self._settings.delta)
+
+    def remember(self, memory: ClientMemory, update: ClientUpdate) -> None:
+        """Count the steps of the fit that was the last to begin, since its update was good."""
+        assert update.epsilon is not None
+        memory.remember_steps(update.client, update.num_steps, self._batches.rate, update.epsilon)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the layers keep each example's gradient.
@@ -135,6 +145,13 @@ class PrivateSteps(Callback):
                 )
             if self._nobody:
                 parameter.grad_sample = parameter.grad_sample[:0]
+        lengths = {len(parameter.grad_sample) for parameter in private.params}
+        if len(lengths) > 1:
+            raise ConfigurationError(
+                f"'federation.local.privacy' finds gradients of {' and '.join(map(str, sorted(lengths)))} examples in one "
+                f"batch: some layer of {type(pl_module).__name__} has no batch dimension first. Give each layer the batch "
+                "first, or leave it out."
+            )
         private.clip_and_accumulate()
         private.add_noise()
         private.scale_grad()

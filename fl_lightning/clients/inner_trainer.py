@@ -167,4 +167,5 @@ def without_advice() -> Iterator[None]:
         for text in _ADVICE:
             for category in (PossibleUserWarning, UserWarning, RuntimeWarning):
                 warnings.filterwarnings("ignore", message=f".*{text}", category=category, module="lightning")
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's hooks need no input's gradient
         yield

@@ -139,7 +139,7 @@ class LocalTrainer:
             optimizer=self._session.optimizer,
             state=state.vector(),
             counters=state.counters(),
-            epsilon=self._epsilon(client, steps),
+            epsilon=None if self._session.private is None else self._session.private.spent(self.memory, client, steps),
         )
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
 
@@ -147,7 +147,8 @@ class LocalTrainer:
         """Let the client keep what it keeps of an update that was good."""
         self.memory.remember(update.client, update.snapshot)
         if update.epsilon is not None:
-            self.memory.remember_steps(update.client, update.num_steps, update.epsilon)
+            assert self._session.private is not None
+            self._session.private.remember(self.memory, update)
         if update.control is not None:
             self.memory.change_control(update.client, update.control)
 
@@ -256,10 +257,6 @@ class LocalTrainer:
             if private is not None:
                 private.begin(examples.train_dataloader().batch_sampler)
             return self._engine.fit(self.module, examples, turn.epochs)
-
-    def _epsilon(self, client: int, steps: int) -> float | None:
-        private = self._session.private
-        return None if private is None else private.epsilon(self.memory.steps(client) + steps)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
         own = self.memory.control(client)

@@ -32,7 +32,8 @@ class SecureAggregation:
     keys are shared among the cohort, so that the masks of those who drop out can be removed: as long as enough are left.
 
     Args:
-        threshold: share of the cohort, in (0, 1], that must deliver, rounded up; fewer together learn nothing.
+        threshold: share of the cohort, above 0.5 and at most 1, that must deliver, rounded up, two at least; fewer together
+            learn nothing.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -41,11 +42,11 @@ class SecureAggregation:
     threshold: float = 0.6
 
     def __post_init__(self) -> None:
-        require(0 < self.threshold <= 1, "federation.secure_aggregation.threshold", "above 0 and at most 1", self.threshold)
+        require(0.5 < self.threshold <= 1, "federation.secure_aggregation.threshold", "above 0.5 and at most 1", self.threshold)
 
     def begin_round(self, cohort: Sequence[int], seed: int, round_idx: int) -> MaskedRound:
         """The protocol of one round; the same on every rank."""
-        return MaskedRound(tuple(cohort), math.ceil(self.threshold * len(cohort) - 1e-9), seed, round_idx)
+        return MaskedRound(tuple(cohort), max(2, math.ceil(self.threshold * len(cohort) - 1e-9)), seed, round_idx)
 
 
 class MaskedRound:
@@ -75,8 +76,8 @@ class MaskedRound:
         if sums.sizes() != self._sizes:
             raise ConfigurationError(
                 f"'federation.secure_aggregation' needs the same sums from every client, but client {client} sends "
-                f"{', '.join(sums.sizes()) or 'none'} and others {', '.join(self._sizes) or 'none'}: the strategy leaves "
-                "clients out. Use FedAvg, or leave secure aggregation out."
+                f"{', '.join(sums.sizes())} and others {', '.join(self._sizes)}: the strategy gives some clients no weight. "
+                "Use FedAvg, or leave secure aggregation out."
             )
         own, key = self._secret(client, "own mask"), self._secret(client, "key")
         pairs = {other: agreed_key(key, self._public[other]) for other in self.cohort if other != client}

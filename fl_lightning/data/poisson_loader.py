@@ -34,6 +34,7 @@ class PoissonBatches:
         return -(-self._size // self.expected)
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.nobody.clear()  # of batches that were drawn ahead and never used
         for _ in range(len(self)):
             chosen = (torch.rand(self._size, generator=self._generator) < self.rate).nonzero().flatten().tolist()
             self.nobody.append(not chosen)

@@ -10,6 +10,9 @@ import numpy as np
 
 from fl_lightning.errors import ConfigurationError
 
+_LEAST_NOISE = 1e-6
+"""Below it nothing is private, and accountants divide by zero."""
+
 _ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 256, 512, 1024]
 
 
@@ -51,8 +54,11 @@ def epsilon_of_clients(noise_multiplier: float, sampled: int, population: int, r
     """
     from dp_accounting.rdp import compute_epsilon
 
-    per_round = _client_divergence(noise_multiplier, sampled, population)
-    return float(compute_epsilon(_ORDERS, rounds * per_round, delta)[0]) if rounds else 0.0
+    if not rounds:
+        return 0.0
+    if noise_multiplier < _LEAST_NOISE:
+        return math.inf
+    return float(compute_epsilon(_ORDERS, rounds * _client_divergence(noise_multiplier, sampled, population), delta)[0])
 
 
 @lru_cache(maxsize=64)
@@ -95,10 +101,11 @@ def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int,
 
     if not steps:
         return 0.0
-    spent = float(
-        get_privacy_spent(orders=_ORDERS, rdp=steps * _example_divergence(noise_multiplier, sample_rate), delta=delta)[0]
-    )
-    return math.inf if math.isnan(spent) else max(0.0, spent)
+    if noise_multiplier < _LEAST_NOISE:
+        return math.inf
+    spent = steps * _example_divergence(noise_multiplier, sample_rate)
+    epsilon = float(get_privacy_spent(orders=_ORDERS, rdp=spent, delta=delta)[0])
+    return math.inf if math.isnan(epsilon) else max(0.0, epsilon)
 
 
 @lru_cache(maxsize=4096)

@@ -78,6 +78,9 @@ class Route(ABC):
         passes_models: whether clients get models from each other: rules that read a client's own training are refused.
         single_model: whether one model reaches the server, so that there is nothing for a strategy to weigh.
         keeps_models: whether clients go on from their own models instead of the global one.
+        bypasses_server: whether in any round models reach others, or are chosen, without being handed to the strategy one by
+            one: then what protects or changes single updates on their way is refused.
+        reads_data: whether it measures models on the clients' training examples, or counts their labels.
         needs_labels: whether it asks for :meth:`Cohort.label_counts`.
         server_metric: what :meth:`Cohort.server_scores` will measure, or None.
     """
@@ -89,6 +92,12 @@ class Route(ABC):
     keeps_models: bool = False
     needs_labels: bool = False
     server_metric: str | Metric | None = None
+    reads_data: bool = False
+
+    @property
+    def bypasses_server(self) -> bool:
+        """See the class."""
+        return self.passes_models or self.single_model or self.keeps_models
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:

@@ -26,6 +26,8 @@ class FedStar(PeriodRoute):
         metric: the accuracy, in [0, 1]: the name under which the module logs it in validation, or a torchmetrics metric.
     """
 
+    reads_data = True
+
     def __init__(self, periods: int = 2, metric: str | Metric = "val_accuracy") -> None:
         super().__init__(periods)
         self.metric = metric

@@ -19,6 +19,7 @@ class Mediators(Route):
 
     passes_models = True
     needs_labels = True
+    reads_data = True
 
     def __init__(self, clients_per_mediator: int = 3) -> None:
         require(clients_per_mediator >= 1, "federation.route.clients_per_mediator", "1 or above", clients_per_mediator)

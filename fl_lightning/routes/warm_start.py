@@ -29,7 +29,13 @@ class WarmStart(Route):
         self.single_model = self.route.single_model
         self.needs_labels = self.route.needs_labels
         self.server_metric = self.route.server_metric
+        self.reads_data = self.route.reads_data
         self._first = FedCyclic()
+
+    @property
+    def bypasses_server(self) -> bool:
+        """In the cyclic rounds."""
+        return True
 
     def run(self, cohort: Cohort) -> None:
         """See :meth:`Route.run`."""

@@ -70,12 +70,13 @@ class Transform(ABC):
             sender: who sends it.
         """
 
-    def receive(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator) -> Tensor:
         """What the server makes of the round's average, the same on every rank; it leaves it as it is by default.
 
         Args:
             change: ``average - w_t`` of the parameters, float64, shape (p,).
-            count: m, the updates that came.
+            received: how many updates it is of.
+            expected: of how many clients, those included that failed.
             draw: random numbers of this round and transform, on the CPU.
         """
         return change

@@ -24,8 +24,9 @@ class ClientPrivacy(ClipUpdate):
 
     ``central``: noise of standard deviation ``noise_multiplier * max_norm`` on the sum of the changes, so that over m clients
     the average has ``noise_multiplier * max_norm / m``; clients trust the server. It needs a plain average in which all
-    clients weigh the same. ``local``: that noise on each client's change before it is sent, for any strategy: what the server
-    sees is private already, and the average of m is sqrt(m) times as noisy as above.
+    clients weigh the same; a client that fails counts as one that changed nothing. ``local``: that noise on each client's
+    change before it is sent, for any strategy: the model that the server sees is private already, and the average of m is
+    sqrt(m) times as noisy as above.
 
     ``federation/epsilon_of_clients`` is what the rounds so far have given away; see
     :func:`~fl_lightning.functional.epsilon_of_clients`. Without trust in the server no client is hidden by being drawn or
@@ -52,17 +53,21 @@ class ClientPrivacy(ClipUpdate):
         self.delta = delta
 
     def apply(self, message: Message, sender: Sender) -> Message:
-        """See :meth:`Transform.apply`; with noise of its own a message is dense, in float32 at least."""
-        clipped = super().apply(message, sender)
+        """See :meth:`Transform.apply`; with noise of its own a message is dense, in float32 at least.
+
+        A change that is not finite becomes 0: else it would tell that the client's training broke.
+        """
+        whole = bool(torch.isfinite(message.change).all())
+        clipped = super().apply(message if whole else replace(message, change=torch.zeros_like(message.change)), sender)
         if self.noise == "central":
             return clipped
         sender.kept[_KEPT] = sender.kept.get(_KEPT, torch.zeros((), dtype=torch.int64)) + 1
         noisy = self._noisy(clipped.change, 1, sender.draw)
         return replace(clipped, change=noisy, bits=max(32, clipped.bits), positions=None, overhead=0)
 
-    def receive(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator) -> Tensor:
         """See :meth:`Transform.receive`."""
-        return self._noisy(change, count, draw) if self.noise == "central" else change
+        return change if self.noise == "local" else self._noisy(change * (received / expected), expected, draw)
 
     def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """See :meth:`Transform.figures`."""

@@ -16,7 +16,7 @@ class ClipUpdate(Transform):
     """
 
     def __init__(self, max_norm: float) -> None:
-        require(max_norm > 0, "federation.transforms.max_norm", "above 0", max_norm)
+        require(0 < max_norm < 1e12, "federation.transforms.max_norm", "above 0 and below 1e12", max_norm)
         self.max_norm = max_norm
 
     def apply(self, message: Message, sender: Sender) -> Message:
