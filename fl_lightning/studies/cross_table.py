@@ -22,7 +22,7 @@ def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Me
     if len(table.axes) != 2 or len(panels) < 2:
         return
     names = list(dict.fromkeys(name for panel in panels for name in panel.names))
-    across = panels[0].title.split(": ", 1)[0].capitalize()
+    across = panels[0].title.split(": ", 1)[0]
     heads = [panel.title.split(": ", 1)[1] for panel in panels]
     for measure in measures:
         columns = [[_final(table, panel, name, measure) for name in names] for panel in panels]
@@ -31,7 +31,7 @@ def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Me
         body = with_best(columns, [measure.direction] * len(columns), partial(_shown, measure))
         title = f"{measure.name}{' in percent' if measure.percent else ''} at the end"
         note = "After the last round." if measure.last == 1 else f"Mean of the last {measure.last} rounds."
-        yield table_of(title, panels[0].axis, names, heads, body, f"{across} across. {note}")
+        yield table_of(title, panels[0].axis, names, heads, body, f"Columns: {across}. {note}")
 
 
 def _shown(measure: Measure, sample: Sample, _: int) -> str:
