@@ -41,9 +41,9 @@ class Arrivals:
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Take an update in; it comes back with its weight, where the strategy gives one at once."""
         if isinstance(self._strategy, RunningStrategy):
-            return (
-                self._masked_in(update) if self._masked else replace(update, weight=self._strategy.take_in(update, self._sums))
-            )
+            if self._masked is not None:
+                return self._masked_in(update)
+            return replace(update, weight=self._strategy.take_in(update, self._sums))
         if self._store is None:
             self._kept.append(update)
             return update

@@ -48,7 +48,6 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -156,9 +155,7 @@ class FederatedOrchestrator(Callback):
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
         check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
         check_uplink(self.attackers, self.transforms, self.route)
-        hidden = self.transforms, self.local, self.secure_aggregation, self.attackers
-        cohort = cohort_size(data.num_clients, self.clients_per_round)
-        check_privacy(*hidden, self.strategy, self.route, self.availability, data, cohort)
+        check_privacy(self, data)
         self.client_evaluation.check(data)
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lightning.pytorch import LightningModule
 
@@ -14,6 +15,7 @@ from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.strategies.fedavg import FedAvg
@@ -22,28 +24,22 @@ from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+
 _ELSEWHERE = "Use a strategy that reads nothing but the clients' models, such as FedAvg or AdaFed."
 
 
-def check_privacy(
-    transforms: Sequence[Transform],
-    local: LocalTraining,
-    secure: SecureAggregation | None,
-    attackers: Attackers,
-    strategy: Strategy,
-    route: Route,
-    availability: Availability,
-    data: FederatedDataModule,
-    cohort: int,
-) -> None:
+def check_privacy(owner: FederatedOrchestrator, data: FederatedDataModule) -> None:
     """Refuse settings with which clients or examples would not be as private as is said.
 
     Raises:
         ConfigurationError: naming them.
     """
-    _check_clients(transforms, attackers, strategy, availability, data)
-    _check_examples(local, strategy, route, data)
-    _check_secrecy(secure, strategy, route, cohort)
+    cohort = cohort_size(data.num_clients, owner.clients_per_round)
+    _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability, data)
+    _check_examples(owner.local, owner.strategy, owner.route, data)
+    _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
 
 
 def check_private_model(
