@@ -75,7 +75,8 @@ def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
     options = ReportOptions(every=2, after=2, targets=[0.8], compare="strategy", baseline="FedAvg")
     files = write_report(table(("paper", "even")), options, tmp_path / "one", "a study")
     text = (tmp_path / "one" / "report.md").read_text()
-    assert text.startswith("# a study\n\n## partition: paper\n")
+    assert text.startswith("# a study\n\n**val_accuracy in percent at the end.** Columns: partition. After the last round.\n")
+    assert "\n## partition: paper\n" in text
     shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg")]
     assert sorted(path.name for path in files) == sorted(["report.md", "report.tex", *shown])
     assert all(path.exists() for path in files)
