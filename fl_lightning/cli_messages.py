@@ -11,7 +11,9 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
-from fl_lightning.attacks import LabelAttack, ModelAttack
+from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
+from fl_lightning.clients.example_privacy import ExamplePrivacy
+from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
@@ -27,6 +29,11 @@ _BASES = {
     "transforms": Transform,
     "attackers.model": ModelAttack,
     "attackers.labels": LabelAttack,
+}
+_SETTINGS = {
+    "federation.secure_aggregation": SecureAggregation,
+    "federation.local.privacy": ExamplePrivacy,
+    "federation.attackers.backdoor": Backdoor,
 }
 _SECTIONS = (
     *("trainer", "federation", "partition_report", "client_table", "failure_log", "feature_cache"),
@@ -77,6 +84,9 @@ def explain(message: str, options: Sequence[str] = ()) -> str:
 def _remedy(message: str, options: Sequence[str]) -> str:
     key = re.search(r'Parser key "([\w.]+)"', message)
     base = _BASES.get(key[1].removeprefix("federation."), _BASES.get(key[1].split(".")[-1])) if key else None
+    if key and key[1] in _SETTINGS and "dot import path" in message:
+        names = inspect.signature(_SETTINGS[key[1]]).parameters
+        return f" It holds settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
     if base and "dot import path" in message:
         known = [name for name in fl_lightning.__all__ if _is_concrete(getattr(fl_lightning, name), base)]
         return f" Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
