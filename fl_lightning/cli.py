@@ -172,7 +172,7 @@ class FederationCLI(LightningCLI):
         """Refuse to resume from nothing, and to write over an earlier run."""
         found = sorted(path.name for path in folder.glob("*.ckpt"))
         resumes, debugs = self._config.ckpt_path, self._config.trainer.fast_dev_run
-        if resumes == "last" and not any(name.startswith("last") for name in found):
+        if resumes == "last" and not found:
             raise nothing_to_resume(str(folder))
         if not resumes and found and not debugs:
             raise ConfigurationError(

@@ -354,3 +354,18 @@ def test_csv_holds_the_servers_and_the_clients_figures(fl):
     rows = list(csv.DictReader(Path("runs/adafed_mnist/csv/version_0/metrics.csv").read_text().splitlines()))
     assert [float(row["round"]) for row in rows if row["val_f1_macro"]] == [0, 1]
     assert sum(float(row["client_share/3"] or 0) > 0 for row in rows) == 2
+
+
+def test_a_run_killed_between_its_first_two_checkpoints_goes_on(fl):
+    """The best checkpoint of the first round is there, the last one is not yet."""
+    assert small(fl, "--trainer.default_root_dir=whole", rounds=2)[0] == 0
+    assert small(fl, "--trainer.default_root_dir=killed")[0] == 0
+    Path("killed/checkpoints/last.ckpt").unlink()
+    status, text = small(fl, "--trainer.default_root_dir=killed")
+    assert status == 1
+    assert "'killed/checkpoints' already holds a run (best.ckpt). Go on with it by '--ckpt_path last'" in text
+    status, text = small(fl, "--trainer.default_root_dir=killed", "--ckpt_path=last", rounds=2)
+    assert status == 0, text
+    ended, whole = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("killed", "whole"))
+    assert ended["epoch"] == whole["epoch"] == 1
+    assert all(torch.equal(ended["state_dict"][name], value) for name, value in whole["state_dict"].items())

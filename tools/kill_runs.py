@@ -85,16 +85,15 @@ def kill(process: int, folder: Path, seconds: float, in_checkpoint: bool) -> str
     return "in a checkpoint" if partial.exists() else "elsewhere"
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The run's last checkpoint, or None."""
-    path = folder / "run" / "checkpoints" / "last.ckpt"
-    return path if path.exists() else None
+def can_go_on(folder: Path) -> bool:
+    """Whether the run has a checkpoint."""
+    return any((folder / "run" / "checkpoints").glob("*.ckpt"))
 
 
 def whole(folder: Path) -> float:
     """Fit without disturbance, from the last checkpoint where there is one; the seconds it took."""
     begun = time.monotonic()
-    status = os.waitstatus_to_exitcode(os.waitpid(fit(folder, last_checkpoint(folder) is not None), 0)[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(fit(folder, can_go_on(folder)), 0)[1])
     if status:
         raise SystemExit(f"A run ended with {status}: {(folder / 'log.txt').read_text()[-2000:]}")
     return time.monotonic() - begun
@@ -134,7 +133,7 @@ def main() -> None:
         folder = out / str(number)
         folder.mkdir()
         for attempt in range(draw.choice((1, 1, 1, 2))):
-            process = fit(folder, last_checkpoint(folder) is not None)
+            process = fit(folder, can_go_on(folder))
             moments[kill(process, folder, draw.uniform(0.1, 0.85) * seconds, (number + attempt) % 2 == 0)] += 1
         if not same_weights_after(folder, reference):
             print(f"{number}: other weights; kept in {folder}", flush=True)

@@ -39,7 +39,7 @@ class BestCheckpoint(_InTheRunsFolder):
 
 
 class LastCheckpoint(_InTheRunsFolder):
-    """Keeps every round's end, as ``last.ckpt``: what ``ckpt_path="last"`` goes on from.
+    """Keeps every round's end, as ``last.ckpt``: what ``ckpt_path="last"`` goes on from; from ``best.ckpt`` where it is alone.
 
     Args:
         dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
@@ -60,6 +60,9 @@ class LastCheckpoint(_InTheRunsFolder):
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         found = super()._find_last_checkpoints(trainer)
+        best = Path(str(self.dirpath)) / "best.ckpt"
+        if not found and best.exists():  # killed in the first round, between the two
+            return {str(best)}
         if not found:
             raise nothing_to_resume(str(self.dirpath))
         return found
