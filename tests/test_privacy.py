@@ -443,7 +443,18 @@ def test_models_of_which_more_is_sent_are_refused():
 
 
 def test_momentum_at_the_server_costs_nothing():
-    federate(Plain(), 1, transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvgM(weighting="uniform"))
+    """In the first round it is FedAvg, with the same noise; after two the epsilon is the same and the model another."""
+    finals, spent = {}, {}
+    for rounds in (1, 2):
+        for strategy in (FedAvg("uniform"), FedAvgM(0.9, weighting="uniform")):
+            torch.manual_seed(0)
+            module = Plain()
+            run = federate(module, rounds, transforms=[ClientPrivacy(1.0, 1.0)], strategy=strategy)
+            finals[rounds, type(strategy)] = weights(module)
+            spent[rounds, type(strategy)] = logged(run)["federation/epsilon_of_clients"]
+    assert same_bits(finals[1, FedAvg], finals[1, FedAvgM])
+    assert not same_bits(finals[2, FedAvg], finals[2, FedAvgM])
+    assert spent[2, FedAvg] == spent[2, FedAvgM] > spent[1, FedAvg]
 
 
 def test_a_client_that_failed_changed_nothing():

@@ -75,7 +75,6 @@ def _check_clients(
     private = [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
     if not private:
         return
-    name = type(strategy).__name__
     if len(private) > 1:
         raise ConfigurationError("'federation.transforms' has ClientPrivacy more than once. Keep one.")
     if isinstance(strategy, Scaffold):
@@ -94,16 +93,20 @@ def _check_clients(
             f"{type(attackers.model).__name__} looks at the honest clients' changes before ClientPrivacy has hidden them, and "
             "sends what follows from them. Use an attack that does not, such as SignFlip, or leave one of them out."
         )
-    if private[0].noise == "local":
-        return
+    if private[0].noise == "central":
+        _check_central(transforms, strategy, availability)
+
+
+def _check_central(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
+    """Refuse what would make one client's part in the sum larger than its norm, or its cohort another than is counted on."""
     if not (isinstance(strategy, FedAvg) and strategy.weighting == "uniform"):
         how = f"weighs by '{strategy.weighting}'" if isinstance(strategy, FedAvg) else "combines models in a way of its own"
         raise ConfigurationError(
             "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by its clipped "
-            f"change and no more, but {name} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with 'weighting' uniform, "
-            "or 'noise' to local."
+            f"change and no more, but {type(strategy).__name__} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with "
+            "'weighting' uniform, or 'noise' to local."
         )
-    if transforms[-1] is not private[0]:
+    if not isinstance(transforms[-1], ClientPrivacy):
         raise ConfigurationError(
             f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may make changes longer than its norm. Let "
             "ClientPrivacy be the last of 'federation.transforms', or set its 'noise' to local."
