@@ -14,7 +14,7 @@ from fl_lightning.clients.faults import check_update
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import Sums, wide
 from fl_lightning.functional.seeding import generator
-from fl_lightning.transforms.base import Message, Sender
+from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
 
 _ORDINARY = 2.0**14
@@ -97,6 +97,8 @@ class Uplink:
         """What the transforms make of the aggregate of a round, float64, shape (d,), on every rank."""
         parts, start = self._federation, self._start
         for number, transform in enumerate(parts.transforms):
+            if type(transform).receive is Transform.receive:  # nothing to do, and no last bit to lose
+                continue
             draw = generator(parts.seed, self._round_idx, "server", "transform", number)
             changed = transform.receive(aggregate[: self._size] - start.to(aggregate), received, expected, draw)
             aggregate = torch.cat([start.to(changed) + changed, aggregate[self._size :]])
