@@ -60,8 +60,20 @@ if TYPE_CHECKING:
     )
     from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError, RankError
     from fl_lightning.functional import Partition, Sums
-    from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
-    from fl_lightning.metrics import DiagnosticOddsRatio
+    from fl_lightning.losses import (
+        AdaptiveLoss,
+        CrossEntropy,
+        F1WeightedCrossEntropy,
+        HalfSquaredError,
+        Hinge,
+        MetricWeightedCrossEntropy,
+        ProximalLoss,
+        RobustLoss,
+    )
+    from fl_lightning.metrics import (
+        DiagnosticOddsRatio,
+        PercentageError,
+    )
     from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
     from fl_lightning.optimizers import Yogi
     from fl_lightning.partitioners import (
@@ -113,7 +125,12 @@ if TYPE_CHECKING:
         Worth,
     )
     from fl_lightning.studies import ReportOptions, RunTable, Study
-    from fl_lightning.tasks import ClassificationTask
+    from fl_lightning.tasks import (
+        ClassificationTask,
+        LossAdaptation,
+        RegressionTask,
+        SupervisedTask,
+    )
     from fl_lightning.transforms import (
         ClientPrivacy,
         ClipUpdate,
@@ -138,6 +155,7 @@ __all__ = [
     "VGG19",
     "AdaFed",
     "AdaFedSimulation1",
+    "AdaptiveLoss",
     "AtomicCheckpointIO",
     "Attackers",
     "Availability",
@@ -190,6 +208,8 @@ __all__ = [
     "FrozenBackbone",
     "GaussianUpdate",
     "GeometricMedian",
+    "HalfSquaredError",
+    "Hinge",
     "IIDPartitioner",
     "ImageDataModule",
     "ImageFolderDataModule",
@@ -204,14 +224,17 @@ __all__ = [
     "LeNet",
     "LocalOnly",
     "LocalTraining",
+    "LossAdaptation",
     "MNISTDataModule",
     "Mediators",
     "Message",
+    "MetricWeightedCrossEntropy",
     "ModelAttack",
     "PartialWork",
     "Partition",
     "PartitionReport",
     "Partitioner",
+    "PercentageError",
     "PeriodRoute",
     "PermutedLabels",
     "ProximalLoss",
@@ -220,10 +243,12 @@ __all__ = [
     "RandomCropFlip",
     "RandomLabels",
     "RankError",
+    "RegressionTask",
     "RelabelClass",
     "ReportOptions",
     "ResNet18",
     "RingFed",
+    "RobustLoss",
     "RoundStart",
     "Route",
     "RunTable",
@@ -242,6 +267,7 @@ __all__ = [
     "Strategy",
     "Study",
     "Sums",
+    "SupervisedTask",
     "TablePartitioner",
     "TensorLoader",
     "TopK",

@@ -27,7 +27,7 @@ from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
-from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
+from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures
@@ -127,6 +127,8 @@ class FederatedOrchestrator(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the module over for a fit; other stages are left to Lightning."""
+        if stage == "fit":
+            adapt_losses(trainer, self._cleanup)
         if stage != "fit" or not self.enabled:
             return
         data = federated_data(trainer)
