@@ -37,7 +37,9 @@ def robust_loss(residual: Tensor, shape: Tensor, scale: Tensor) -> Tensor:
     a = torch.where(a.abs() < _NEAR, _NEAR, a)
     b = (a - 2).abs().clamp(min=_NEAR)
     z = (x / scale.to(x)).square()
-    return b / a * torch.expm1(a / 2 * torch.log1p(z / b))
+    t = a / 2 * torch.log1p(z / b)
+    # The gradient of expm1 is its value plus 1, which cancels where the value is near -1.
+    return b / a * torch.where(t < -1, t.exp() - 1, torch.expm1(t.clamp(min=-1)))
 
 
 @cache
