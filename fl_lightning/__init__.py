@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         FedStar,
         LocalOnly,
         Mediators,
+        Mocha,
         PeriodRoute,
         RingFed,
         Route,
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from fl_lightning.types import (
         ClientFailure,
         ClientUpdate,
+        Pull,
         RoundStart,
         Snapshot,
     )
@@ -229,6 +231,7 @@ __all__ = [
     "Mediators",
     "Message",
     "MetricWeightedCrossEntropy",
+    "Mocha",
     "ModelAttack",
     "PartialWork",
     "Partition",
@@ -238,6 +241,7 @@ __all__ = [
     "PeriodRoute",
     "PermutedLabels",
     "ProximalLoss",
+    "Pull",
     "QuantityPartitioner",
     "Quantize",
     "RandomCropFlip",

@@ -28,7 +28,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.local_steps import control_change
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
-from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 _TRIAL_CLIENTS, _TRIAL_STEPS = 3, 10
 """What the engine ``auto`` tries."""
@@ -44,6 +44,7 @@ class Turn:
         period: how often the client has trained in this round already; its random numbers differ.
         epochs: fewer local epochs than the settings say.
         slowness: it does only 1 / slowness of its steps.
+        pull: what draws its parameters somewhere, in place of a proximal term.
     """
 
     client: int
@@ -51,6 +52,7 @@ class Turn:
     period: int = 0
     epochs: int | None = None
     slowness: float = 1.0
+    pull: Pull | None = None
 
 
 class LocalTrainer:
@@ -122,7 +124,7 @@ class LocalTrainer:
             match_trainable(self._state, server)
         start = self.memory.recall(client) or turn.start
         correction = None if control is None else self._correction(client, control)
-        self._session.begin(server, self._state, round_idx, start, correction, turn.slowness)
+        self._session.begin(server, self._state, round_idx, start, correction, turn.slowness, turn.pull)
         steps, metrics = self._fit(turn, data, round_idx)
         state = self._session.client
         update = ClientUpdate(

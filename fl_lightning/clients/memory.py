@@ -31,7 +31,11 @@ class ClientMemory:
 
     def recall(self, client: int) -> Snapshot | None:
         """The model that a client goes on from; None where it takes the one it is given."""
-        kept = self._kept.get(client, {}) if client in self.keepers else {}
+        return self.last_model(client) if client in self.keepers else None
+
+    def last_model(self, client: int) -> Snapshot | None:
+        """The model that a client has kept; None where it keeps none."""
+        kept = self._kept.get(client, {})
         return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
 
     def remember(self, client: int, model: Snapshot) -> None:
