@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         FederationProgressBar,
         LastCheckpoint,
         PartitionReport,
+        TransferLearning,
     )
     from fl_lightning.clients import (
         Attackers,
@@ -275,6 +276,7 @@ __all__ = [
     "TablePartitioner",
     "TensorLoader",
     "TopK",
+    "TransferLearning",
     "Transform",
     "TrimmedMean",
     "USPSDataModule",

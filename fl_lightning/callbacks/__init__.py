@@ -9,6 +9,7 @@ from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.callbacks.transfer_learning import TransferLearning
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -21,4 +22,5 @@ __all__ = [
     "FederationProgressBar",
     "LastCheckpoint",
     "PartitionReport",
+    "TransferLearning",
 ]

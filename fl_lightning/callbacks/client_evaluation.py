@@ -14,8 +14,8 @@ from torch import Tensor
 from fl_lightning.callbacks.exchange import gather, spread
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.client_evaluation import ClientEvaluation
-from fl_lightning.clients.local_trainer import Turn
-from fl_lightning.errors import CheckpointError
+from fl_lightning.clients.turn import Turn
+from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.types import Snapshot
@@ -78,6 +78,11 @@ class ClientEvaluator:
             scores.rounds, scores.turns = {}, []
             scores.start = self._snapshot() if alone else None
         self.require_start()
+        if scores.start is not None and scores.start.vector.numel() != self._parts.size:
+            raise ConfigurationError(
+                f"What is trained has changed in round {round_idx}: clients alone could not repeat it from the first model. "
+                "Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all rounds."
+            )
         if self._settings.active and not self._tried:
             self._measure(self._parts.local.load(self._parts.server), 0)
             self._tried = True

@@ -14,7 +14,7 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.engines.choice import choose
 from fl_lightning.clients.faults import check_update, describe, is_clients_fault
-from fl_lightning.clients.local_trainer import Turn
+from fl_lightning.clients.turn import Turn
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains

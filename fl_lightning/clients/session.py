@@ -117,7 +117,7 @@ class ClientSession(Callback):
         assert self.server is not None
         if self._client is None:
             self._client = ModelState(pl_module)
-            match_trainable(self._client, self.server)
+            self._client.follow(self.server)
         self._client.copy_from(self.server)
         if self._start is not None:
             self._client.load(self._start)
@@ -245,12 +245,6 @@ def keep_metrics_to_this_process(module: LightningModule) -> None:
 
 def _alone() -> bool:
     return False
-
-
-def match_trainable(client: ModelState, server: ModelState) -> None:
-    """Freeze and thaw the client's parameters as the server's are."""
-    for mine, theirs in zip(client.parameters(), server.parameters(), strict=True):
-        mine.requires_grad_(theirs.requires_grad)
 
 
 def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
