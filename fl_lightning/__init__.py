@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         LabelAveraging,
         MNISTDataModule,
         RandomCropFlip,
+        SimulatedTasksDataModule,
         SVHNDataModule,
         TensorLoader,
         USPSDataModule,
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         CosineFilter,
         FedAvg,
         FedAvgM,
+        FederatedKMeans,
         FedLoss,
         FedMedian,
         FedNova,
@@ -113,7 +115,7 @@ if TYPE_CHECKING:
         Worth,
     )
     from fl_lightning.studies import ReportOptions, RunTable, Study
-    from fl_lightning.tasks import ClassificationTask
+    from fl_lightning.tasks import ClassificationTask, KMeansTask
     from fl_lightning.transforms import (
         ClientPrivacy,
         ClipUpdate,
@@ -180,6 +182,7 @@ __all__ = [
     "FedSGD",
     "FedStar",
     "FederatedDataModule",
+    "FederatedKMeans",
     "FederatedOrchestrator",
     "FederationCallback",
     "FederationError",
@@ -195,6 +198,7 @@ __all__ = [
     "ImageFolderDataModule",
     "InnerProductManipulation",
     "JointStrategy",
+    "KMeansTask",
     "KerasCNN",
     "Krum",
     "LabelAttack",
@@ -238,6 +242,7 @@ __all__ = [
     "ShapleyValues",
     "ShardPartitioner",
     "SignFlip",
+    "SimulatedTasksDataModule",
     "Snapshot",
     "Strategy",
     "Study",
