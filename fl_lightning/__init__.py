@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         RandomCropFlip,
         SimulatedTasksDataModule,
         SVHNDataModule,
+        TableDataModule,
         TensorLoader,
         USPSDataModule,
     )
@@ -247,6 +248,7 @@ __all__ = [
     "Strategy",
     "Study",
     "Sums",
+    "TableDataModule",
     "TablePartitioner",
     "TensorLoader",
     "TopK",

@@ -7,6 +7,7 @@ from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
+from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.torchvision_sets import (
     CIFAR10DataModule,
@@ -28,6 +29,7 @@ __all__ = [
     "RandomCropFlip",
     "SVHNDataModule",
     "SimulatedTasksDataModule",
+    "TableDataModule",
     "TensorLoader",
     "USPSDataModule",
 ]
