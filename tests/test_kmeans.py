@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
 from fl_lightning import (
+    Availability,
     ConfigurationError,
     DataError,
     ExamplePrivacy,
@@ -394,6 +395,21 @@ def test_a_pass_that_is_cut_short_counts_what_it_saw():
     local = LocalTraining(limit_train_batches=1)
     federate(module, 1, strategy=FederatedKMeans(), local=local, partitioner=Consecutive([30, 10]))
     assert module.counts.sum() == 10
+    module = begin_at(blobs(40, 1)[0][:3])
+    slow = Availability(slow=1.0, slowness=2.0)
+    federate(module, 1, strategy=FederatedKMeans(), local=LocalTraining(), availability=slow, partitioner=Consecutive([30, 10]))
+    assert 10 <= module.counts.sum() < 40
+
+
+def test_mixed_precision_assigns_in_full():
+    data = Blobs()
+    data.train[0].add_(300)  # where bfloat16 knows even numbers only
+    ends = []
+    for precision in ("32-true", "bf16-mixed"):
+        module = begin_at(data.train[0][:4])
+        federate(module, 3, data=data, strategy=FederatedKMeans(), local=LocalTraining(precision=precision))
+        ends.append(weights(module))
+    assert same_bits(*ends)
 
 
 def test_two_ranks_give_the_centroids_of_one(tmp_path):
@@ -408,6 +424,8 @@ def test_two_ranks_give_the_centroids_of_one(tmp_path):
     one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert same_bits(one["state_dict"], two["state_dict"])
     assert one["state_dict"]["counts"].sum() > 0
+    scores = [next(s for name, s in run["callbacks"].items() if "val_loss" in name)["best_model_score"] for run in (one, two)]
+    assert float(scores[1]) == pytest.approx(float(scores[0]), rel=1e-6)
 
 
 def test_the_config_is_fitted(fl):

@@ -103,7 +103,9 @@ def test_features_alone():
         FederatedDataModule(data, DomainPartitioner()).setup("fit")
 
 
-@pytest.mark.parametrize("labels", [["dog", "Cat", "emu", "dog"], ["10", "9", "-1", "9.0"], ["2", "x", "10", "x"], ["nan", "2", "10", "inf"]])
+@pytest.mark.parametrize(
+    "labels", [["dog", "Cat", "emu", "dog"], ["10", "9", "-1", "9.0"], ["2", "x", "10", "x"], ["nan", "2", "10", "inf"]]
+)
 def test_classes_are_coded_in_sorted_order(labels):
     write("x.csv", "a,kind", *(f"{k},{label}" for k, label in enumerate(labels)))
     data = set_up("x.csv", target="kind", kind="classification", test_share=0.0)
