@@ -6,6 +6,8 @@ from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
+from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.torchvision_sets import (
     CIFAR10DataModule,
@@ -26,6 +28,8 @@ __all__ = [
     "MNISTDataModule",
     "RandomCropFlip",
     "SVHNDataModule",
+    "SimulatedTasksDataModule",
+    "TableDataModule",
     "TensorLoader",
     "USPSDataModule",
 ]
