@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ServerEvaluation,
     )
     from fl_lightning.data import (
+        CellSite,
         CIFAR10DataModule,
         CIFAR100DataModule,
         FashionMNISTDataModule,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         LabelAveraging,
         MNISTDataModule,
         RandomCropFlip,
+        SimulatedCellsDataModule,
         SVHNDataModule,
         TensorLoader,
         USPSDataModule,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     from fl_lightning.functional import Partition, Sums
     from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
     from fl_lightning.metrics import DiagnosticOddsRatio
-    from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
+    from fl_lightning.models import MLP, VGG19, DensityCount, FrozenBackbone, KerasCNN, LeNet, ResNet18, UNet
     from fl_lightning.optimizers import Yogi
     from fl_lightning.partitioners import (
         AdaFedSimulation1,
@@ -145,6 +147,7 @@ __all__ = [
     "BestCheckpoint",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellSite",
     "CheckpointError",
     "ClassesPartitioner",
     "ClassificationTask",
@@ -162,6 +165,7 @@ __all__ = [
     "CrossEntropy",
     "Crowd",
     "DataError",
+    "DensityCount",
     "DiagnosticOddsRatio",
     "DirichletPartitioner",
     "DomainPartitioner",
@@ -238,6 +242,7 @@ __all__ = [
     "ShapleyValues",
     "ShardPartitioner",
     "SignFlip",
+    "SimulatedCellsDataModule",
     "Snapshot",
     "Strategy",
     "Study",
@@ -247,6 +252,7 @@ __all__ = [
     "TopK",
     "Transform",
     "TrimmedMean",
+    "UNet",
     "USPSDataModule",
     "WarmStart",
     "WeightedAverage",

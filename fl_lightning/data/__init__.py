@@ -1,11 +1,13 @@
 """LightningDataModules, and the one that spreads any of them over clients."""
 
 from fl_lightning.data.augmentation import RandomCropFlip
+from fl_lightning.data.cell_site import CellSite
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.torchvision_sets import (
     CIFAR10DataModule,
@@ -18,6 +20,7 @@ from fl_lightning.data.torchvision_sets import (
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellSite",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "ImageDataModule",
@@ -26,6 +29,7 @@ __all__ = [
     "MNISTDataModule",
     "RandomCropFlip",
     "SVHNDataModule",
+    "SimulatedCellsDataModule",
     "TensorLoader",
     "USPSDataModule",
 ]
