@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ServerEvaluation,
     )
     from fl_lightning.data import (
+        CellFolderDataModule,
         CellSite,
         CIFAR10DataModule,
         CIFAR100DataModule,
@@ -147,6 +148,7 @@ __all__ = [
     "BestCheckpoint",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellFolderDataModule",
     "CellSite",
     "CheckpointError",
     "ClassesPartitioner",

@@ -1,6 +1,7 @@
 """LightningDataModules, and the one that spreads any of them over clients."""
 
 from fl_lightning.data.augmentation import RandomCropFlip
+from fl_lightning.data.cell_folders import CellFolderDataModule
 from fl_lightning.data.cell_site import CellSite
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.image_folders import ImageFolderDataModule
@@ -20,6 +21,7 @@ from fl_lightning.data.torchvision_sets import (
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellFolderDataModule",
     "CellSite",
     "FashionMNISTDataModule",
     "FederatedDataModule",
