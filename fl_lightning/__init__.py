@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         FederationProgressBar,
         LastCheckpoint,
         PartitionReport,
+        PredictionImages,
     )
     from fl_lightning.clients import (
         Attackers,
@@ -220,6 +221,7 @@ __all__ = [
     "Partitioner",
     "PeriodRoute",
     "PermutedLabels",
+    "PredictionImages",
     "ProximalLoss",
     "QuantityPartitioner",
     "Quantize",
