@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         FederationProgressBar,
         LastCheckpoint,
         PartitionReport,
+        PredictionImages,
         TransferLearning,
     )
     from fl_lightning.clients import (
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
         ServerEvaluation,
     )
     from fl_lightning.data import (
+        CellFolderDataModule,
+        CellSite,
         CIFAR10DataModule,
         CIFAR100DataModule,
         FashionMNISTDataModule,
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
         LabelAveraging,
         MNISTDataModule,
         RandomCropFlip,
+        SimulatedCellsDataModule,
         SimulatedTasksDataModule,
         SVHNDataModule,
         TableDataModule,
@@ -77,7 +81,16 @@ if TYPE_CHECKING:
         DiagnosticOddsRatio,
         PercentageError,
     )
-    from fl_lightning.models import MLP, VGG19, FrozenBackbone, KerasCNN, LeNet, ResNet18
+    from fl_lightning.models import (
+        MLP,
+        VGG19,
+        DensityCount,
+        FrozenBackbone,
+        KerasCNN,
+        LeNet,
+        ResNet18,
+        UNet,
+    )
     from fl_lightning.optimizers import Yogi
     from fl_lightning.partitioners import (
         AdaFedSimulation1,
@@ -170,6 +183,8 @@ __all__ = [
     "BestCheckpoint",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellFolderDataModule",
+    "CellSite",
     "CheckpointError",
     "ClassesPartitioner",
     "ClassificationTask",
@@ -187,6 +202,7 @@ __all__ = [
     "CrossEntropy",
     "Crowd",
     "DataError",
+    "DensityCount",
     "DiagnosticOddsRatio",
     "DirichletPartitioner",
     "DomainPartitioner",
@@ -247,6 +263,7 @@ __all__ = [
     "PercentageError",
     "PeriodRoute",
     "PermutedLabels",
+    "PredictionImages",
     "ProximalLoss",
     "Pull",
     "QuantityPartitioner",
@@ -274,6 +291,7 @@ __all__ = [
     "ShapleyValues",
     "ShardPartitioner",
     "SignFlip",
+    "SimulatedCellsDataModule",
     "SimulatedTasksDataModule",
     "Snapshot",
     "Strategy",
@@ -287,6 +305,7 @@ __all__ = [
     "TransferLearning",
     "Transform",
     "TrimmedMean",
+    "UNet",
     "USPSDataModule",
     "WarmStart",
     "WeightedAverage",

@@ -8,6 +8,7 @@ from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
+from fl_lightning.callbacks.prediction_images import PredictionImages
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.callbacks.transfer_learning import TransferLearning
 
@@ -22,5 +23,6 @@ __all__ = [
     "FederationProgressBar",
     "LastCheckpoint",
     "PartitionReport",
+    "PredictionImages",
     "TransferLearning",
 ]

@@ -1,11 +1,14 @@
 """LightningDataModules, and the one that spreads any of them over clients."""
 
 from fl_lightning.data.augmentation import RandomCropFlip
+from fl_lightning.data.cell_folders import CellFolderDataModule
+from fl_lightning.data.cell_site import CellSite
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
 from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
 from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
@@ -20,6 +23,8 @@ from fl_lightning.data.torchvision_sets import (
 __all__ = [
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CellFolderDataModule",
+    "CellSite",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "ImageDataModule",
@@ -28,6 +33,7 @@ __all__ = [
     "MNISTDataModule",
     "RandomCropFlip",
     "SVHNDataModule",
+    "SimulatedCellsDataModule",
     "SimulatedTasksDataModule",
     "TableDataModule",
     "TensorLoader",

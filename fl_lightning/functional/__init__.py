@@ -1,5 +1,6 @@
 """Pure functions and small value classes on tensors: no Lightning, no I/O."""
 
+from fl_lightning.functional.cells import Microscope, annotate, density_image, dot_centres, draw_cells, place_cells
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
 from fl_lightning.functional.exact_sum import ExactSum, Sums
 from fl_lightning.functional.grouping import balanced_groups, divergence_from_uniform
@@ -17,18 +18,23 @@ from fl_lightning.functional.shapley import exact_shapley, monte_carlo_shapley
 
 __all__ = [
     "ExactSum",
+    "Microscope",
     "ModelState",
     "Partition",
     "StepCoefficients",
     "Sums",
     "add_proximal_gradient",
+    "annotate",
     "balanced_groups",
     "balanced_shares",
     "client_label_counts",
     "cohort_size",
     "control_change",
+    "density_image",
     "derive_seed",
     "divergence_from_uniform",
+    "dot_centres",
+    "draw_cells",
     "draw_cohort",
     "earth_movers_distance",
     "epsilon_of_clients",
@@ -42,6 +48,7 @@ __all__ = [
     "mix",
     "monte_carlo_shapley",
     "most_likely",
+    "place_cells",
     "proximal_term",
     "repeats",
     "residual_counts",

@@ -3,6 +3,7 @@
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
+from fl_lightning.reporting.prediction_images import draw_predictions, keep_picture
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
 from fl_lightning.reporting.tables import log_matrix, log_table, text_table, write_matrix
 from fl_lightning.reporting.wandb import describe_run, plot_over_rounds, prefer_offline
@@ -14,6 +15,8 @@ __all__ = [
     "describe_run",
     "draw_confusion",
     "draw_partition",
+    "draw_predictions",
+    "keep_picture",
     "log_matrix",
     "log_table",
     "plot_over_rounds",

@@ -1,0 +1,177 @@
+"""Images of cells and their dots on disk: which belong together, and reading dots."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fl_lightning.data.image_files import UNREADABLE, folders_in
+from fl_lightning.errors import DataError
+from fl_lightning.functional.cells import dot_centres
+
+_LOSSLESS = (".png", ".tif", ".tiff")
+_IMAGES = (*_LOSSLESS, ".jpg", ".jpeg")
+_FORMS = "NAME.png (or .jpg, .tif) beside NAME.csv, or NAMEcell.png beside NAMEdots.png"
+
+
+@dataclass(frozen=True)
+class CellFiles:
+    """Which images there are, in the order of clients and names.
+
+    Args:
+        images: their files.
+        annotations: a CSV file or an image of dots for each.
+        domains: client of each, int64, shape (n,).
+        domains_names: of the clients, sorted; empty where there are none.
+    """
+
+    images: tuple[Path, ...]
+    annotations: tuple[Path, ...]
+    domains: Tensor
+    domains_names: tuple[str, ...]
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a dataset of these images has beside them: the clients and their names, if there are any."""
+        return {"domains": self.domains, "domains_names": self.domains_names} if self.domains_names else {}
+
+    def select(self, kept: Tensor) -> CellFiles:
+        """Those at the given positions."""
+        images, annotations = ([files[k] for k in kept.tolist()] for files in (self.images, self.annotations))
+        return CellFiles(tuple(images), tuple(annotations), self.domains[kept], self.domains_names)
+
+
+def find_cells(root: Path) -> CellFiles:
+    """Look through root/image or root/client/image, each image with its annotation beside it.
+
+    Raises:
+        DataError: for a folder without images, an image without an annotation, or the reverse.
+    """
+    if not root.is_dir():
+        raise DataError(f"'{root}' is no folder. Set 'data.datamodule.root' to one with images of the form {_FORMS}.")
+    folders = folders_in(root)
+    own = [] if folders and not _files(root, _IMAGES) else _pairs(root)
+    if own and folders:
+        raise DataError(
+            f"'{root}' holds images beside the folder '{folders[0].name}': is that a client? Set 'data.datamodule.root' to a "
+            "folder of images, or to one of folders of images, one for each client."
+        )
+    if not own and not folders:
+        raise DataError(f"'{root}' holds no images. Set 'data.datamodule.root' to a folder with {_FORMS}.")
+    clients = {"": own} if own else {folder.name: _pairs(folder) for folder in folders}
+    empty = [name for name, pairs in clients.items() if not pairs]
+    if empty:
+        raise DataError(
+            f"'{root / empty[0]}' holds no images. Give it some ({_FORMS}), remove it, or set 'data.datamodule.root' to "
+            "another folder."
+        )
+    images, annotations = zip(*(pair for pairs in clients.values() for pair in pairs), strict=True)
+    domains = torch.arange(len(clients)).repeat_interleave(torch.tensor([len(pairs) for pairs in clients.values()]))
+    return CellFiles(images, annotations, domains, () if own else tuple(clients))
+
+
+def _files(folder: Path, kinds: Sequence[str]) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in kinds and p.is_file() and not p.name.startswith("."))
+
+
+def _pairs(folder: Path) -> list[tuple[Path, Path]]:
+    """Each image of a folder with its annotation."""
+    tables = {path.stem: path for path in _files(folder, [".csv"])}
+    pictures = _files(folder, _IMAGES)
+    drawn = [p for p in pictures if p.stem.endswith("dots") and p.suffix.lower() in _LOSSLESS and p.stem not in tables]
+    images = [path for path in pictures if path not in drawn]
+    _refuse(folder, [name for name, count in Counter(p.stem for p in images).items() if count > 1], "are several images")
+    dots = {path.stem.removesuffix("dots") + "cell": path for path in drawn}
+    _refuse(folder, [p.name for p in images if p.stem in tables and p.stem in dots], "has two annotations, .csv and dots")
+    found = {**tables, **dots}
+    _refuse(folder, [p.name for p in images if p.stem not in found], "has no annotation beside it")
+    lonely = set(found) - {path.stem for path in images}
+    _refuse(folder, sorted(found[stem].name for stem in lonely), "is an annotation without its image")
+    return [(path, found[path.stem]) for path in images]
+
+
+def _refuse(folder: Path, names: Sequence[str], what: str) -> None:
+    if names:
+        more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
+        raise DataError(
+            f"'{folder / names[0]}' {what}{more}. Under 'data.datamodule.root' each image needs one annotation: {_FORMS}; an "
+            "empty one says that there are no cells."
+        )
+
+
+def read_dots(path: Path, height: int, width: int) -> Tensor:
+    """The dots of an annotation, (x, y) in pixels, float64, shape (n, 2); (0, 0) is the centre of the first pixel.
+
+    Args:
+        path: a CSV file or an image of dots.
+        height: of the image that it belongs to.
+        width: of the same.
+
+    Raises:
+        DataError: if it cannot be read, or does not fit the image.
+    """
+    return _table(path, height, width) if path.suffix.lower() == ".csv" else _picture(path, height, width)
+
+
+def _picture(path: Path, height: int, width: int) -> Tensor:
+    try:
+        with Image.open(path) as file:
+            pixels = np.asarray(file if file.mode.startswith(("I", "F")) else file.convert("RGB"))
+    except UNREADABLE as error:
+        raise DataError(f"{path} cannot be read ({error}). Mend it under 'data.datamodule.root', or remove it.") from error
+    if pixels.shape[:2] != (height, width):
+        raise DataError(
+            f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its image has {width} x {height}. Give both the "
+            "same size under 'data.datamodule.root', or remove them."
+        )
+    mask = pixels.reshape(height, width, -1).any(axis=2)
+    if 2 * mask.sum() > mask.size:
+        raise DataError(
+            f"{path} has more pixels that are not black than black ones, but each group of them is one cell. Under "
+            "'data.datamodule.root', make its background black (0) and its dots anything else."
+        )
+    return dot_centres(torch.from_numpy(mask))
+
+
+def _table(path: Path, height: int, width: int) -> Tensor:
+    try:
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}). Mend it under 'data.datamodule.root', or remove it.") from error
+    lines = [(number, row) for number, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
+    columns = _columns(lines[0][1]) if lines else None
+    dots = []
+    for number, row in lines[columns is not None :]:
+        try:
+            x, y = row if columns is None else (row[column] for column in columns)
+            dot = float(x), float(y)
+        except (IndexError, ValueError):
+            dot = math.nan, math.nan
+        if not all(map(math.isfinite, dot)):
+            raise DataError(
+                f"{path}, line {number}, must be two numbers, x and y in pixels, but is '{','.join(row)}'. Mend the line, or "
+                "name the columns x and y in a first line; the file lies under 'data.datamodule.root'."
+            )
+        if not (0 <= dot[0] < width and 0 <= dot[1] < height):
+            raise DataError(
+                f"{path}, line {number}: x {dot[0]:g}, y {dot[1]:g} lies outside of its image, which has {width} x {height} "
+                "pixels. Count pixels of the file under 'data.datamodule.root', from 0, before any resizing."
+            )
+        dots.append(dot)
+    return torch.tensor(dots, dtype=torch.float64).view(-1, 2)
+
+
+def _columns(row: Sequence[str]) -> tuple[int, int] | None:
+    """Where x and y are, if this row names them."""
+    names = [cell.strip().lower() for cell in row]
+    return (names.index("x"), names.index("y")) if {"x", "y"} <= set(names) else None

@@ -1,0 +1,143 @@
+"""A user's own microscope images with a dot on each cell, in folders."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.data.cell_files import CellFiles, find_cells, read_dots
+from fl_lightning.data.image_files import ImageReader, for_each
+from fl_lightning.data.image_folders import ImageFolderDataModule
+from fl_lightning.data.images import image_dataset
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.cells import density_image
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import hold_out
+
+
+class CellFolderDataModule(ImageFolderDataModule):
+    """Images of cells with their density, drawn from your dots, for a network that draws it: its sum is the count.
+
+    An image is NAME.png (or .jpg, .jpeg, .tif, .tiff) beside NAME.csv, with x and y of each cell in pixels, or NAMEcell.png
+    beside NAMEdots.png, an image of the same size that is black but for a dot on each cell (the VGG layout). They lie in
+    ``root``, or in a folder for each client, of which :class:`~fl_lightning.DomainPartitioner` makes one client each; either
+    may be under root/train and root/test. Batches are those of :class:`~fl_lightning.SimulatedCellsDataModule`.
+
+    The centre of the first pixel is (0, 0). A CSV file may name its columns in a first line, and then have others; an empty
+    one says that there are no cells. Dots that touch, by an edge or a corner, are one cell.
+
+    Args:
+        root: the folder. Where it consists of train (or training), test (or testing) and val (or valid, validation), the server
+            validates on val and tests on test, or does both on the one that is there.
+        test_root: the server's test set in a folder of its own; None for that under ``root`` or none.
+        test_share: share of the images, in [0, 1), held out as the server's test set in the proportions of the clients, where
+            no folder has one. With 0 there is none: see ``server_set`` of the FederatedDataModule.
+        image_size: height and width in pixels to which images are resized, with their dots; None where they all have the same
+            size.
+        density_sigma: standard deviation of a dot's Gaussian in pixels, after resizing, > 0.
+        density_scale: factor on the density, > 0, so that the squared error is not tiny; counts are sums divided by it.
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        channels: 3 for colour, 1 for grey.
+        seed: of the draw of a test share.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        test_root: str | None = None,
+        test_share: float = 0.2,
+        image_size: int | None = None,
+        density_sigma: float = 2.0,
+        density_scale: float = 100.0,
+        batch_size: int = 8,
+        eval_batch_size: int = 64,
+        channels: Literal[1, 3] = 1,
+        seed: int = 0,
+    ) -> None:
+        require(density_sigma > 0, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
+        require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
+        super().__init__(root, test_root, test_share, image_size, channels, batch_size, eval_batch_size, seed=seed)
+        self.density_sigma, self.density_scale = density_sigma, density_scale
+
+    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
+        """Find and read images and dots.
+
+        Raises:
+            DataError: for files that are not of the form or do not fit each other, and where no training image has a cell.
+        """
+        folder, *held = self._folders()
+        files = find_cells(folder)
+        others = [None if path is None else find_cells(path) for path in held]
+        if others == [None, None] and self.test_share:
+            files, others[1] = self._share(files)
+        train = self._dataset(files)
+        if not train.tensors[1].any():
+            raise DataError(
+                f"The count is zero everywhere: no training image of '{folder}' has a dot, so that there is nothing to learn. "
+                "Set 'data.datamodule.root' to images of which some have cells."
+            )
+        self._val, test = (None if part is None else self._dataset(part) for part in others)
+        sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)
+        self.origin = f"{folder} ({sizes} images, {len(files.domains_names) or 'no'} clients)"
+        return train, test
+
+    def _share(self, files: CellFiles) -> tuple[CellFiles, CellFiles]:
+        everything = Partition.of_parts([torch.arange(len(files.images))])
+        size = torch.tensor([max(1, round(self.test_share * len(files.images)))])
+        rest, taken = hold_out(everything, size, files.domains, generator(self.seed, "test share"))
+        if not rest.order.numel():
+            raise DataError(
+                f"'data.datamodule.test_share' {self.test_share} leaves none of the {len(files.images)} images to train on. "
+                "Lower it, or give more images."
+            )
+        return files.select(rest.order), files.select(taken.order)
+
+    def _dataset(self, files: CellFiles) -> TensorDataset:
+        images, sizes = self._images_of(files)
+        densities = torch.empty(len(images), 1, *images.shape[2:])
+        for k, (path, own) in enumerate(zip(files.annotations, sizes, strict=True)):
+            height, width = images.shape[2:]
+            dots = _resized(read_dots(path, *own), own, (height, width))
+            densities[k, 0] = density_image(dots, height, width, self.density_sigma) * self.density_scale
+        return image_dataset(images, densities, **files.columns)
+
+    def _images_of(self, files: CellFiles) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Images, uint8, shape (N, C, H, W), and what their heights and widths were before they were resized."""
+        reader = ImageReader(self.channels, self.image_size)
+        paths = [str(path) for path in files.images]
+        images: dict[int, Tensor] = {}
+        sizes: dict[int, tuple[int, int]] = {}
+
+        def read(position: int) -> None:
+            """Read one image."""
+            sizes[position], images[position] = reader.header_size(paths[position]), reader.read(paths[position])
+
+        failures = for_each(read, len(paths), "Reading images")
+        if failures:
+            first, why = next(iter(failures.items()))
+            more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            raise DataError(
+                f"{paths[first]} ({why}){more} cannot be read. Mend or remove it, with its annotation, under "
+                "'data.datamodule.root'."
+            )
+        odd = [k for k in range(len(paths)) if images[k].shape != images[0].shape]
+        if odd:
+            (one, other) = (f"{paths[k]} has {sizes[k][1]} x {sizes[k][0]} pixels" for k in (0, odd[0]))
+            raise DataError(
+                f"Images have different sizes: {one}, but {other}. Set 'data.datamodule.image_size' to resize them all."
+            )
+        return torch.stack([images[k] for k in range(len(paths))]), [sizes[k] for k in range(len(paths))]
+
+
+def _resized(dots: Tensor, before: tuple[int, int], after: tuple[int, int]) -> Tensor:
+    """Where dots lie when their image's height and width change: pixels' edges, not their centres, keep their places."""
+    factor = torch.tensor([after[1] / before[1], after[0] / before[0]], dtype=torch.float64)
+    return (dots + 0.5) * factor - 0.5

@@ -1,0 +1,100 @@
+"""Simulated microscope images of cells to count, from sites whose microscopes and annotators differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch.utils.data import TensorDataset
+
+from fl_lightning.data.cell_site import CellSite, simulate
+from fl_lightning.data.images import ImageDataModule, image_dataset
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.cells import density_image
+
+SITES: Mapping[str, CellSite] = {
+    "clear": CellSite(images=120),
+    "blurred": CellSite(images=80, blur=2.5, background=0.2, gradient=0.15),
+    "noisy": CellSite(images=60, noise=0.2, read_noise=0.05, brightness=0.4),
+    "crowded": CellSite(images=40, cells=(30, 60), radius=2.5, brightness_spread=0.5),
+    "careless": CellSite(images=60, missed=0.3, spurious=0.05, displaced=1.5),
+}
+"""Five sites that differ in number, focus, noise, density and care."""
+
+
+class SimulatedCellsDataModule(ImageDataModule):
+    """Images of cells with their density, for a network that draws it: its sum is the count (AdaFed, section 3.2).
+
+    Nothing is downloaded: microscopes and annotators of a few sites are simulated, the same for the same seed.
+    :class:`~fl_lightning.DomainPartitioner` makes one client of each site, named like it; other partitioners mix the sites.
+    Batches are of images, uint8, shape (B, 1, H, W), in [0, 1] after the transfer, and densities, float32, of the same shape:
+    Gaussians of mass ``density_scale`` for each annotated dot. The server's set has the same microscopes, and true dots.
+
+    Args:
+        sites: by name; None takes five: ``clear`` (120 images), ``blurred`` (80), ``noisy`` (60), ``crowded`` (40, twice the
+            cells) and ``careless`` (60, 30 % of the cells missed, 5 % invented, dots 1.5 pixels off).
+        image_size: height and width in pixels, >= 8; the U-Net wants a multiple of 2 ** depth.
+        test_images: of the server's set, >= 1, the sites in turn, so that each has the same part, or one image more.
+        density_sigma: standard deviation of a dot's Gaussian in pixels, > 0.
+        density_scale: factor on the density, > 0, so that the squared error is not tiny; counts are sums divided by it.
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        seed: of the simulation.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    def __init__(
+        self,
+        sites: dict[str, CellSite] | None = None,
+        image_size: int = 64,
+        test_images: int = 60,
+        density_sigma: float = 2.0,
+        density_scale: float = 100.0,
+        batch_size: int = 8,
+        eval_batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size)
+        require(sites is None or len(sites) > 0, "data.datamodule.sites", "one site or more, or null", sites)
+        require(image_size >= 8, "data.datamodule.image_size", "8 or above", image_size)
+        require(test_images >= 1, "data.datamodule.test_images", "1 or above", test_images)
+        require(density_sigma > 0, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
+        require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
+        self.sites = dict(SITES if sites is None else sites)
+        self.image_size, self.test_images = image_size, test_images
+        self.density_sigma, self.density_scale = density_sigma, density_scale
+        self.seed = seed
+
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
+        """Simulate the training set and the server's.
+
+        Raises:
+            DataError: if there is no cell in any training image.
+        """
+        each, more = divmod(self.test_images, len(self.sites))
+        train = self._simulated("train", [site.images for site in self.sites.values()])
+        test = self._simulated("test", [each + (k < more) for k in range(len(self.sites))])
+        if not train.tensors[1].any():
+            raise DataError(
+                "The count is zero everywhere: no simulated training image has a dot, so that there is nothing to learn. Set "
+                "'cells' of a site in 'data.datamodule.sites' above 0, and its 'missed' below 1."
+            )
+        self.origin = f"simulated cells ({len(train)} + {len(test)} images, {len(self.sites)} sites)"
+        return train, test
+
+    def _simulated(self, part: Literal["train", "test"], sizes: list[int]) -> TensorDataset:
+        images, densities, size = [], [], self.image_size
+        for (name, site), count in zip(self.sites.items(), sizes, strict=True):
+            for drawn in islice(simulate(site, name, part, size, self.seed), count):
+                dots = drawn.dots if part == "train" else drawn.cells
+                images.append(drawn.image)
+                densities.append(density_image(dots, size, size, self.density_sigma) * self.density_scale)
+        domains = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        turns = torch.cat([torch.arange(count) for count in sizes])
+        order = turns.argsort(stable=True)  # one of each site, then the next: the first few show all of them
+        columns = {"domains": domains[order], "domains_names": tuple(self.sites)}
+        return image_dataset(torch.stack(images)[order, None], torch.stack(densities)[order, None], **columns)

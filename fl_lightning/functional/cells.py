@@ -1,0 +1,211 @@
+"""Simulated fluorescence images of cells, dots on them, and the density whose sum is the count (Lempitsky & Zisserman 2010)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_TRIES = 30
+"""Places that are drawn for a cell before the least crowded of them is taken."""
+
+
+@dataclass(frozen=True)
+class Microscope:
+    """How cells look in an image; intensities are shares of the camera's full scale.
+
+    Args:
+        radius: of a cell in pixels, > 0: the median, and that of a circle of the same area.
+        radius_spread: standard deviation of the logarithm of the radius, >= 0, cut off at three.
+        elongation: the longer half-axis over the shorter is uniform between 1 and 1 + elongation, >= 0.
+        spacing: smallest distance between the centres of two cells, in radii, >= 0; 2 keeps cells of the median size apart.
+        brightness: mean intensity of a cell above the background, in [0, 1].
+        brightness_spread: a cell's own is uniform within this share around the mean, in [0, 1].
+        softness: width of a cell's edge, as a share of its half-axes, > 0.
+        background: intensity without cells, in [0, 1].
+        gradient: by how much the background rises from the middle to an edge, in a random direction, in [0, 1].
+        blur: standard deviation of the Gaussian point spread function in pixels, >= 0; more is further out of focus.
+        noise: standard deviation of the shot noise at full scale, >= 0; at the intensity v it is noise * sqrt(v).
+        read_noise: standard deviation of the camera's own noise, the same everywhere, >= 0.
+    """
+
+    radius: float = 3.0
+    radius_spread: float = 0.15
+    elongation: float = 0.3
+    spacing: float = 1.5
+    brightness: float = 0.6
+    brightness_spread: float = 0.3
+    softness: float = 0.1
+    background: float = 0.1
+    gradient: float = 0.05
+    blur: float = 1.0
+    noise: float = 0.05
+    read_noise: float = 0.01
+
+
+def place_cells(count: int, height: int, width: int, distance: float, generator: torch.Generator) -> Tensor:
+    """Draw centres one after another, uniform over the image, none nearer than a distance to those before it.
+
+    A cell that finds no such place in 30 draws takes the one of them that is furthest from its nearest neighbour: a crowded
+    image has more overlap, never fewer cells.
+
+    Args:
+        count: n, >= 0.
+        height: of the image in pixels.
+        width: of the image in pixels.
+        distance: in pixels, >= 0.
+        generator: draws them.
+
+    Returns:
+        Centres (x, y) in pixels, x in [0, width - 1], y in [0, height - 1], float64, shape (n, 2). The centre of the first
+        pixel is (0, 0).
+    """
+    extent = torch.tensor([width - 1, height - 1], dtype=torch.float64)
+    places = (torch.rand(count, _TRIES, 2, generator=generator, dtype=torch.float64) * extent).numpy()
+    found = places[:, 0].copy()
+    for cell in range(1, count):
+        nearest = ((places[cell, :, None] - found[None, :cell]) ** 2).sum(axis=2).min(axis=1)
+        free = nearest >= distance**2
+        found[cell] = places[cell, free.argmax() if free.any() else nearest.argmax()]
+    return torch.from_numpy(found)
+
+
+def draw_cells(
+    count: int, height: int, width: int, microscope: Microscope, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """One simulated fluorescence image, and where its cells are.
+
+    Cells are ellipses with soft edges whose light adds up: with rho the distance from the centre in half-axes, brightness *
+    sigmoid((1 - rho) / softness). Their sum is convolved with the point spread function; background, shot noise (Poisson, of
+    1 / noise^2 photons at full scale) and read noise (Gaussian) are added, and the camera cuts off below 0 and above 1.
+
+    Args:
+        count: of the cells, n, >= 0.
+        height: of the image in pixels.
+        width: of the image in pixels.
+        microscope: how they look.
+        generator: draws everything.
+
+    Returns:
+        The image in [0, 1], float32, shape (height, width), and the centres (x, y) of :func:`place_cells`, shape (n, 2).
+    """
+    dots = place_cells(count, height, width, microscope.spacing * microscope.radius, generator)
+    angle = 2 * math.pi * float(torch.rand((), generator=generator, dtype=torch.float64))
+    light, margin = _light(dots, height, width, microscope, generator)
+    rows, columns = (_point_spread(size, margin, microscope.blur) for size in (height, width))
+    slope_x, slope_y = (torch.linspace(-1, 1, size, dtype=torch.float64) for size in (width, height))
+    slope = math.cos(angle) * slope_x + math.sin(angle) * slope_y[:, None]
+    image = (rows @ light @ columns.T + microscope.background + microscope.gradient * slope).clamp(0, 1)
+    if microscope.noise:
+        photon = microscope.noise**2
+        image = torch.poisson(image / photon, generator=generator) * photon
+    image += microscope.read_noise * torch.randn(image.shape, generator=generator, dtype=torch.float64)
+    return image.clamp(0, 1).float(), dots
+
+
+def _light(dots: Tensor, height: int, width: int, microscope: Microscope, generator: torch.Generator) -> tuple[Tensor, int]:
+    """What cells shine, with a margin around the image that holds whole cells, and the margin in pixels."""
+    spread, stretch, turn, shine = torch.rand(4, len(dots), generator=generator, dtype=torch.float64)
+    normal = torch.special.ndtri(spread).clamp(-3, 3)
+    radius = microscope.radius * torch.exp(microscope.radius_spread * normal)
+    ratio = torch.sqrt(1 + microscope.elongation * stretch)
+    own = microscope.brightness * (1 + microscope.brightness_spread * (2 * shine - 1))
+    reach = 1 + 8 * microscope.softness  # in half-axes: beyond, less than 1/2000 of the light
+    half = math.ceil(reach * float((radius * ratio).max())) + 1 if len(dots) else 0
+    steps, nearest = torch.arange(-half, half + 1), dots.round().long()
+    places = nearest[:, :, None] + steps
+    (right, down), (cos, sin) = (places - dots[:, :, None]).unbind(1), (torch.cos(math.pi * turn), torch.sin(math.pi * turn))
+    right, down = right[:, None, :], down[:, :, None]
+    along = (right * cos[:, None, None] + down * sin[:, None, None]) / (radius * ratio)[:, None, None]
+    across = (down * cos[:, None, None] - right * sin[:, None, None]) / (radius / ratio)[:, None, None]
+    shape = torch.sigmoid((1 - torch.hypot(along, across)) / microscope.softness)
+    canvas = torch.zeros(height + 2 * half, width + 2 * half, dtype=torch.float64)
+    x, y = (places + half).unbind(1)
+    at = y[:, :, None] * canvas.shape[1] + x[:, None, :]
+    canvas.view(-1).index_add_(0, at.flatten(), (own[:, None, None] * shape).flatten())
+    return canvas, half
+
+
+def _point_spread(size: int, margin: int, sigma: float) -> Tensor:
+    """The matrix that blurs a line of ``size + 2 * margin`` pixels and cuts the margin off."""
+    away = torch.arange(size + 2 * margin, dtype=torch.float64) - margin - torch.arange(size, dtype=torch.float64)[:, None]
+    if sigma == 0:
+        return (away == 0).double()
+    whole = torch.arange(-math.ceil(8 * sigma) - 1, math.ceil(8 * sigma) + 2, dtype=torch.float64)
+    return torch.exp(-((away / sigma) ** 2) / 2) / torch.exp(-((whole / sigma) ** 2) / 2).sum()
+
+
+def density_image(dots: Tensor, height: int, width: int, sigma: float) -> Tensor:
+    """The image whose sum is the number of dots: each one a Gaussian of mass 1 within the image.
+
+    What a Gaussian at the border would lose outside is spread over its part inside, so that the sum is the number of dots up
+    to rounding, wherever they are.
+
+    Args:
+        dots: (x, y) in pixels, shape (n, 2); (0, 0) is the centre of the first pixel.
+        height: of the image in pixels.
+        width: of the image in pixels.
+        sigma: standard deviation of a dot in pixels, > 0.
+
+    Returns:
+        Cells per pixel, float32, shape (height, width).
+    """
+    columns, rows = (_profile(dots[:, axis], size, sigma) for axis, size in ((0, width), (1, height)))
+    return (rows.T @ columns).float()
+
+
+def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
+    """Of each dot along one axis, with the sum 1, shape (n, size)."""
+    away = torch.arange(size, dtype=torch.float64) - centres.double()[:, None]
+    return torch.softmax(-((away / sigma) ** 2) / 2, dim=1)
+
+
+def annotate(
+    dots: Tensor, height: int, width: int, missed: float, spurious: float, displaced: float, generator: torch.Generator
+) -> Tensor:
+    """The dots that a careless annotator sets.
+
+    Args:
+        dots: the true ones (x, y) in pixels, shape (n, 2).
+        height: of the image in pixels.
+        width: of the image in pixels.
+        missed: probability that a cell gets no dot, in [0, 1].
+        spurious: probability of a false dot for each cell, in [0, 1], anywhere in the image.
+        displaced: standard deviation in pixels, >= 0, by which dots lie beside their cell, to each side.
+        generator: draws all of it.
+
+    Returns:
+        Dots within the image, float64, shape (m, 2): those that are left, then false ones.
+    """
+    found, false = torch.rand(2, len(dots), generator=generator, dtype=torch.float64)
+    extent = torch.tensor([width - 1, height - 1], dtype=torch.float64)
+    invented = torch.rand(len(dots), 2, generator=generator, dtype=torch.float64) * extent
+    jitter = displaced * torch.randn(len(dots), 2, generator=generator, dtype=torch.float64)
+    moved = (dots.double() + jitter).clamp(min=torch.zeros_like(extent), max=extent)
+    return torch.cat([moved[found >= missed], invented[false < spurious]])
+
+
+def dot_centres(mask: Tensor) -> Tensor:
+    """The middle of each group of pixels that touch, by an edge or a corner.
+
+    Args:
+        mask: what belongs to a dot, bool, shape (H, W).
+
+    Returns:
+        (x, y) of each group's mean, float64, shape (n, 2), from the top down.
+    """
+    left = {(y, x) for y, x in mask.nonzero().tolist()}
+    centres = []
+    for first in sorted(left):
+        if first not in left:
+            continue
+        left.remove(first)
+        group = [first]
+        for y, x in group:  # grows while it is gone through
+            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
+            left -= near
+            group += near
+        centres.append([sum(x for _, x in group) / len(group), sum(y for y, _ in group) / len(group)])
+    return torch.tensor(centres, dtype=torch.float64).view(-1, 2)

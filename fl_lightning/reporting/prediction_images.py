@@ -1,0 +1,77 @@
+"""Pictures of what a network draws, beside what it should have drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from torch import Tensor
+
+_COLOURS = "magma_r"
+"""Even to the eye, the same in grey, and pale where there is nothing, so that it prints."""
+
+
+def draw_predictions(
+    images: Tensor, targets: Tensor, predictions: Tensor, counts: tuple[Tensor, Tensor] | None = None
+) -> bytes | None:
+    """Rows of image, target and prediction as a PNG file; targets and predictions share one scale from 0.
+
+    Args:
+        images: inputs, shape (N, C, H, W); colour where C is 3, else the first channel; each is stretched to its own range.
+        targets: shape (N, 1, H, W).
+        predictions: of the same shape; what is below 0 looks like 0.
+        counts: true and predicted, each of shape (N,), for the titles.
+
+    Returns:
+        The file; None without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure  # optional, and slow to import
+    except ImportError:
+        return None
+    shown, wanted, drawn = (part.detach().float().cpu().numpy() for part in (images, targets, predictions))
+    rows = len(shown)
+    figure = Figure(figsize=(6.4, 0.3 + 2.0 * rows), layout="constrained")
+    axes = figure.subplots(rows, 3, squeeze=False)
+    scale = {"cmap": _COLOURS, "vmin": 0, "vmax": max(float(wanted[:, 0].max()), float(drawn[:, 0].max()), 0.0) or 1.0}
+    for row in range(rows):
+        texts = ["image", "target", "prediction"] if row == 0 else ["", "", ""]
+        if counts is not None:
+            texts[1:] = [f"{text} {float(count[row]):.1f}".strip() for text, count in zip(texts[1:], counts, strict=True)]
+        low, high = shown[row].min(), shown[row].max()
+        picture = (shown[row] - low) / max(high - low, 1e-12)
+        axes[row, 0].imshow(picture.transpose(1, 2, 0) if len(picture) == 3 else picture[0], cmap="gray", vmin=0, vmax=1)
+        axes[row, 1].imshow(wanted[row, 0], **scale)
+        density = axes[row, 2].imshow(drawn[row, 0], **scale)
+        for axis, text in zip(axes[row], texts, strict=True):
+            axis.set_title(text, fontsize="medium")
+            axis.set_xticks([])
+            axis.set_yticks([])
+    figure.colorbar(density, ax=axes, shrink=0.8 if rows == 1 else 0.5, label="target and prediction, in the target's units")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()
+
+
+def keep_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) -> None:
+    """Write a PNG file as ``<name>.png`` beside the file of each CSV logger, else into the run's folder, and send it to W&B.
+
+    Args:
+        trainer: whose loggers get it; call this on the first rank alone.
+        name: its name.
+        picture: the file.
+        round_idx: its round.
+    """
+    folders = [Path(logger.log_dir) for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+    for folder in folders or [Path(trainer.default_root_dir)]:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.png").write_bytes(picture)
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb  # slow, and not everyone logs to it
+            from PIL import Image
+
+            image = wandb.Image(Image.open(io.BytesIO(picture)))
+            logger.log_metrics({name: image, "round": float(round_idx)})  # type: ignore[dict-item]

@@ -1,0 +1,245 @@
+"""What a network draws, as a picture at the end of a fit and of a test."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from federations import Blobs, Plain, trainer
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from PIL import Image
+from torch.nn import functional as F
+from wandb_file import history
+
+from fl_lightning import (
+    CellSite,
+    ConfigurationError,
+    DensityCount,
+    DomainPartitioner,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    PredictionImages,
+    SimulatedCellsDataModule,
+    UNet,
+)
+from fl_lightning.callbacks import prediction_images
+from fl_lightning.reporting import draw_predictions
+
+SITES = {"west": CellSite(images=6), "east": CellSite(images=9, cells=(1, 4))}
+
+
+class Draws(L.LightningModule):
+    """From image to image, with dropout and a part that is frozen in evaluation."""
+
+    def __init__(self, readout=None) -> None:
+        super().__init__()
+        self.network = torch.nn.Sequential(UNet(width=2, depth=1), torch.nn.Dropout(0.5))
+        if readout is not None:
+            self.readout = readout
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch, batch_idx):
+        return F.mse_loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.mse_loss(self(batch[0]), batch[1]))
+
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def cells() -> FederatedDataModule:
+    base = SimulatedCellsDataModule(SITES, image_size=16, test_images=7, eval_batch_size=5)
+    return FederatedDataModule(base, DomainPartitioner())
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What is given to the drawing."""
+    calls = []
+
+    def record(*parts):
+        calls.append(parts)
+        return draw_predictions(*parts)
+
+    monkeypatch.setattr(prediction_images, "draw_predictions", record)
+    return calls
+
+
+def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
+    data, module = cells(), Draws(DensityCount(100.0))
+    loggers = [CSVLogger(str(tmp_path), "csv"), WandbLogger(project="p", save_dir=str(tmp_path), offline=True)]
+    run = trainer(2, FederatedOrchestrator(), PredictionImages(3), logger=loggers)
+    run.fit(module, data)
+    images, targets, predictions, (true, predicted) = drawn[0]
+    held = data.datamodule._test.tensors
+    assert torch.equal(images, held[0][:3] / 255)
+    assert torch.equal(targets, held[1][:3])
+    with torch.no_grad():
+        wanted = module.eval()(held[0][:3] / 255)  # without dropout
+    torch.testing.assert_close(predictions, wanted)
+    torch.testing.assert_close(true, held[1][:3].sum(dim=(1, 2, 3)) / 100)
+    torch.testing.assert_close(predicted, wanted.sum(dim=(1, 2, 3)) / 100)
+    folder = Path(loggers[0].log_dir)
+    assert Image.open(folder / "val_predictions.png").format == "PNG"
+    assert not (folder / "test_predictions.png").exists()
+    run.test(module, data)
+    assert len(drawn) == 2
+    assert Image.open(folder / "test_predictions.png").format == "PNG"
+    loggers[1].experiment.finish()
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    rounds = {name: row["round"] for row in history(path) for name in ("val_predictions", "test_predictions") if name in row}
+    assert rounds["val_predictions"] == 1
+    assert len(rounds) == 2
+
+
+def test_a_central_run_without_loggers_and_without_a_readout(drawn):
+    trainer(1, PredictionImages(), default_root_dir="here").fit(Draws(), cells())
+    ((images, _, _, counts),) = drawn
+    assert len(images) == 4
+    assert counts is None
+    assert Path("here/val_predictions.png").exists()
+
+
+@pytest.mark.parametrize("readout", [torch.nn.Flatten(), torch.nn.Linear(3, 1), "a name"])
+def test_a_readout_of_something_else(drawn, readout):
+    trainer(1, PredictionImages()).fit(Draws(readout), cells())
+    assert drawn[0][3] is None
+
+
+def test_the_run_goes_on_as_without_it():
+    """Modes of the module's parts, weights, and the random state."""
+    ends = []
+    for callbacks in ([], [PredictionImages()]):
+        torch.manual_seed(3)
+        module = Draws()
+        module.network[1].eval()
+        trainer(2, *callbacks).fit(module, cells())
+        modes = [part.training for part in module.modules()]
+        ends.append((modes, torch.cat([p.flatten() for p in module.parameters()]), torch.get_rng_state()))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert torch.equal(ends[0][2], ends[1][2])
+
+
+class Silent(Plain):
+    forward = L.LightningModule.forward
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class Boring(Blobs):
+    """Batches that are no pairs of tensors."""
+
+    def val_dataloader(self):
+        return [{"x": torch.zeros(2)}]
+
+
+class Whole(Draws):
+    """Predicts a number for each image."""
+
+    def forward(self, x):
+        return self.network(x).mean(dim=(1, 2, 3))
+
+    def training_step(self, batch, batch_idx):
+        return F.mse_loss(self(batch[0]), batch[1].mean(dim=(1, 2, 3)))
+
+    validation_step = test_step = Silent.validation_step
+
+
+class Large(Whole):
+    """Draws another size."""
+
+    def forward(self, x):
+        return self.network(x).repeat(1, 1, 2, 2)
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "why"),
+    [
+        (
+            Plain,
+            Blobs,
+            r"Plain does not: a batch of inputs and targets must be of the shape .* but there is \(4, 4\) and",
+        ),
+        (Silent, Boring, r"Silent does not: a batch .* but there is no tensor and no tensor"),
+        (Whole, cells, r"Whole does not: predictions must be of the shape \(N, C, H, W\), but there is \(4,\)"),
+        (Large, cells, r"Large does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
+    ],
+)
+def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
+    run, network = trainer(2, PredictionImages()), module()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(network, data())
+        run.test(network, data())
+    said = [str(w.message) for w in caught if "PredictionImages" in str(w.message)]
+    assert len(said) == 1
+    assert re.search(why, said[0])
+    assert "take it out of 'trainer.callbacks'" in said[0]
+    assert not list(Path().rglob("*.png"))
+
+
+def test_without_matplotlib_there_is_a_warning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.warns(UserWarning, match=r"a picture needs matplotlib: pip install 'fl_lightning\[plots\]'"):
+        trainer(1, PredictionImages()).fit(Draws(), cells())
+
+
+def test_nothing_from_a_trial_run_or_without_validation():
+    trainer(1, PredictionImages(), fast_dev_run=True).fit(Draws(), cells())
+    trainer(1, PredictionImages(), limit_val_batches=0).fit(Draws(), cells())
+    assert not list(Path().rglob("*.png"))
+
+
+def test_wrong_number_of_images():
+    with pytest.raises(ConfigurationError, match=r"'PredictionImages.images' must be 1 or above, but is 0"):
+        PredictionImages(0)
+
+
+# ------------------------------------------------------------------ the picture
+
+
+def pixels(*parts) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(draw_predictions(*parts))).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pictures_of_any_number(channels, rows):
+    images = torch.rand(rows, channels, 8, 10)
+    target, counts = torch.rand(rows, 1, 8, 10), torch.ones(rows)
+    one = pixels(images, target, target.bfloat16(), (counts, counts))
+    two = pixels(images.repeat(2, 1, 1, 1), *[torch.rand(2 * rows, 1, 8, 10)] * 2)
+    assert two.shape[0] > 1.5 * one.shape[0]
+
+
+def test_targets_and_predictions_share_a_scale_from_zero():
+    """A prediction like the target looks like it; half of it is paler; below zero is as nothing."""
+    image, target = torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)
+    target[..., 2:6, 2:6] = 4.0
+    dark = {factor: (pixels(image, target, factor * target).sum(axis=2) < 250).sum() for factor in (0, 0.5, 1)}
+    middle = {factor: pixels(image, target, factor * target) for factor in (-1, 0, 0.5, 1)}
+    assert dark[1] > dark[0.5] >= dark[0] > 0
+    assert np.array_equal(middle[-1], middle[0])
+    assert not np.array_equal(middle[0.5], middle[0])
+    assert pixels(torch.zeros(1, 1, 8, 8), *[torch.zeros(1, 1, 8, 8)] * 2).min() == 0  # nothing at all is no error
