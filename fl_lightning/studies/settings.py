@@ -66,9 +66,10 @@ class SettingsReader:
             raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}{short}") from None
         for name in ("seed_everything", "federation.seed"):
             config[name] = run.seed
-        drawn = config.data.partitioner.get("init_args")
-        if drawn is not None and "seed" in drawn:  # a partitioner that draws nothing has none
-            drawn.seed = run.seed
+        for part in (config.data.partitioner, config.data.datamodule):
+            drawn = part.get("init_args")
+            if drawn is not None and "seed" in drawn:  # what draws nothing has none
+                drawn.seed = run.seed
         return config
 
     def text(self, config: Namespace) -> str:
