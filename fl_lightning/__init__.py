@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         LastCheckpoint,
         PartitionReport,
         PredictionImages,
+        TransferLearning,
     )
     from fl_lightning.clients import (
         Attackers,
@@ -58,15 +59,38 @@ if TYPE_CHECKING:
         MNISTDataModule,
         RandomCropFlip,
         SimulatedCellsDataModule,
+        SimulatedTasksDataModule,
         SVHNDataModule,
+        TableDataModule,
         TensorLoader,
         USPSDataModule,
     )
     from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError, RankError
     from fl_lightning.functional import Partition, Sums
-    from fl_lightning.losses import CrossEntropy, F1WeightedCrossEntropy, ProximalLoss
-    from fl_lightning.metrics import DiagnosticOddsRatio
-    from fl_lightning.models import MLP, VGG19, DensityCount, FrozenBackbone, KerasCNN, LeNet, ResNet18, UNet
+    from fl_lightning.losses import (
+        AdaptiveLoss,
+        CrossEntropy,
+        F1WeightedCrossEntropy,
+        HalfSquaredError,
+        Hinge,
+        MetricWeightedCrossEntropy,
+        ProximalLoss,
+        RobustLoss,
+    )
+    from fl_lightning.metrics import (
+        DiagnosticOddsRatio,
+        PercentageError,
+    )
+    from fl_lightning.models import (
+        MLP,
+        VGG19,
+        DensityCount,
+        FrozenBackbone,
+        KerasCNN,
+        LeNet,
+        ResNet18,
+        UNet,
+    )
     from fl_lightning.optimizers import Yogi
     from fl_lightning.partitioners import (
         AdaFedSimulation1,
@@ -87,6 +111,7 @@ if TYPE_CHECKING:
         FedStar,
         LocalOnly,
         Mediators,
+        Mocha,
         PeriodRoute,
         RingFed,
         Route,
@@ -98,6 +123,7 @@ if TYPE_CHECKING:
         CosineFilter,
         FedAvg,
         FedAvgM,
+        FederatedKMeans,
         FedLoss,
         FedMedian,
         FedNova,
@@ -117,7 +143,13 @@ if TYPE_CHECKING:
         Worth,
     )
     from fl_lightning.studies import ReportOptions, RunTable, Study
-    from fl_lightning.tasks import ClassificationTask
+    from fl_lightning.tasks import (
+        ClassificationTask,
+        KMeansTask,
+        LossAdaptation,
+        RegressionTask,
+        SupervisedTask,
+    )
     from fl_lightning.transforms import (
         ClientPrivacy,
         ClipUpdate,
@@ -130,6 +162,7 @@ if TYPE_CHECKING:
     from fl_lightning.types import (
         ClientFailure,
         ClientUpdate,
+        Pull,
         RoundStart,
         Snapshot,
     )
@@ -142,6 +175,7 @@ __all__ = [
     "VGG19",
     "AdaFed",
     "AdaFedSimulation1",
+    "AdaptiveLoss",
     "AtomicCheckpointIO",
     "Attackers",
     "Availability",
@@ -187,6 +221,7 @@ __all__ = [
     "FedSGD",
     "FedStar",
     "FederatedDataModule",
+    "FederatedKMeans",
     "FederatedOrchestrator",
     "FederationCallback",
     "FederationError",
@@ -197,11 +232,14 @@ __all__ = [
     "FrozenBackbone",
     "GaussianUpdate",
     "GeometricMedian",
+    "HalfSquaredError",
+    "Hinge",
     "IIDPartitioner",
     "ImageDataModule",
     "ImageFolderDataModule",
     "InnerProductManipulation",
     "JointStrategy",
+    "KMeansTask",
     "KerasCNN",
     "Krum",
     "LabelAttack",
@@ -211,27 +249,34 @@ __all__ = [
     "LeNet",
     "LocalOnly",
     "LocalTraining",
+    "LossAdaptation",
     "MNISTDataModule",
     "Mediators",
     "Message",
+    "MetricWeightedCrossEntropy",
+    "Mocha",
     "ModelAttack",
     "PartialWork",
     "Partition",
     "PartitionReport",
     "Partitioner",
+    "PercentageError",
     "PeriodRoute",
     "PermutedLabels",
     "PredictionImages",
     "ProximalLoss",
+    "Pull",
     "QuantityPartitioner",
     "Quantize",
     "RandomCropFlip",
     "RandomLabels",
     "RankError",
+    "RegressionTask",
     "RelabelClass",
     "ReportOptions",
     "ResNet18",
     "RingFed",
+    "RobustLoss",
     "RoundStart",
     "Route",
     "RunTable",
@@ -247,13 +292,17 @@ __all__ = [
     "ShardPartitioner",
     "SignFlip",
     "SimulatedCellsDataModule",
+    "SimulatedTasksDataModule",
     "Snapshot",
     "Strategy",
     "Study",
     "Sums",
+    "SupervisedTask",
+    "TableDataModule",
     "TablePartitioner",
     "TensorLoader",
     "TopK",
+    "TransferLearning",
     "Transform",
     "TrimmedMean",
     "UNet",

@@ -24,6 +24,19 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Pull:
+    """What draws a client's parameters somewhere while it trains: ``strength / 2 * |w - anchor|^2``, added to its loss.
+
+    Attributes:
+        anchor: where to, shape (p,).
+        strength: >= 0.
+    """
+
+    anchor: Tensor
+    strength: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundStart:
     """What a strategy knows when a round begins.
 

@@ -40,6 +40,7 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
     Mediators,
+    Mocha,
     PartialWork,
     PermutedLabels,
     Quantize,
@@ -48,6 +49,7 @@ from fl_lightning import (
     SecureAggregation,
     ShapleyValues,
     TopK,
+    TransferLearning,
     TrimmedMean,
     WarmStart,
     Yogi,
@@ -63,6 +65,21 @@ class OneBroken(Blobs):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = torch.nan
+
+
+class Thawing(Plain):
+    """Its first layer is frozen for the first of the rounds."""
+
+    def configure_callbacks(self) -> list[Any]:
+        return [TransferLearning(["net.0", "net.1"], thaw_after=1)]
+
+
+class ThreeLines(Plain):
+    """A linear model."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 3))
 
 
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -140,6 +157,13 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "mediators": lambda: {"route": Mediators(2), "strategy": FedMedian()},
     "warm start": lambda: {"route": WarmStart(1), "strategy": Scaffold()},
     "local only": lambda: {"route": LocalOnly("val_acc")},
+    "mocha": lambda: {
+        "route": Mocha(update_every=2),
+        "module": ThreeLines,
+        "local": {"partial_work": PartialWork(0.4)},
+        "clients_per_round": 4,
+    },
+    "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
     "last client": lambda: {"strategy": LastClient()},
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
@@ -154,7 +178,7 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     """Module, data and callback of an algorithm: BatchNorm, shuffling, two local epochs, one thread."""
     chosen = ALGORITHMS[name]()
     torch.manual_seed(11)
-    module = Plain(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
+    module = chosen.pop("module", Plain)(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
     source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0))
     data = FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})

@@ -88,7 +88,9 @@ def test_fedavg_needs_no_validation_set():
 
 def test_an_adaptive_loss_without_a_validation_set():
     task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
-    with pytest.raises(ConfigurationError, match=r"adapts to the F1 on the server's validation set, and there is none"):
+    with pytest.raises(
+        ConfigurationError, match=r"adapts to the MulticlassF1Score on the server's validation set, and there is none"
+    ):
         federate(task, data=NoValidation())
 
 

@@ -436,10 +436,15 @@ def test_models_of_which_more_is_sent_are_refused():
     privacy, strategy = [ClientPrivacy(1.0, 1.0)], FedAvg("uniform")
     with pytest.raises(ConfigurationError, match=r"buffers net\.1\.running_mean, net\.1\.running_var, net\.1"):
         federate(Plain(batchnorm=True), 1, transforms=privacy, strategy=strategy)
+
+
+def test_frozen_parameters_are_not_sent_and_get_no_noise():
     frozen = Plain()
     frozen.net[0].requires_grad_(False)
-    with pytest.raises(ConfigurationError, match="would add noise to 2 frozen parameter tensors"):
-        federate(frozen, 1, transforms=privacy, strategy=strategy)
+    before = weights(frozen)
+    federate(frozen, 1, transforms=[ClientPrivacy(1.0, 1.0)], strategy=FedAvg("uniform"))
+    assert torch.equal(frozen.net[0].weight, before["net.0.weight"])
+    assert not torch.equal(frozen.net[2].weight, before["net.2.weight"])
 
 
 def test_momentum_at_the_server_costs_nothing():

@@ -10,6 +10,7 @@ from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.prediction_images import PredictionImages
 from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.callbacks.transfer_learning import TransferLearning
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -23,4 +24,5 @@ __all__ = [
     "LastCheckpoint",
     "PartitionReport",
     "PredictionImages",
+    "TransferLearning",
 ]

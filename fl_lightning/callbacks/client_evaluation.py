@@ -14,8 +14,8 @@ from torch import Tensor
 from fl_lightning.callbacks.exchange import gather, spread
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.client_evaluation import ClientEvaluation
-from fl_lightning.clients.local_trainer import Turn
-from fl_lightning.errors import CheckpointError
+from fl_lightning.clients.turn import Turn
+from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.types import Snapshot
@@ -55,10 +55,14 @@ class ClientEvaluator:
         settings: what and when.
         federation: the data, the server's model and who measures.
         scores: where the results are kept.
+        own_models: whether clients keep models of their own, which are measured in place of the global one.
     """
 
-    def __init__(self, settings: ClientEvaluation, federation: Federation, scores: ClientScores) -> None:
+    def __init__(
+        self, settings: ClientEvaluation, federation: Federation, scores: ClientScores, own_models: bool = False
+    ) -> None:
         self._settings, self._parts, self._scores = settings, federation, scores
+        self._column = "own" if own_models else "global"
         self._tried = False
         self._sizes = federation.data.division.test.sizes if federation.data.division.test is not None else torch.zeros(0)
 
@@ -74,6 +78,11 @@ class ClientEvaluator:
             scores.rounds, scores.turns = {}, []
             scores.start = self._snapshot() if alone else None
         self.require_start()
+        if scores.start is not None and scores.start.vector.numel() != self._parts.size:
+            raise ConfigurationError(
+                f"What is trained has changed in round {round_idx}: clients alone could not repeat it from the first model. "
+                "Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all rounds."
+            )
         if self._settings.active and not self._tried:
             self._measure(self._parts.local.load(self._parts.server), 0)
             self._tried = True
@@ -95,18 +104,26 @@ class ClientEvaluator:
         return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
 
     def end_round(self, round_idx: int, turns: Sequence[PastTurn]) -> dict[str, float]:
-        """Evaluate the new global model at all clients, if it is time; see ``spread_of_clients``."""
+        """Evaluate the new global model, or the clients' own, at all clients, if it is time; see ``spread_of_clients``."""
         if self._settings.compare_alone:
             self._scores.turns += sorted(turn for theirs in gather(self._parts.trainer, list(turns)) for turn in theirs)
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
-        values = self._scores.rounds[round_idx] = self._global()
+        values = self._scores.rounds[round_idx] = self._now()
         return spread_of_clients(values, self._sizes, self._settings.higher_is_better)
 
-    def _global(self) -> Tensor:
-        module = self._parts.local.load(self._parts.server)
-        return torch.tensor(self._each(lambda client: self._measure(module, client)), dtype=torch.float64)
+    def _now(self) -> Tensor:
+        local, server = self._parts.local, self._parts.server
+        module = local.load(server)
+        if self._column == "global":
+            return torch.tensor(self._each(lambda client: self._measure(module, client)), dtype=torch.float64)
+
+        def measure_own(client: int) -> float:
+            """One client's last model, or the global one where it has none yet."""
+            return self._measure(local.load(server, local.memory.last_model(client)), client)
+
+        return torch.tensor(self._each(measure_own), dtype=torch.float64)
 
     def _measure(self, module: LightningModule, client: int) -> float:
         return self._parts.measures.on_client(module, self._settings.metric, client, "test", _SETTING)
@@ -126,8 +143,8 @@ class ClientEvaluator:
             return
         self.require_start()
         if rounds - 1 not in self._scores.rounds:
-            self._scores.rounds[rounds - 1] = self._global()
-        columns: dict[str, Tensor] = {"global": self._scores.rounds[rounds - 1]}
+            self._scores.rounds[rounds - 1] = self._now()
+        columns: dict[str, Tensor] = {self._column: self._scores.rounds[rounds - 1]}
         if self._settings.compare_alone:
             columns = {"local only": self._alone(), **columns}
         if self._settings.personal_epochs:
@@ -146,8 +163,8 @@ class ClientEvaluator:
             print(f"{name} on the clients' own test examples, after round {rounds - 1}:")
             print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
             if "gain" in header:
-                before = "local only" if "local only" in columns else "global"
-                after = "personalised" if "personalised" in columns else "global"
+                before = "local only" if "local only" in columns else self._column
+                after = "personalised" if "personalised" in columns else self._column
                 print(f"gain: {after} over {before}, above 0 where it is better")
 
     def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

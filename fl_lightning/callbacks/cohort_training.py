@@ -14,11 +14,11 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.engines.choice import choose
 from fl_lightning.clients.faults import check_update, describe, is_clients_fault
-from fl_lightning.clients.local_trainer import Turn
+from fl_lightning.clients.turn import Turn
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.routes.base import Chains
-from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 
 
 class CohortTraining:
@@ -38,6 +38,7 @@ class CohortTraining:
         self._federation, self._round_idx, self._draw = federation, round_idx, draw
         self.turns: list[tuple[int, int, int, int]] = []
         self.failures: list[ClientFailure] = []
+        self._pulled: Mapping[int, Pull] = {}
         self._before: dict[int, dict[str, Tensor]] = {}  # what clients kept before this round's update
 
     def train(
@@ -46,6 +47,7 @@ class CohortTraining:
         starts: Mapping[int, Snapshot] | None = None,
         period: int = 0,
         control: Tensor | None = None,
+        pulled: Mapping[int, Pull] | None = None,
     ) -> Iterator[list[ClientUpdate]]:
         """The updates of each of this rank's chains as soon as it is done; its last model is in the clients' module.
 
@@ -54,7 +56,9 @@ class CohortTraining:
             starts: for the first client of a chain the model it starts from, where that is not w_t.
             period: from 0.
             control: SCAFFOLD's c.
+            pulled: by client, what draws it somewhere.
         """
+        self._pulled = pulled or {}
         mine, given = self._mine(chains), starts or {}
         self._choose_engine(mine)
         if self._federation.local.stacks:
@@ -196,7 +200,8 @@ class CohortTraining:
             before = parts.measures.on_client(module, parts.strategy.global_metric, client, "training")
         fewer = self._draw.epochs.get(client)
         self.turns.append((client, self._round_idx, period, -1 if fewer is None else fewer))
-        return Turn(client, start, period, fewer, self._draw.slowness.get(client, 1.0)), before
+        slowness = self._draw.slowness.get(client, 1.0)
+        return Turn(client, start, period, fewer, slowness, self._pulled.get(client)), before
 
     def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
         parts = self._federation

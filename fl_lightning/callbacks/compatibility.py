@@ -177,6 +177,36 @@ def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> 
         )
 
 
+def check_convex(route: Route, module: nn.Module, local: LocalTraining) -> None:
+    """Refuse a model that is not linear, a loss that is not convex, and another pull, on a route that is defined without.
+
+    Raises:
+        ConfigurationError: with the reason.
+    """
+    if not route.needs_convex:
+        return
+    name = type(route).__name__
+    owners = [part for part in module.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
+    if len(owners) != 1 or not isinstance(owners[0], nn.Linear):
+        found = ", ".join(sorted({type(owner).__name__ for owner in owners}))
+        raise ConfigurationError(
+            f"{name} is defined for linear models: the pull between clients lowers the joint objective only where that is "
+            f"convex in the weights. {type(module).__name__} trains {len(owners)} layers ({found}). Set 'model.network' to one "
+            "torch.nn.Linear (after torch.nn.Flatten for images), or 'federation.route' to FedStar or ServerRoute."
+        )
+    for part in module.modules():
+        if getattr(part, "convex", True) is False:
+            raise ConfigurationError(
+                f"{name} needs a convex loss, and {type(part).__name__} is none with these settings: its joint objective could "
+                "rise. Use HalfSquaredError, torch.nn.MSELoss, Hinge or CrossEntropy, or RobustLoss with shapes from 1 on."
+            )
+    if local.proximal_mu or local.engine in ("stacked", "auto"):
+        raise ConfigurationError(
+            f"{name} pulls each client with a strength of its own: 'federation.local.proximal_mu' must be 0, and "
+            "'federation.local.engine' trainer or fabric."
+        )
+
+
 def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
     """Refuse a client with a single example where BatchNorm would train on it.
 

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
+from fl_lightning.callbacks.transfer_learning import TransferLearning
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.images import ImageDataModule
 from fl_lightning.errors import require
@@ -42,7 +43,9 @@ class FeatureCache(Callback):
             return
         data = getattr(trainer, "datamodule", None)
         images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
-        obstacle = _obstacle(network, data, images) or self._too_large(network, images, trainer.strategy.root_device)
+        thaws = any(isinstance(other, TransferLearning) and other.changes for other in trainer.callbacks)  # type: ignore[attr-defined]
+        obstacle = "TransferLearning thaws parts" if thaws else _obstacle(network, data, images)
+        obstacle = obstacle or self._too_large(network, images, trainer.strategy.root_device)
         if obstacle:
             rank_zero_info(f"The frozen backbone's features are computed anew in each epoch: {obstacle}.")
             return

@@ -15,6 +15,7 @@ from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
@@ -56,6 +57,29 @@ class Federation:
     def size(self) -> int:
         """d, the length of a model's vector."""
         return self.server.vector().numel()
+
+    def look_again(self) -> None:
+        """At what is frozen, before a round: callbacks may have frozen or thawed parts."""
+        if self.server.refresh():
+            vars(self).pop("size", None)
+            self.local.rearrange()
+
+    def check_kept(self) -> None:
+        """Refuse to go on with what was kept of parameters that were trained before, and others are now.
+
+        Raises:
+            ConfigurationError: naming it.
+        """
+        trained = self.server.num_parameters
+        control = self.strategy.control
+        stale = control is not None and control.numel() not in (0, trained)
+        stale = stale or any(vector.numel() not in (self.size, trained) for vector in self.local.memory.vectors())
+        if stale:
+            raise ConfigurationError(
+                f"What is trained has changed in round {self.trainer.current_epoch}, and control variates, error feedback or "
+                "models of their own, which clients keep over rounds, are of what was trained before. Freeze the same parts "
+                "in all rounds ('thaw_after' null), or use a strategy, transforms and a route that keep none, such as FedAvg."
+            )
 
     @cached_property
     def largest(self) -> float:

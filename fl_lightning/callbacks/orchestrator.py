@@ -15,6 +15,7 @@ from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.compatibility import (
     check_batch_norm,
     check_cohort,
+    check_convex,
     check_faults,
     check_route,
     check_server_optimizer,
@@ -27,10 +28,10 @@ from fl_lightning.callbacks.exchange import forget_waiting, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
-from fl_lightning.callbacks.outer_trainer import keep_global_step, outside_precision, prepare_trainer, set_threads
+from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
 from fl_lightning.callbacks.round import FederationRound
-from fl_lightning.callbacks.round_log import log_round, tell_failures
+from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
 from fl_lightning.callbacks.round_result import RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
@@ -127,6 +128,8 @@ class FederatedOrchestrator(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the module over for a fit; other stages are left to Lightning."""
+        if stage == "fit":
+            adapt_losses(trainer, self._cleanup)
         if stage != "fit" or not self.enabled:
             return
         data = federated_data(trainer)
@@ -188,12 +191,13 @@ class FederatedOrchestrator(Callback):
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
         server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
+        check_convex(self.route, pl_module, self.local)
         check_private_model(self.transforms, self.local, precision, client, server)
         who = (self.seed, self.attackers, self.transforms, self.faults, self.secure_aggregation)
         self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit)
         self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
         scores = self._run.client_scores
-        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores)
+        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self.route.keeps_models)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the global random state of a resumed run, and make rounds the x-axis."""
@@ -217,10 +221,13 @@ class FederatedOrchestrator(Callback):
     def _train_round(self, trainer: Trainer, module: LightningModule) -> list[tuple[int, int, int, int]]:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
+        self._federation.look_again()
         self._evaluator.begin_round(round_idx)
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
+            self.route.reset()
+        self._federation.check_kept()
         keepers = self._hostility.begin_round(round_idx)
         everyone = frozenset(range(self._federation.data.num_clients))
         self._run.memory.keepers = everyone if self.route.keeps_models else keepers
@@ -240,6 +247,7 @@ class FederatedOrchestrator(Callback):
         own |= self._hostility.figures(self._federation, round_idx, result)
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
         log_round(trainer, result.updates, own, time.perf_counter() - begun, self.local.lr_decay)
+        write_matrices(trainer, self.route.matrices(), self._federation.data)
         return federation_round.turns
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
 
 from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 
 @contextmanager
@@ -43,6 +44,15 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
             bar.setup(trainer, trainer.lightning_module, "fit")
             cleanup.callback(trainer.callbacks.__setitem__, position, callback)  # type: ignore[attr-defined]
             cleanup.callback(bar.close)
+
+
+def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Let adaptive losses adapt in a module that does not bring the callback for it."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if not any(isinstance(callback, LossAdaptation) for callback in callbacks):
+        added = LossAdaptation()
+        trainer.callbacks = [added, *callbacks]  # type: ignore[attr-defined]
+        cleanup.callback(lambda: trainer.callbacks.remove(added))  # type: ignore[attr-defined]
 
 
 def keep_global_step(trainer: Trainer) -> None:

@@ -201,9 +201,3 @@ def _check_sent_state(transforms: Sequence[Transform], local: LocalTraining, pre
         return
     known = "one of at least 32 bits with ClientPrivacy: rounding would make changes longer than its norm"
     require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)
-    frozen = sum(not parameter.requires_grad for parameter in server.parameters())
-    if frozen:
-        raise ConfigurationError(
-            f"ClientPrivacy would add noise to {frozen} frozen parameter tensors, too. Declare their layers in "
-            "'constant_parts' (as FrozenBackbone does), so that they are not sent, or train them."
-        )

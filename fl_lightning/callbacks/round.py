@@ -29,7 +29,7 @@ from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import wide
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
-from fl_lightning.types import ClientFailure, ClientUpdate, RoundStart, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
 
 _ROUTE = "federation.route.metric"
 
@@ -50,6 +50,7 @@ class FederationRound(Cohort):
 
     def __post_init__(self) -> None:
         self.clients = self.draw.clients
+        self.num_examples = tuple(self.federation.data.indices.sizes.tolist())
         self._trainer = self.federation.trainer
         self._rank, self._ranks = self._trainer.global_rank, self._trainer.world_size
         self._server = self.federation.server
@@ -77,18 +78,30 @@ class FederationRound(Cohort):
             self._failure = error
         self._receive_held_back()
 
-    def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
+    def train(
+        self,
+        chains: Chains,
+        starts: Mapping[int, Snapshot] | None = None,
+        period: int = 0,
+        pulled: Mapping[int, Pull] | None = None,
+    ) -> list[ClientUpdate]:
         """See :meth:`Cohort.train`."""
         mine: list[ClientUpdate] = []
         failure: Exception | None = None
         try:
-            for updates in self._training.train(chains, starts, period):
+            for updates in self._training.train(chains, starts, period, pulled=pulled):
                 announce(self._trainer, "on_client_end", updates[-1])
                 mine += updates
         except Exception as error:
             failure = error
         trained = {update.client: update for update in gather_updates(self._trainer, mine, failure)}
-        return [trained[client] for chain in chains for client in chain]
+        return [trained[client] for chain in chains for client in chain if client in trained]
+
+    def own_models(self) -> Tensor:
+        """See :meth:`Cohort.own_models`."""
+        memory, start = self.federation.local.memory, self._server.vector()
+        kept = (memory.last_model(client) for client in range(self.federation.data.num_clients))
+        return torch.stack([start if own is None else own.vector.to(start) for own in kept])
 
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
         """See :meth:`Cohort.hand_in`."""

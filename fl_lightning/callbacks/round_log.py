@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from fl_lightning.callbacks.hooks import announce
+from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.reporting.rounds import client_metrics, round_metrics
+from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 
@@ -38,6 +41,12 @@ def log_round(
     columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
     for logger in trainer.loggers:
         logger.log_metrics(columns, step=trainer.global_step - 1)
+
+
+def write_matrices(trainer: Trainer, matrices: Mapping[str, Tensor], data: FederatedDataModule) -> None:
+    """Keep matrices of clients by clients as files beside the CSV logger's."""
+    for name, matrix in matrices.items():
+        write_matrix(trainer, name, matrix, [data.client_name(client) for client in range(data.num_clients)])
 
 
 def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failures: Sequence[ClientFailure]) -> int:

@@ -56,6 +56,7 @@ class RunState:
             "strategy": type(self._owner.strategy).__name__,
             "strategy_state": self._owner.strategy.state_dict(),
             "route": type(self._owner.route).__name__,
+            "route_state": self._owner.route.state_dict(),
             "memory": self.memory.state_dict(),
             "client_scores": self.client_scores.state_dict(),
             "engine": self.engine,
@@ -81,6 +82,7 @@ class RunState:
             )
         self._compare(state)
         self._owner.strategy.load_state_dict(state["strategy_state"])
+        self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.engine = state.get("engine")

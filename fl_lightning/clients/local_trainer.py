@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from fl_lightning.clients.engines.trainer import TrainerEngine
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.partial_work import PartialWork
-from fl_lightning.clients.session import ClientSession, match_trainable
+from fl_lightning.clients.session import ClientSession
+from fl_lightning.clients.turn import Turn
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.local_steps import control_change
@@ -32,25 +33,6 @@ from fl_lightning.types import ClientUpdate, Snapshot
 
 _TRIAL_CLIENTS, _TRIAL_STEPS = 3, 10
 """What the engine ``auto`` tries."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One client's turn to train.
-
-    Attributes:
-        client: its id.
-        start: the model to start from, where that is not the global one.
-        period: how often the client has trained in this round already; its random numbers differ.
-        epochs: fewer local epochs than the settings say.
-        slowness: it does only 1 / slowness of its steps.
-    """
-
-    client: int
-    start: Snapshot | None = None
-    period: int = 0
-    epochs: int | None = None
-    slowness: float = 1.0
 
 
 class LocalTrainer:
@@ -119,10 +101,10 @@ class LocalTrainer:
         if self._bytes == (0, 0):  # the same for every client and round
             self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
         if self._state is not None:
-            match_trainable(self._state, server)
+            self._state.follow(server)
         start = self.memory.recall(client) or turn.start
         correction = None if control is None else self._correction(client, control)
-        self._session.begin(server, self._state, round_idx, start, correction, turn.slowness)
+        self._session.begin(server, self._state, round_idx, start, correction, turn.slowness, turn.pull)
         steps, metrics = self._fit(turn, data, round_idx)
         state = self._session.client
         update = ClientUpdate(
@@ -151,6 +133,11 @@ class LocalTrainer:
             self._session.private.remember(self.memory, update)
         if update.control is not None:
             self.memory.change_control(update.client, update.control)
+
+    def rearrange(self) -> None:
+        """What is trained has changed: count bytes anew, and build engines that know of it."""
+        self._bytes = (0, 0)
+        self._engine = self._stacked = None
 
     def recover(self) -> None:
         """After a client's error: let go of what it may have left half done, and of the memory that it took."""
@@ -210,7 +197,7 @@ class LocalTrainer:
             self._stacked = StackedEngine(self.module, self.local, self._options)
         if self._bytes == (0, 0):
             self._bytes = server.nbytes(upward=False), server.nbytes(upward=True)
-        match_trainable(self._state, server)
+        self._state.follow(server)
         jobs = [self._assignment(turn, data, round_idx, control) for turn in turns]
         for job, trained in self._stacked.fit(jobs, server, self._state, round_idx):
             update = ClientUpdate(
@@ -276,6 +263,7 @@ class LocalTrainer:
     def load(self, server: ModelState, snapshot: Snapshot | None = None) -> LightningModule:
         """The clients' module with the global model, or another one, in it: to evaluate it."""
         state = self._state or ModelState(self.module)
+        state.follow(server)
         state.copy_from(server)
         if snapshot is not None:
             state.load(snapshot)

@@ -31,13 +31,22 @@ class ClientMemory:
 
     def recall(self, client: int) -> Snapshot | None:
         """The model that a client goes on from; None where it takes the one it is given."""
-        kept = self._kept.get(client, {}) if client in self.keepers else {}
+        return self.last_model(client) if client in self.keepers else None
+
+    def last_model(self, client: int) -> Snapshot | None:
+        """The model that a client has kept; None where it keeps none."""
+        kept = self._kept.get(client, {})
         return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
 
     def remember(self, client: int, model: Snapshot) -> None:
         """Keep a model that was trained, if the client is one that keeps its own."""
         if client in self.keepers:
             self.put(client, vector=model.vector, counters=model.counters)
+
+    def vectors(self) -> Iterator[Tensor]:
+        """What clients keep of all parameters of a model, under whatever name."""
+        for kept in self._kept.values():
+            yield from (tensor for name, tensor in kept.items() if tensor.ndim == 1 and name != "counters")
 
     def control(self, client: int) -> Tensor | None:
         """c_k, shape (p,); None where it is still 0."""

@@ -21,7 +21,7 @@ from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.proximal import add_proximal_gradient, add_to_gradients
 from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.types import Snapshot
+from fl_lightning.types import Pull, Snapshot
 
 
 class ClientSession(Callback):
@@ -62,6 +62,7 @@ class ClientSession(Callback):
         start: Snapshot | None = None,
         correction: Tensor | None = None,
         slowness: float = 1.0,
+        pull: Pull | None = None,
     ) -> None:
         """Prepare for the next fit.
 
@@ -72,9 +73,11 @@ class ClientSession(Callback):
             start: the model to start from, where that is not w_t.
             correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
             slowness: do only 1 / slowness of the steps, rounded down, at least one.
+            pull: what draws the parameters somewhere, in place of the proximal term.
         """
         self.server, self._client, self.round_idx = server, client, round_idx
-        self._start, self._correction = start, correction
+        self._start, self._correction, self._pull = start, correction, pull
+        self._proximal = self.proximal_mu if pull is None else pull.strength
         self._slowness, self._most = slowness, math.inf
         self._begun = time.perf_counter()
         self._losses = []
@@ -114,17 +117,23 @@ class ClientSession(Callback):
         assert self.server is not None
         if self._client is None:
             self._client = ModelState(pl_module)
-            match_trainable(self._client, self.server)
+            self._client.follow(self.server)
         self._client.copy_from(self.server)
         if self._start is not None:
             self._client.load(self._start)
         if self._correction is not None:  # once a fit: in the shapes and the dtype of the parameters
-            parameters = self._client.parameters()
-            pieces = torch.split(self._correction, [parameter.numel() for parameter in parameters])
-            self._corrections = [c.view_as(p).to(p) for c, p in zip(pieces, parameters, strict=True)]
-        if self.proximal_mu:
+            self._corrections = self._split(self._correction)
+        if self._pull is not None:
+            self._anchors = self._split(self._pull.anchor)
+        elif self.proximal_mu:
             self._anchors = [parameter.detach().clone() for parameter in self._client.parameters()]
         keep_metrics_to_this_process(pl_module)
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        """A vector of shape (p,) in the shapes of the parameters, where they are."""
+        parameters = self.client.parameters()
+        pieces = torch.split(vector, [parameter.numel() for parameter in parameters])
+        return [piece.view_as(p).to(p) for piece, p in zip(pieces, parameters, strict=True)]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decay the learning rates, and let go of schedulers that wait for a validation clients don't have.
@@ -136,7 +145,7 @@ class ClientSession(Callback):
         if self._correction is not None:
             require_plain_sgd(trainer.optimizers, self.optimizer)
         terms = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
-        self._mu = self.proximal_mu + terms
+        self._mu = self._proximal + terms
         scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self.lr_decay**self.round_idx)
         if self._slowness > 1:
             self._most = max(1, int(planned_steps(trainer) / self._slowness))
@@ -180,7 +189,7 @@ class ClientSession(Callback):
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
-        if not self.proximal_mu and self._correction is None:
+        if not self._proximal and self._correction is None:
             return
         # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
         scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -188,9 +197,9 @@ class ClientSession(Callback):
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         chosen = [k for k, parameter in enumerate(self.client.parameters()) if id(parameter) in mine]
         parameters = self.client.parameters()
-        if self.proximal_mu:
+        if self._proximal:
             anchors = [self._anchors[k] for k in chosen]
-            add_proximal_gradient([parameters[k] for k in chosen], anchors, self.proximal_mu * scale)
+            add_proximal_gradient([parameters[k] for k in chosen], anchors, self._proximal * scale)
         if self._correction is not None:
             corrections = [self._corrections[k] for k in chosen]
             add_to_gradients([parameters[k] for k in chosen], corrections, scale)
@@ -236,12 +245,6 @@ def keep_metrics_to_this_process(module: LightningModule) -> None:
 
 def _alone() -> bool:
     return False
-
-
-def match_trainable(client: ModelState, server: ModelState) -> None:
-    """Freeze and thaw the client's parameters as the server's are."""
-    for mine, theirs in zip(client.parameters(), server.parameters(), strict=True):
-        mine.requires_grad_(theirs.requires_grad)
 
 
 def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:

@@ -9,6 +9,8 @@ from fl_lightning.data.images import ImageDataModule
 from fl_lightning.data.mnist import MNISTDataModule
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.simulated_cells import SimulatedCellsDataModule
+from fl_lightning.data.simulated_tasks import SimulatedTasksDataModule
+from fl_lightning.data.tables import TableDataModule
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.torchvision_sets import (
     CIFAR10DataModule,
@@ -32,6 +34,8 @@ __all__ = [
     "RandomCropFlip",
     "SVHNDataModule",
     "SimulatedCellsDataModule",
+    "SimulatedTasksDataModule",
+    "TableDataModule",
     "TensorLoader",
     "USPSDataModule",
 ]

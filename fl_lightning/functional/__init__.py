@@ -11,6 +11,7 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.partition import Partition, iid_partition, scale_table, table_partition
 from fl_lightning.functional.privacy import epsilon_of_clients, epsilon_of_examples
 from fl_lightning.functional.proximal import add_proximal_gradient, proximal_term
+from fl_lightning.functional.robust_loss import log_partition, most_likely, residual_counts, robust_loss
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 from fl_lightning.functional.shapley import exact_shapley, monte_carlo_shapley
@@ -43,12 +44,16 @@ __all__ = [
     "generator",
     "iid_partition",
     "isolated_rng",
+    "log_partition",
     "mix",
     "monte_carlo_shapley",
+    "most_likely",
     "place_cells",
     "proximal_term",
     "repeats",
+    "residual_counts",
     "ring_matrix",
+    "robust_loss",
     "scale_table",
     "star_matrix",
     "table_partition",

@@ -8,11 +8,14 @@ buffers owned by the server            sent to the clients, never aggregated (``
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
-parts that never change                the same everywhere, copied once: neither sent nor aggregated (``constant_parts``)
+frozen parameters                      the server's stay where they are: copied to the clients, neither sent nor aggregated
+frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated
+and ``constant_parts``
 =====================================  =======================================================================
 
 A submodule declares what the server owns by an attribute ``server_buffers``, a tuple of its buffers' names, and what never
-changes by ``constant_parts``, a tuple of its children's names; one that has a trainable parameter after all is sent.
+changes by ``constant_parts``, a tuple of its children's names; one that has a trainable parameter after all is sent. What is
+frozen may change from round to round: :meth:`ModelState.refresh` and :meth:`ModelState.follow`.
 """
 
 from __future__ import annotations
@@ -39,8 +42,16 @@ class ModelState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._version = 0
+        self._followed: tuple[int, int] | None = None
+        self._arrange()
+
+    def _arrange(self) -> None:
+        module = self._module
+        self._trained = _trained(module)
         self._constant_modules = _constant_modules(module)
         self._constants: list[_Slot] = []
+        self._frozen: list[_Slot] = []
         self._source: ModelState | None = None
         self._parameters = list(self._find_parameters())
         self._floats: list[_Slot] = []
@@ -72,8 +83,30 @@ class ModelState:
                 seen.add(id(parameter))
                 if id(owner) in self._constant_modules:
                     self._constants.append((owner, name))
+                elif not parameter.requires_grad:
+                    self._frozen.append((owner, name))
                 else:
                     yield owner, name
+
+    def refresh(self) -> bool:
+        """Look again at what is frozen; whether that has changed, and with it the length of :meth:`vector`."""
+        if _trained(self._module) == self._trained:
+            return False
+        self._arrange()
+        self._version += 1
+        return True
+
+    def follow(self, server: ModelState) -> None:
+        """Freeze and thaw the parameters of this module, a copy, as those of the server's are, and lay them out alike."""
+        for mine, theirs in zip(self._module.parameters(), server._module.parameters(), strict=True):
+            if mine.requires_grad is not theirs.requires_grad:
+                mine.requires_grad_(theirs.requires_grad)
+        if self._followed != (id(server), server._version):
+            modes = {name: part.training for name, part in server._module.named_modules()}
+            for name, part in self._module.named_modules():
+                part.training = modes.get(name, part.training)
+            self._arrange()
+            self._followed = id(server), server._version
 
     def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
         """The names within the module of parameters, averaged buffers, counters, and buffers that are not sent back."""
@@ -86,14 +119,16 @@ class ModelState:
         return [getattr(owner, name).detach() for owner, name in slots]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters themselves, each once, without those of parts that never change."""
+        """The trained parameters themselves, each once."""
         return [getattr(owner, name) for owner, name in self._parameters]
 
     def vector(self) -> Tensor:
         """A copy of parameters and averaged buffers, one float vector of shape (d,)."""
         tensors = self._tensors(self._parameters) + self._tensors(self._floats)
         if not tensors:
-            raise ConfigurationError("The module has no parameters: there is nothing to federate. Give it a network.")
+            raise ConfigurationError(
+                "The module has no parameters that are trained: there is nothing to federate. Give it a network, or thaw some."
+            )
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     def counters(self) -> Tensor:
@@ -109,7 +144,7 @@ class ModelState:
     @torch.no_grad()
     def copy_from(self, other: ModelState) -> None:
         """Take over every parameter and buffer of another state of the same architecture."""
-        pairs = list(zip(self._kinds(), other._kinds(), strict=True))
+        pairs = [*zip(self._kinds(), other._kinds(), strict=True), (self._frozen, other._frozen)]
         if self._source is not other:
             pairs.append((self._constants, other._constants))
             self._source = other
@@ -144,16 +179,15 @@ class ModelState:
 
     @torch.no_grad()
     def set_gradient_towards(self, aggregate: Tensor) -> None:
-        """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each parameter that the server may move.
+        """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each trained parameter.
 
         Args:
             aggregate: shape (d,), as :meth:`vector` lays it out; float64 for full precision.
         """
         offset = 0
         for parameter in self.parameters():
-            if parameter.requires_grad:  # a frozen one stays where it is, whatever the server's optimizer would do
-                target = aggregate[offset : offset + parameter.numel()].view_as(parameter)
-                parameter.grad = (parameter.to(target) - target).to(parameter)
+            target = aggregate[offset : offset + parameter.numel()].view_as(parameter)
+            parameter.grad = (parameter.to(target) - target).to(parameter)
             offset += parameter.numel()
 
     @torch.no_grad()
@@ -163,16 +197,27 @@ class ModelState:
         self._fill(self._counters, counters)
 
     def nbytes(self, *, upward: bool) -> int:
-        """Bytes of one message in the tensors' own dtypes: to a client everything, upward without local buffers."""
+        """Bytes of one message in the tensors' own dtypes: to a client all but what is frozen, upward without local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
         return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
 
 
 def _constant_modules(module: nn.Module) -> set[int]:
-    """Ids of the modules inside of parts that never change."""
-    parts = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
-    frozen = [part for part in parts if not any(parameter.requires_grad for parameter in part.parameters())]
-    return {id(inner) for part in frozen for inner in part.modules()}
+    """Ids of the modules inside of parts that never change: those that are declared, and frozen ones in evaluation mode."""
+    declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
+    resting = [part for part in module.modules() if part is not module and _rests(part)]
+    frozen = [part for part in declared if not any(parameter.requires_grad for parameter in part.parameters())]
+    return {id(inner) for part in (*frozen, *resting) for inner in part.modules()}
+
+
+def _rests(part: nn.Module) -> bool:
+    parameters = list(part.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters) and not any(m.training for m in part.modules())
+
+
+def _trained(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """What decides whether something is frozen: of each parameter, and of each part whether it is in training mode."""
+    return tuple(p.requires_grad for p in module.parameters()), tuple(part.training for part in module.modules())
 
 
 def _can_be_averaged(buffer: Tensor) -> bool:

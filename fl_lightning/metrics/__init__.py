@@ -1,5 +1,6 @@
 """Metrics that torchmetrics does not have."""
 
 from fl_lightning.metrics.diagnostic_odds_ratio import DiagnosticOddsRatio
+from fl_lightning.metrics.percentage_error import PercentageError
 
-__all__ = ["DiagnosticOddsRatio"]
+__all__ = ["DiagnosticOddsRatio", "PercentageError"]

@@ -40,15 +40,16 @@ def comparison_table(
         names: of the clients.
         sizes: test examples of each, shape (K,).
         columns: by name, the values of each client, shape (K,). The gain is that of ``personalised``, or where there is none of
-            ``global``, over ``local only``, or where there is none over ``global``; above 0 is better.
+            ``global``, over ``local only``, or where there is none over ``global``; above 0 is better. On routes where
+            clients keep models of their own ``own`` stands in the place of ``global``.
         higher_is_better: the sign of the gain.
 
     Returns:
         Header and rows; the means are weighted by test examples.
     """
     shown = dict(columns)
-    after = shown.get("personalised", shown["global"])
-    before = shown.get("local only", shown["global"])
+    federated = shown["own"] if "own" in shown else shown["global"]
+    after, before = shown.get("personalised", federated), shown.get("local only", federated)
     if len(shown) > 1:
         shown["gain"] = (after - before) * (1 if higher_is_better else -1)
     rows: list[list[Any]] = [

@@ -18,10 +18,16 @@ _MOST_CLASSES = 100
 """Of a matrix that is written as a file after each round."""
 
 
-def write_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
-    """Keep a confusion matrix of shape (C, C) as ``<name>.csv`` beside the file of each CSV logger, in place of the last one.
+def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[str] | None = None) -> None:
+    """Keep a matrix of shape (C, C) as ``<name>.csv`` beside the file of each CSV logger, in place of the last one.
 
-    Up to 100 classes; not from the sanity check, nor from ranks other than the first.
+    Up to 100 rows; not from the sanity check, nor from ranks other than the first.
+
+    Args:
+        trainer: whose loggers.
+        name: of the file.
+        matrix: counts of a confusion matrix, or anything about clients.
+        names: of rows and columns, where they are clients; else they are true and predicted classes.
     """
     if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
@@ -29,7 +35,7 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor) -> None:
                 folder = Path(logger.log_dir)
                 folder.mkdir(parents=True, exist_ok=True)
                 with (folder / f"{name}.csv").open("w", newline="") as file:
-                    csv.writer(file).writerows([_columns(matrix), *_rows(matrix)])
+                    csv.writer(file).writerows([_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names))
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:
@@ -56,6 +62,10 @@ def _columns(matrix: Tensor) -> list[str]:
 
 def _rows(matrix: Tensor) -> list[list[int]]:
     return [[true, *counts] for true, counts in enumerate(matrix.tolist())]
+
+
+def _named(matrix: Tensor, names: Sequence[str]) -> list[list[Any]]:
+    return [["client", *names], *([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))]
 
 
 def log_table(

@@ -5,6 +5,7 @@ from fl_lightning.routes.fedcyclic import FedCyclic
 from fl_lightning.routes.fedstar import FedStar
 from fl_lightning.routes.local_only import LocalOnly
 from fl_lightning.routes.mediators import Mediators
+from fl_lightning.routes.mocha import Mocha
 from fl_lightning.routes.periods import PeriodRoute
 from fl_lightning.routes.ringfed import RingFed
 from fl_lightning.routes.server import ServerRoute
@@ -16,6 +17,7 @@ __all__ = [
     "FedStar",
     "LocalOnly",
     "Mediators",
+    "Mocha",
     "PeriodRoute",
     "RingFed",
     "Route",

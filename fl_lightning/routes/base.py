@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 Chains = Sequence[Sequence[int]]
 """Clients that train one after another, each from the result of the one before; chains run side by side."""
@@ -20,24 +21,39 @@ class Cohort(ABC):
     Attributes:
         round_idx: the communication round, from 0.
         clients: ids of those who take part, ascending.
+        num_examples: training examples of every client of the federation, by its id.
     """
 
     round_idx: int
     clients: tuple[int, ...]
+    num_examples: tuple[int, ...]
 
     @abstractmethod
     def deliver(self, chains: Chains) -> None:
         """Train chains from w_t and hand the last model of each to the strategy, with the chain's examples and steps."""
 
     @abstractmethod
-    def train(self, chains: Chains, starts: Mapping[int, Snapshot] | None = None, period: int = 0) -> list[ClientUpdate]:
+    def train(
+        self,
+        chains: Chains,
+        starts: Mapping[int, Snapshot] | None = None,
+        period: int = 0,
+        pulled: Mapping[int, Pull] | None = None,
+    ) -> list[ClientUpdate]:
         """Train chains and give every rank every client's update, in the order of the chains; the last of each has its state.
+
+        Clients that fail, where the policy allows it, are left out.
 
         Args:
             chains: who trains after whom.
             starts: for the first client of a chain the model it starts from, where that is not w_t.
             period: from 0; the clients' random numbers differ between periods.
+            pulled: by client, what draws it somewhere while it trains.
         """
+
+    @abstractmethod
+    def own_models(self) -> Tensor:
+        """Each client's last model, where the route keeps models, else and before w_t; of all clients, shape (K, d)."""
 
     @abstractmethod
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
@@ -83,6 +99,7 @@ class Route(ABC):
         reads_data: whether it measures models on the clients' training examples, or counts their labels.
         needs_labels: whether it asks for :meth:`Cohort.label_counts`.
         server_metric: what :meth:`Cohort.server_scores` will measure, or None.
+        needs_convex: whether it has a meaning for linear models with convex losses only: others are refused.
     """
 
     needs_all_clients: bool = False
@@ -93,6 +110,7 @@ class Route(ABC):
     needs_labels: bool = False
     server_metric: str | Metric | None = None
     reads_data: bool = False
+    needs_convex: bool = False
 
     @property
     def bypasses_server(self) -> bool:
@@ -102,3 +120,17 @@ class Route(ABC):
     @abstractmethod
     def run(self, cohort: Cohort) -> None:
         """Run one round; ends in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""
+
+    def reset(self) -> None:  # noqa: B027 (most routes have nothing to forget)
+        """Called before round 0: forget an earlier run."""
+
+    def matrices(self) -> dict[str, Tensor]:
+        """What of the last round is worth a file beside the CSV logger's, by name, each of shape (K, K)."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must outlive a checkpoint: tensors and plain Python types only. Empty for most routes."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (nor to take back)
+        """Take back what :meth:`state_dict` gave."""

@@ -12,6 +12,7 @@ from fl_lightning.strategies.fedsgd import FedSGD
 from fl_lightning.strategies.filtering import FilteringStrategy
 from fl_lightning.strategies.focus import Focus
 from fl_lightning.strategies.geometric_median import GeometricMedian
+from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.strategies.krum import Krum
 from fl_lightning.strategies.last_client import LastClient
 from fl_lightning.strategies.scaffold import Scaffold
@@ -27,6 +28,7 @@ __all__ = [
     "FedMedian",
     "FedNova",
     "FedSGD",
+    "FederatedKMeans",
     "FilteringStrategy",
     "Focus",
     "GeometricMedian",

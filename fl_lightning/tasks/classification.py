@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -19,19 +18,19 @@ from torchmetrics.classification import (
 
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.losses.cross_entropy import CrossEntropy
-from fl_lightning.losses.f1_weighted import F1WeightedCrossEntropy
-from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
 from fl_lightning.reporting.tables import log_matrix, write_matrix
+from fl_lightning.tasks.base import SupervisedTask
 
 
-class ClassificationTask(LightningModule):
+class ClassificationTask(SupervisedTask):
     """A LightningModule for single-label classification of batches (input, label).
 
     Logs ``train_loss`` and ``train_accuracy`` while training; and for ``val`` and ``test`` the loss, accuracy, macro
     and weighted F1, and F1 per class (``val_f1/0`` ...), all in [0, 1] but the loss. The confusion matrix, rows true, columns
     predicted, is a file of the CSV logger, and of the last round a table and a picture in W&B. An
-    :class:`~fl_lightning.F1WeightedCrossEntropy` anywhere in the loss adapts after each validation within ``fit``, except
-    the sanity check.
+    :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss, such as :class:`~fl_lightning.F1WeightedCrossEntropy`, adapts
+    after each validation within ``fit``, except the sanity check.
 
     Args:
         network: maps inputs to logits of shape (N, num_classes).
@@ -39,13 +38,13 @@ class ClassificationTask(LightningModule):
         loss: maps (logits, labels) to a scalar; cross-entropy by default.
         optimizer: the clients' optimizer, given the parameters.
         lr_scheduler: given the optimizer; steps once per local epoch.
+        l2: strength lambda of ``lambda / 2 * sum of squares`` of the weights without biases, in training only; >= 0.
 
     Raises:
         ConfigurationError: if the loss has weights for another number of classes.
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end", "on_fit_end")
-    """See :class:`~fl_lightning.clients.engines.stacked.StackedEngine`."""
 
     def __init__(
         self,
@@ -54,51 +53,25 @@ class ClassificationTask(LightningModule):
         loss: nn.Module | None = None,
         optimizer: OptimizerCallable = torch.optim.SGD,
         lr_scheduler: LRSchedulerCallable | None = None,
+        l2: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(network, loss or CrossEntropy(), optimizer, lr_scheduler, l2)
         require(num_classes >= 2, "model.num_classes", "at least 2", num_classes)
-        self.network = network
         self.num_classes = num_classes
-        self.loss = loss or CrossEntropy()
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-        self._adaptive = [part for part in self.loss.modules() if isinstance(part, F1WeightedCrossEntropy)]
-        self._proximal = [part for part in self.loss.modules() if isinstance(part, ProximalLoss)]
-        for part in self._adaptive:
-            classes = part.class_weights.numel()
-            require(classes == num_classes, "model.loss.num_classes", f"the task's num_classes, {num_classes}", classes)
+        for part in self.loss.modules():
+            if isinstance(part, MetricWeightedCrossEntropy):
+                classes = part.class_weights.numel()
+                require(classes == num_classes, "model.loss.num_classes", f"the task's num_classes, {num_classes}", classes)
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
-        # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
         self._last_confusion: tuple[int, Tensor] | None = None
         self.val_metrics = _metrics(num_classes)
         self.test_metrics = _metrics(num_classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, shape (N, C)."""
-        logits: Tensor = self.network(inputs)
-        return logits
-
-    def configure_optimizers(self) -> Any:
-        """The optimizer, with its scheduler if there is one."""
-        try:
-            optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
-        except ValueError as error:
-            raise ConfigurationError(f"'model.optimizer' refuses its settings: {error}. Change them.") from error
-        if self.lr_scheduler is None:
-            return optimizer
-        scheduler = self.lr_scheduler(optimizer)
-        config = {"scheduler": scheduler, "interval": "epoch"}
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            config["monitor"] = "train_loss"  # what a client has; Lightning's own ReduceLROnPlateau says it by itself
-        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_fit_start(self) -> None:
         """Look at the labels once, before any training.
 
         Raises:
             DataError: if labels lie outside the classes.
-            ConfigurationError: if the loss adapts to a validation that never runs.
         """
         data = getattr(self.trainer, "datamodule", None)
         labels = getattr(data, "labels", None)
@@ -111,11 +84,6 @@ class ClassificationTask(LightningModule):
                     "without an example count as zero in means over classes. Set 'model.num_classes' (and the network's) to "
                     f"{highest + 1} if there are no others."
                 )
-        if self._adaptive and hasattr(data, "has_validation_set") and not self.trainer.enable_validation:
-            raise ConfigurationError(
-                "F1WeightedCrossEntropy adapts to the F1 on the server's validation set, and there is none. Give the "
-                "datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or use CrossEntropy."
-            )
 
     def _refuse_labels(self, lowest: int, highest: int) -> None:
         if lowest < 0 or highest >= self.num_classes:
@@ -126,15 +94,7 @@ class ClassificationTask(LightningModule):
 
     def _logits(self, inputs: Tensor) -> Tensor:
         """Of the network; where it does not fit the data or the number of classes, which settings to change."""
-        try:
-            logits: Tensor = self(inputs)
-        except RuntimeError as error:
-            if not any(word in str(error) for word in ("shape", "size", "channels")):
-                raise
-            raise ConfigurationError(
-                f"{type(self.network).__name__} cannot take inputs of shape {tuple(inputs.shape)}: {error}. Set "
-                "'model.network' (its channels, image size or number of inputs) to fit the data, or the data to fit it."
-            ) from error
+        logits = self._outputs(inputs)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ConfigurationError(
                 f"{type(self.network).__name__} gives outputs of shape {tuple(logits.shape)} for {len(inputs)} inputs, but the "
@@ -150,16 +110,11 @@ class ClassificationTask(LightningModule):
             raise
         return loss
 
-    def on_train_start(self) -> None:
-        """Tell a proximal loss where the round begins."""
-        for part in self._proximal:
-            part.anchor(self.network.parameters())
-
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         inputs, labels = batch[0], batch[1]
         logits = self._logits(inputs)
-        loss = self._loss(logits, labels)
+        loss = self._with_l2(self._loss(logits, labels))
         self.train_accuracy.update(logits, labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
         return loss
@@ -184,20 +139,14 @@ class ClassificationTask(LightningModule):
         metrics.update(logits, labels)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics and adapt the loss to the F1 of each class."""
-        values = self._log_metrics("val", self.val_loss, self.val_metrics)
-        # A class that this validation did not show has no F1 to adapt to.
-        f1 = values["f1_per_class"].masked_fill(values["confusion"].sum(dim=1) == 0, torch.nan)
-        if self.trainer.state.fn is TrainerFn.FITTING and not self.trainer.sanity_checking:
-            for part in self._adaptive:
-                part.adapt(f1)
-                self.log_dict({f"class_weight/{c}": w for c, w in enumerate(part.class_weights)})
+        """Log the metrics."""
+        self._log_metrics("val", self.val_loss, self.val_metrics)
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics."""
         self._log_metrics("test", self.test_loss, self.test_metrics)
 
-    def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> dict[str, Tensor]:
+    def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         values: dict[str, Tensor] = metrics.compute()
         metrics.reset()
         self.log(f"{stage}_loss", loss.compute())
@@ -211,7 +160,6 @@ class ClassificationTask(LightningModule):
             log_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
         elif not self.trainer.sanity_checking:
             self._last_confusion = self.trainer.current_epoch, values["confusion"]
-        return values
 
     def on_fit_end(self) -> None:
         """Send the last confusion matrix to W&B: a table takes longer than all other figures of a round."""

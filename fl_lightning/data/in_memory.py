@@ -1,0 +1,82 @@
+"""What datamodules of numbers in memory share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.errors import require
+
+
+class InMemoryDataModule(LightningDataModule):
+    """Serves a training set and the server's test set out of tensors. Subclasses make them in :meth:`load`.
+
+    Args:
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+
+    Attributes:
+        origin: where the data came from, in words.
+    """
+
+    def __init__(self, batch_size: int, eval_batch_size: int) -> None:
+        super().__init__()
+        require(batch_size >= 1, "data.datamodule.batch_size", "1 or above", batch_size)
+        require(eval_batch_size >= 1, "data.datamodule.eval_batch_size", "1 or above", eval_batch_size)
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.origin = "not loaded yet"
+        self._train: TensorDataset | None = None
+        self._test: TensorDataset | None = None
+
+    def without_server_set(self) -> None:
+        """Let Lightning see that there is no validation, test or prediction set."""
+        for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+            vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)
+
+    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
+        """Make the training set and the server's test set, if there is one.
+
+        Raises:
+            DataError: if they cannot be had.
+        """
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        """Make the sets, once."""
+        if self._train is None:
+            self._train, self._test = self.load()
+
+    @property
+    def train_set(self) -> TensorDataset:
+        """The training set, after :meth:`setup`."""
+        assert self._train is not None
+        return self._train
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled batches of features, shape (B, d), and of targets, shape (B,), where there are any."""
+        return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        """The server's test set."""
+        assert self._test is not None
+        return TensorLoader(self._test.tensors, self.eval_batch_size)
+
+    def test_dataloader(self) -> Any:
+        """The server's test set."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> Any:
+        """The server's test set."""
+        return self.val_dataloader()
+
+
+def named_dataset(tensors: list[Tensor], **attributes: Any) -> TensorDataset:
+    """A dataset in memory that tells more than its tensors: ``domains``, ``classes``, ``feature_names``."""
+    dataset = TensorDataset(*tensors)
+    vars(dataset).update(attributes)
+    return dataset

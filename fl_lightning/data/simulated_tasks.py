@@ -1,0 +1,100 @@
+"""Simulated clients whose linear tasks are related: what multi-task and clustered methods are tried on first."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
+from fl_lightning.errors import require
+from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights
+from fl_lightning.functional.seeding import generator
+
+
+class SimulatedTasksDataModule(InMemoryDataModule):
+    """Clients in groups, each with a linear task, or a blob, of its own near that of its group.
+
+    Client t is of group t mod G: ``w_t = centre + spread * own deviation``, centres and deviations from N(0, I). Its inputs are
+    ``x ~ N(shift_t, I)`` with ``shift_t ~ N(0, shift**2 I)``, its targets ``<w_t, x> + noise * eps``, or 1 where that is above
+    0, else 0. Of the kind ``clusters`` it has a Gaussian blob, ``x ~ N(w_t + shift_t, noise**2 I)``, and its group as target.
+
+    :class:`~fl_lightning.DomainPartitioner` makes one client of each task; :class:`~fl_lightning.IIDPartitioner` mixes them.
+    The server's set has equally many examples of each client's task (to within one), drawn anew.
+
+    Args:
+        num_clients: K, at least 1.
+        groups: G, from 1 to K.
+        features: d, at least 1.
+        examples: least and most training examples of a client; each draws its number uniformly between them, both included.
+        kind: of the targets: ``regression`` (float32), ``classification`` or ``clusters`` (int64).
+        spread: how far clients of a group are apart, at least 0.
+        noise: on the targets, or of the blobs, at least 0.
+        shift: how far the clients' inputs are apart, at least 0.
+        test_examples: of the server's set, at least 1.
+        batch_size: examples per training batch, B.
+        eval_batch_size: examples per evaluation batch.
+        seed: of everything that is drawn.
+    """
+
+    def __init__(
+        self,
+        num_clients: int = 10,
+        groups: int = 2,
+        features: int = 10,
+        examples: tuple[int, int] = (20, 60),
+        kind: Kind = "regression",
+        spread: float = 0.1,
+        noise: float = 0.1,
+        shift: float = 0.0,
+        test_examples: int = 500,
+        batch_size: int = 10,
+        eval_batch_size: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size)
+        name = "data.datamodule."
+        require(num_clients >= 1, name + "num_clients", "1 or above", num_clients)
+        require(1 <= groups <= num_clients, name + "groups", f"from 1 to the {num_clients} clients", groups)
+        require(features >= 1, name + "features", "1 or above", features)
+        rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
+        require(rising, name + "examples", "two numbers of 1 or above, the least and the most", examples)
+        require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)
+        for setting, value in (("spread", spread), ("noise", noise), ("shift", shift)):
+            require(value >= 0, name + setting, "0 or above", value)
+        require(test_examples >= 1, name + "test_examples", "1 or above", test_examples)
+        self.num_clients, self.groups, self.features = num_clients, groups, features
+        self.examples, self.kind, self.test_examples = (examples[0], examples[1]), kind, test_examples
+        self.spread, self.noise, self.shift = spread, noise, shift
+        self.seed = seed
+
+    def true_weights(self) -> Tensor:
+        """w_t of each client, float64, shape (K, d); of the kind ``clusters`` the centres of its blob, but for the shift."""
+        draw = generator(self.seed, "related weights")
+        return related_weights(self.num_clients, self.groups, self.features, self.spread, draw)
+
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
+        """Draw the training set and the server's set."""
+        least, most = self.examples
+        sizes = torch.randint(least, most + 1, (self.num_clients,), generator=generator(self.seed, "sizes"))
+        everyone = torch.arange(self.num_clients)
+        train = self._draw(everyone.repeat_interleave(sizes), "training")
+        test = self._draw(torch.arange(self.test_examples) % self.num_clients, "test")
+        self.origin = (
+            f"simulated, {self.kind}: {self.num_clients} clients in {self.groups} groups ({int(sizes.sum())} + "
+            f"{self.test_examples} examples, {self.features} features)"
+        )
+        return train, test
+
+    def _draw(self, clients: Tensor, part: str) -> TensorDataset:
+        shape = self.num_clients, self.features
+        shifts = self.shift * torch.randn(shape, generator=generator(self.seed, "shifts"), dtype=torch.float64)
+        draw = generator(self.seed, "examples", part)
+        inputs, targets = related_examples(self.true_weights(), shifts, clients, self.groups, self.kind, self.noise, draw)
+        if self.kind == "regression":
+            targets = targets.float()
+        digits = len(str(self.num_clients - 1))  # so that their sorted order is that of the numbers
+        names = tuple(f"client {t:0{digits}} of group {t % self.groups}" for t in range(self.num_clients))
+        return named_dataset([inputs.float(), targets], domains=clients, domains_names=names)

@@ -1,0 +1,242 @@
+"""Tables in CSV files: which there are, reading their numbers, and what a user is told."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.errors import DataError
+
+_SHOWN = 5
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table are for; all others are features.
+
+    Args:
+        target: None where there is none.
+        client: names the client of each row; None where files do, or nothing does.
+        text_target: whether the target is read as text, for classes, and not as a number.
+    """
+
+    target: str | None
+    client: str | None
+    text_target: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one file, or of several one after another.
+
+    Args:
+        names: of the features.
+        features: finite in float32, float64, shape (n, d).
+        target: float64 or text, shape (n,); None without.
+        clients: the name of each row's client, text, shape (n,); None without.
+        places: file and line of each row, for messages.
+    """
+
+    names: tuple[str, ...]
+    features: np.ndarray[Any, Any]
+    target: np.ndarray[Any, Any] | None
+    clients: np.ndarray[Any, Any] | None
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file as text."""
+
+    path: Path
+    header: list[str]
+    rows: list[list[str]]
+    lines: list[int]
+
+    def place(self, row: int) -> str:
+        return f"{self.path}, line {self.lines[row]}"
+
+    def cells(self, name: str) -> list[str]:
+        k = self.header.index(name)
+        return [row[k] for row in self.rows]
+
+
+def csv_files(path: Path, setting: str) -> list[Path]:
+    """The file, or those of the folder in the order of their names.
+
+    Raises:
+        DataError: if there is none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(
+            f"'{path}' is no file and no folder. Set '{setting}' to a CSV file, or to a folder with one per client."
+        )
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".csv" and file.name[0] != "." and file.is_file())
+    if not found:
+        raise DataError(f"The folder '{path}' holds no CSV file (*.csv). Set '{setting}' to a folder with one per client.")
+    return found
+
+
+def read_table(path: Path, columns: Columns, setting: str, like: Table | None = None) -> Table:
+    """Read a file, or a folder of files of which each is a client's.
+
+    Columns go by their names, whatever their order.
+
+    Args:
+        path: of the file or the folder.
+        columns: what they are for.
+        setting: that names the path, for messages.
+        like: a table whose features this one must have; a column of clients may then be missing.
+
+    Raises:
+        DataError: naming file, line and column.
+    """
+    files = [_read(file) for file in csv_files(path, setting)]
+    folder = path.is_dir()
+    for file in files:
+        _require_columns(file, columns, optional_client=like is not None)
+    names = _feature_names(files, columns, setting, like)
+    clients = None
+    if folder:
+        clients = np.concatenate([np.full(len(file.rows), file.path.stem) for file in files])
+    elif columns.client is not None and columns.client in files[0].header:
+        clients = np.array(_filled(files[0], columns.client))
+    target = None if columns.target is None else np.concatenate([_target(file, columns) for file in files])
+    features = np.concatenate([_numbers(file, names) for file in files])
+    return Table(names, features, target, clients, tuple(file.place(k) for file in files for k in range(len(file.rows))))
+
+
+def _read(path: Path) -> _File:
+    rows, lines = [], []
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as text:
+            reader = csv.reader(text)
+            for row in reader:
+                if row:
+                    rows.append([cell.strip() for cell in row])
+                    lines.append(reader.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"'{path}' cannot be read as a CSV file in UTF-8 ({error}). Mend it.") from error
+    if len(rows) < 2:
+        what = "is empty" if not rows else "has a header and no rows"
+        raise DataError(f"'{path}' {what}. Give it a line of columns' names and at least one row, or remove it.")
+    file = _File(path, rows[0], rows[1:], lines[1:])
+    _check_header(file)
+    for k, row in enumerate(file.rows):
+        if len(row) != len(file.header):
+            raise DataError(f"{file.place(k)} has {len(row)} cells, but the header has {len(file.header)}. Mend that line.")
+    return file
+
+
+def _check_header(file: _File) -> None:
+    header = file.header
+    if all(_number(name) is not None for name in header):
+        raise DataError(f"'{file.path}' begins with numbers ({', '.join(header[:_SHOWN])}). Give it a header: columns' names.")
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice or "" in header:
+        what = f"names the column '{twice[0]}' twice" if twice and twice[0] else "has a column without a name"
+        raise DataError(f"The header of '{file.path}' {what}. Give each column a name of its own.")
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise DataError(f"The header of '{file.path}' is one column, '{header[0]}'. Separate columns by commas.")
+
+
+def _require_columns(file: _File, columns: Columns, optional_client: bool) -> None:
+    wanted = {"target": columns.target, "client_column": None if optional_client else columns.client}
+    for setting, name in wanted.items():
+        if name is not None and name not in file.header:
+            null = " (or to null for data without a target)" if setting == "target" else ""
+            raise DataError(
+                f"'{file.path}' has no column '{name}': it has {_listed(file.header)}. Set 'data.datamodule.{setting}' to one "
+                f"of them{null}, or add the column."
+            )
+
+
+def _feature_names(files: Sequence[_File], columns: Columns, setting: str, like: Table | None) -> tuple[str, ...]:
+    """The features of all files, in the order of the first that has them."""
+    others = (columns.target, columns.client)
+    found = [tuple(name for name in file.header if name not in others) for file in files]
+    usual = frozenset(like.names) if like else Counter(map(frozenset, found)).most_common(1)[0][0]
+    if not usual:
+        raise DataError(f"'{files[0].path}' has no column beside {_listed(files[0].header)}. Give it columns of features.")
+    odd = [_difference(file.path, frozenset(names), usual) for file, names in zip(files, found, strict=True)]
+    odd = [text for text in odd if text]
+    if odd:
+        more = f", and {len(odd) - _SHOWN} more files" if len(odd) > _SHOWN else ""
+        against = "the training data have" if like else "the others have"
+        raise DataError(
+            f"The files' features differ: {'; '.join(odd[:_SHOWN])}{more}; {against} {_listed(sorted(usual))}. Give every file "
+            f"of '{setting}' the same columns."
+        )
+    return like.names if like else found[0]
+
+
+def _difference(path: Path, names: frozenset[str], usual: frozenset[str]) -> str:
+    """Which columns a file has more or less than usual, in words; empty where none."""
+    less, more = sorted(usual - names), sorted(names - usual)
+    parts = [f"lacks {_listed(less)}"] if less else []
+    parts += [f"has {_listed(more)} besides"] if more else []
+    return f"'{path}' {' and '.join(parts)}" if parts else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _filled(file: _File, name: str) -> list[str]:
+    """A column of text without gaps."""
+    cells = file.cells(name)
+    if "" in cells:
+        raise DataError(f"{file.place(cells.index(''))}: the column '{name}' is empty. Fill it, or remove the row.")
+    return cells
+
+
+def _target(file: _File, columns: Columns) -> np.ndarray[Any, Any]:
+    assert columns.target is not None
+    if columns.text_target:
+        return np.array(_filled(file, columns.target))
+    return _numbers(file, [columns.target])[:, 0]
+
+
+def _numbers(file: _File, names: Sequence[str]) -> np.ndarray[Any, Any]:
+    """Columns of numbers, float64, shape (rows, names)."""
+    positions = [file.header.index(name) for name in names]
+    try:
+        values = np.array([[row[k] for k in positions] for row in file.rows]).astype(np.float64)
+        good = bool((np.abs(values) <= _LARGEST).all())  # NaN is not
+    except ValueError:
+        good = False
+    if not good:
+        raise _no_number(file, names)
+    return values
+
+
+def _no_number(file: _File, names: Sequence[str]) -> DataError:
+    """The message for the first cell that is no finite number."""
+    for row, cells in enumerate(file.rows):
+        for name in names:
+            cell = cells[file.header.index(name)]
+            value = _number(cell)
+            if value is None or not abs(value) <= _LARGEST:
+                what = "is empty" if not cell else f"holds '{cell}', which is {'no' if value is None else 'no finite'} number"
+                return DataError(
+                    f"{file.place(row)}: the column '{name}' {what}. Write a number, remove the row, or remove the column from "
+                    "the files of 'data.datamodule.path' (and 'test_path')."
+                )
+    raise AssertionError("every cell is a number")

@@ -1,0 +1,64 @@
+"""A documented simulator of clients whose tasks are related: their true weights, and examples drawn from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["regression", "classification", "clusters"]
+
+
+def related_weights(num_clients: int, groups: int, features: int, spread: float, generator: torch.Generator) -> Tensor:
+    """True weights: ``w_t = centre of group (t mod G) + spread * own deviation``, centres and deviations from N(0, I).
+
+    Args:
+        num_clients: K.
+        groups: G, at least 1.
+        features: d.
+        spread: 0 gives all clients of a group the same weights.
+        generator: draws centres, then deviations.
+
+    Returns:
+        Shape (K, d), float64.
+    """
+    centres = torch.randn(groups, features, generator=generator, dtype=torch.float64)
+    deviations = torch.randn(num_clients, features, generator=generator, dtype=torch.float64)
+    return centres[torch.arange(num_clients) % groups] + spread * deviations
+
+
+def related_examples(
+    weights: Tensor, shifts: Tensor, clients: Tensor, groups: int, kind: Kind, noise: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Examples of the clients' tasks, where eps is standard normal noise of each example.
+
+    ==================  ============================  =========================================
+    kind                inputs of client t            target
+    ==================  ============================  =========================================
+    ``regression``      x ~ N(shift_t, I)             y = <w_t, x> + noise * eps
+    ``classification``  x ~ N(shift_t, I)             1 if <w_t, x> + noise * eps > 0, else 0
+    ``clusters``        x ~ N(w_t + shift_t,          the client's group, t mod G
+                        noise**2 I)
+    ==================  ============================  =========================================
+
+    Args:
+        weights: w_t, float64, shape (K, d).
+        shifts: shift_t, float64, shape (K, d).
+        clients: whose task each example is of, int64, shape (n,).
+        groups: G.
+        kind: see above.
+        noise: at least 0.
+        generator: draws inputs, then noise.
+
+    Returns:
+        Inputs, float64, shape (n, d), and targets, float64 for ``regression``, else int64, shape (n,).
+    """
+    normal = torch.randn(len(clients), weights.shape[1], generator=generator, dtype=torch.float64)
+    own = weights[clients]
+    if kind == "clusters":
+        return own + shifts[clients] + noise * normal, clients % groups
+    inputs = normal + shifts[clients]
+    eps = torch.randn(len(clients), generator=generator, dtype=torch.float64)
+    values = (own * inputs).sum(dim=1) + noise * eps
+    return inputs, values if kind == "regression" else (values > 0).long()

@@ -1,0 +1,47 @@
+"""The hinge losses of support vector machines (survey, Table II)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import ConfigurationError
+
+
+class Hinge(nn.Module):
+    """``mean max(0, 1 - y f(x))``, squared or plain, for each class against the rest.
+
+    Of C outputs the one of the true class has y = 1, the others -1; a sample's loss is the sum over the outputs, as
+    scikit-learn's LinearSVC trains them. With two classes the two outputs are each other's mirror image. The survey calls
+    its model squared-SVM and prints the plain hinge; both are here. The SVM's L2 term is the task's ``l2``.
+
+    Args:
+        squared: ``max(0, 1 - y f)^2``, which has a gradient everywhere; false for the plain hinge.
+
+    Shapes:
+        outputs (M, C), labels (M,); the output is a scalar.
+
+    Example:
+        >>> Hinge(squared=False)(torch.tensor([[0.5, -2.0]]), torch.tensor([0])).item()
+        0.5
+    """
+
+    convex = True
+
+    def __init__(self, squared: bool = True) -> None:
+        super().__init__()
+        self.squared = squared
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The mean loss of a batch.
+
+        Raises:
+            ConfigurationError: if the targets are no classes.
+        """
+        if target.is_floating_point() or outputs.ndim != 2 or target.ndim != 1:
+            raise ConfigurationError(
+                f"Hinge wants outputs (M, C) and one class per example, but got {tuple(outputs.shape)} and targets of "
+                f"{target.dtype}, shape {tuple(target.shape)}. Use it with ClassificationTask and data with labels."
+            )
+        sign = nn.functional.one_hot(target, outputs.shape[1]).to(outputs.dtype) * 2 - 1
+        missing = (1 - sign * outputs).clamp(min=0)
+        return (missing.square() if self.squared else missing).sum(dim=1).mean()

@@ -1,0 +1,102 @@
+"""Cross-entropy weighted by any metric of each class (AdaFed, section 3.1, eq. 2: 'other metrics can be chosen')."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
+from fl_lightning.losses.adaptive import AdaptiveLoss
+
+
+class MetricWeightedCrossEntropy(AdaptiveLoss):
+    """Cross-entropy whose class weights follow a metric of each class, of the aggregated model on the server's set.
+
+    Equation: ``-1/M * sum_m kappa[y_m] * log softmax(logits_m)[y_m]`` with ``kappa_c = 1 / (metric_c + epsilon)``. It
+    divides by the number of samples M (eq. 2), not by the sum of their weights as ``torch.nn.CrossEntropyLoss`` does.
+    The weights start at 1 and change only in :meth:`adapt`. They are a buffer that the server owns: it is in the
+    checkpoint, travels to the clients with the model, and is not averaged.
+
+    Args:
+        metric: of (logits, labels), one value in [0, 1] per class, higher is better: a torchmetrics class with
+            ``average: none``, such as MulticlassRecall.
+        num_classes: C, at least 2.
+        epsilon: limits a weight to 1 / epsilon, in (0, 1); 0.1 in the paper's Simulation 2.
+
+    Shapes:
+        logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
+
+    Raises:
+        ConfigurationError: for a metric where lower is better, and by :meth:`adapt` if it has not one value per class.
+    """
+
+    server_buffers = ("class_weights",)
+    class_weights: Tensor
+
+    def __init__(self, metric: Metric, num_classes: int = 10, epsilon: float = 0.1) -> None:
+        super().__init__()
+        require(num_classes >= 2, "num_classes", "at least 2", num_classes)
+        require(0 < epsilon < 1, "epsilon", "above 0 and below 1", epsilon)
+        rising = metric.higher_is_better is not False
+        require(rising, "model.loss.metric", "a metric of which higher is better", type(metric).__name__)
+        self.signal = PresentClasses(metric, num_classes)
+        self.epsilon = epsilon
+        self.register_buffer("class_weights", torch.ones(num_classes))
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The weighted loss of a batch."""
+        return weighted_cross_entropy(logits, target, self.class_weights.to(logits.dtype))
+
+    @torch.no_grad()
+    def adapt(self, signal: Tensor) -> None:
+        """Set the class weights from a score of each class, in [0, 1], shape (C,); NaN counts as 'unknown', weight 1."""
+        if signal.shape != self.class_weights.shape:
+            raise ConfigurationError(
+                f"{type(self).__name__} wants one value for each of {self.class_weights.numel()} classes, but its metric gives "
+                f"shape {tuple(signal.shape)}. Give 'model.loss.metric' the setting 'average: none' and the same 'num_classes'."
+            )
+        self.class_weights.copy_(f1_class_weights(signal, self.epsilon))
+
+    def figures(self) -> dict[str, Tensor]:
+        """The class weights."""
+        return {f"class_weight/{c}": weight for c, weight in enumerate(self.class_weights)}
+
+
+class PresentClasses(Metric):
+    """A metric of each class, NaN for classes without an example: torchmetrics gives those 0, the worst there is.
+
+    Args:
+        metric: gives shape (C,).
+        num_classes: C.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self, metric: Metric, num_classes: int) -> None:
+        super().__init__()
+        self.metric = metric
+        self.num_classes = num_classes
+        self.add_state("counts", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Take a batch in."""
+        self.metric.update(logits, target)
+        self.counts += torch.bincount(target.flatten(), minlength=self.num_classes)[: self.num_classes]
+
+    def compute(self) -> Any:
+        """The metric, shape (C,)."""
+        values = self.metric.compute()
+        if values.shape != self.counts.shape:
+            return values
+        return values.masked_fill(self.counts == 0, torch.nan)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        super().reset()
+        self.metric.reset()

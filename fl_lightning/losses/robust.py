@@ -1,0 +1,109 @@
+"""A robust loss for regression whose shape the server adapts (Barron 2019; AdaFed, section 3.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.robust_loss import most_likely, residual_counts, robust_loss
+from fl_lightning.losses.adaptive import AdaptiveLoss
+
+
+class RobustLoss(AdaptiveLoss):
+    """The mean of ``rho(outputs - target, shape, scale)``: L2 for small residuals, as mild as its shape says for large ones.
+
+    Shape 2 is L2, 1 Charbonnier (a smooth L1), 0 Cauchy, -2 Geman-McClure, -inf Welsch; see
+    :func:`~fl_lightning.functional.robust_loss`. With ``adaptive`` the server sets the shape after each round to the one
+    under which its own residuals, all at once, are most likely (eq. 16-18): where a few of them are large the clients'
+    outliers count less in the next round. The gradient near 0 is ``x / scale^2``: another scale wants another learning rate.
+
+    Args:
+        shape: alpha at the start, at most 2; -inf is allowed.
+        scale: c > 0, the size of residuals that are still noise, in units of the target.
+        adaptive: whether the server adapts the shape; within ``lowest`` and ``highest``, where ``shape`` must lie.
+        adapt_scale: whether it adapts the scale as well.
+        lowest: of the adapted shapes, >= 0: below the likelihood has no integral.
+        highest: of the adapted shapes, <= 2.
+
+    Shapes:
+        outputs and target of one shape, (N, ...); the output is a scalar, float32 or float64.
+    """
+
+    server_buffers = ("shape", "scale")
+    shape: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        shape: float = 2.0,
+        scale: float = 1.0,
+        adaptive: bool = True,
+        adapt_scale: bool = False,
+        lowest: float = 0.0,
+        highest: float = 2.0,
+    ) -> None:
+        super().__init__()
+        require(scale > 0, "model.loss.scale", "above 0, in units of the target", scale)
+        require(shape <= 2, "model.loss.shape", "at most 2", shape)
+        require(0 <= lowest <= highest <= 2, "model.loss.lowest", f"from 0 to 'highest', {highest}, which is at most 2", lowest)
+        inside = not adaptive or lowest <= shape <= highest
+        require(inside, "model.loss.shape", f"from {lowest} to {highest} where 'adaptive' is true", shape)
+        require(adaptive or not adapt_scale, "model.loss.adapt_scale", "false where 'adaptive' is false", adapt_scale)
+        self.adaptive, self.adapt_scale = adaptive, adapt_scale
+        self.lowest, self.highest = lowest, highest
+        self.signal = ResidualCounts() if adaptive else None
+        self.register_buffer("shape", torch.tensor(float(shape)))
+        self.register_buffer("scale", torch.tensor(float(scale)))
+
+    @property
+    def convex(self) -> bool:
+        """In the outputs, whatever the server does: from shape 1 on."""
+        return self.lowest >= 1 if self.adaptive else float(self.shape) >= 1
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The mean loss of a batch.
+
+        Raises:
+            ConfigurationError: if outputs and target differ in shape, which would be broadcast.
+        """
+        if outputs.shape != target.shape:
+            raise ConfigurationError(
+                f"RobustLoss compares outputs and targets of one shape, but got {tuple(outputs.shape)} and "
+                f"{tuple(target.shape)}. Let the network give what the data hold."
+            )
+        return robust_loss(outputs - target, self.shape, self.scale).mean()
+
+    @torch.no_grad()
+    def adapt(self, signal: Tensor) -> None:
+        """Set the shape, and the scale if asked, from counts of residuals, shape (2560,)."""
+        shape, scale = most_likely(signal, float(self.scale), self.lowest, self.highest, self.adapt_scale)
+        self.shape.fill_(shape)
+        self.scale.fill_(scale)
+
+    def figures(self) -> dict[str, Tensor]:
+        """Shape and scale of the next round."""
+        return {"robust_loss/shape": self.shape.clone(), "robust_loss/scale": self.scale.clone()}
+
+
+class ResidualCounts(Metric):
+    """Counts residuals by their absolute value; see :func:`~fl_lightning.functional.residual_counts`."""
+
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        zero = residual_counts(torch.zeros(0))
+        self.add_state("counts", zero, dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        """Take a batch in."""
+        self.counts += residual_counts(outputs.detach() - target)
+
+    def compute(self) -> Any:
+        """The counts, int64, shape (2560,)."""
+        return self.counts

@@ -1,0 +1,87 @@
+"""MOCHA: every client has a linear model of its own, and the server learns how they are related (Smith et al. 2017)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import require
+from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
+from fl_lightning.routes.base import Cohort, Route
+from fl_lightning.types import Pull
+
+
+class Mocha(Route):
+    """Federated multi-task learning: clients fit models of their own, each pulled towards what related clients found.
+
+    Minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over clients' models W and relationships S in turn, n the mean
+    of the n_k and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A round solves
+    for W side by side: client k trains on its own loss and a pull, the bound that
+    :func:`~fl_lightning.functional.relationships.pulls` states; the better it trains, the faster, but any part of the work
+    helps, and who is not there keeps its model. Every ``update_every`` rounds the server sets S in closed form.
+
+    The paper does this in the dual, by SDCA; here in the primal, by the optimizer of the clients' module, to the same
+    optimum. For linear models with convex losses only: :class:`~fl_lightning.HalfSquaredError` or ``torch.nn.MSELoss`` with
+    RegressionTask, :class:`~fl_lightning.Hinge` or cross-entropy with ClassificationTask. Biases are weights like others.
+
+    ``federation.client_evaluation`` measures each client's own model. The server's module holds their mean, for a client
+    that has none. The correlations of S are ``relationships.csv`` beside the file of the CSV logger.
+
+    Args:
+        strength: lambda_1 >= 0, of the relationships.
+        l2: lambda_2 >= 0, of the weights by themselves; one of the two is above 0.
+        smoothing: > 0, in units of squared weights: how far S stays from taking clients for the same.
+        update_every: rounds between updates of S, >= 1.
+
+    Raises:
+        ConfigurationError: for a value outside its range; at the start of ``fit`` for a model that is not linear.
+    """
+
+    single_model = True
+    keeps_models = True
+    needs_convex = True
+
+    def __init__(self, strength: float = 0.1, l2: float = 1e-3, smoothing: float = 0.1, update_every: int = 1) -> None:
+        require(strength >= 0, "federation.route.strength", "0 or above", strength)
+        require(l2 >= 0, "federation.route.l2", "0 or above", l2)
+        require(strength + l2 > 0, "federation.route.l2", "above 0 where 'strength' is 0", l2)
+        require(smoothing > 0, "federation.route.smoothing", "above 0, in units of squared weights", smoothing)
+        require(update_every >= 1, "federation.route.update_every", "1 or above", update_every)
+        self.strength, self.l2, self.smoothing = strength, l2, smoothing
+        self.update_every = update_every
+        self._relationships: Tensor | None = None
+
+    def reset(self) -> None:
+        """See :meth:`Route.reset`."""
+        self._relationships = None
+
+    def run(self, cohort: Cohort) -> None:
+        """See :meth:`Route.run`."""
+        weights, sizes = cohort.own_models(), cohort.num_examples
+        if self._relationships is None:  # nothing is known yet: everyone is related to themselves alone
+            self._relationships = torch.eye(len(weights), dtype=torch.float64)
+        anchors, strengths = pulls(weights, coupling(self._relationships, self.strength, self.l2))
+        mean = sum(sizes) / len(sizes)
+        pulled = {k: Pull(anchors[k].to(weights), float(strengths[k]) * mean / sizes[k]) for k in cohort.clients}
+        updates = cohort.train([[client] for client in cohort.clients], pulled=pulled)
+        for update in updates:
+            weights[update.client] = update.snapshot.vector
+        if (cohort.round_idx + 1) % self.update_every == 0:
+            self._relationships = learn_relationships(weights, self.smoothing)
+        if updates:
+            cohort.conclude(updates, replace(updates[0], state=weights.mean(dim=0)))
+
+    def matrices(self) -> dict[str, Tensor]:
+        """The correlations of the clients' models."""
+        return {} if self._relationships is None else {"relationships": similarity(self._relationships)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """S."""
+        return {} if self._relationships is None else {"relationships": self._relationships}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take S back."""
+        self._relationships = state.get("relationships")

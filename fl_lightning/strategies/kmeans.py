@@ -1,0 +1,101 @@
+"""Federated K-means: Lloyd's step on the clients' examples without seeing them (Lloyd 1982)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.seeding import generator
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate, RoundStart
+
+_OFFSET = 0.01
+"""Of a cluster that splits off, in units of the centroids' spread."""
+
+
+class FederatedKMeans(RunningStrategy):
+    """``c_j = sum_k n_kj c_kj / sum_k n_kj``: each centroid is the mean of all examples that the cohort assigned to it.
+
+    A client sends its centroids c_kj and the numbers n_kj of its examples that are nearest to each, as
+    :class:`~fl_lightning.KMeansTask` keeps them. With one local epoch and all clients a round is one step of Lloyd's algorithm
+    on the pooled data. After a round the averaged buffer holds the clusters' sizes over the cohort.
+
+    Args:
+        empty: what happens to a cluster without examples at all clients of a round: ``keep`` leaves it where it is;
+            ``split`` moves it to the centroid of the largest cluster plus noise. The noise is normal, in each coordinate with a
+            standard deviation of 1 % of the centroids' root mean square distance from their mean (0.01 where that is 0).
+        seed: of that noise.
+    """
+
+    needs_own_training = True
+
+    def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:
+        require(empty in ("keep", "split"), "federation.strategy.empty", "keep or split", empty)
+        self.empty = empty
+        self.seed = seed
+        self._start: RoundStart | None = None
+
+    def start_round(self, start: RoundStart) -> None:
+        """Keep where the round begins.
+
+        Raises:
+            ConfigurationError: if the module holds something else than centroids and their counts.
+        """
+        parameters, counts = start.num_parameters, start.server_state.numel() - start.num_parameters
+        if not counts or parameters % counts:
+            raise _foreign(f"this one has {parameters} parameters and {counts} numbers in averaged buffers")
+        self._start = start
+
+    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add ``n_kj c_kj`` and ``n_kj``; see :meth:`RunningStrategy.take_in`.
+
+        Returns:
+            The client's number of examples.
+
+        Raises:
+            ConfigurationError: if what should be counts are no whole numbers.
+        """
+        assert self._start is not None
+        assert update.state is not None
+        centroids, counts = _parts(update.state, self._start.num_parameters)
+        if bool(((counts < 0) | (counts != counts.round())).any()):
+            raise _foreign(f"client {update.client} sent averaged buffers that are no counts")
+        sums.add("sums", centroids * counts[:, None])
+        sums.add("counts", counts)
+        return float(update.num_examples)
+
+    def aggregate(self, sums: Sums) -> Tensor:
+        """The means, then the clusters' sizes over the cohort, float64, shape (d,)."""
+        assert self._start is not None
+        counts = sums.value("counts")
+        before = _parts(self._start.server_state, self._start.num_parameters)[0].to(counts)
+        means = sums.value("sums").view_as(before) / counts.clamp(min=1)[:, None]
+        centroids = torch.where(counts[:, None] > 0, means, before)
+        if self.empty == "split":
+            centroids = self._split(centroids, counts)
+        return torch.cat([centroids.flatten(), counts])
+
+    def _split(self, centroids: Tensor, counts: Tensor) -> Tensor:
+        assert self._start is not None
+        spread = float((centroids - centroids.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+        draw = generator(self.seed, self._start.round_idx, "empty clusters")
+        noise = torch.randn(centroids.shape, generator=draw, dtype=torch.float64).to(centroids)
+        near = centroids[counts.argmax()] + _OFFSET * (spread or 1.0) * noise
+        return torch.where(counts[:, None] > 0, centroids, near)
+
+
+def _parts(state: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
+    """Centroids, shape (K, D), and counts, shape (K,), both float64."""
+    counts = wide(state[num_parameters:])
+    return wide(state[:num_parameters]).view(counts.numel(), -1), counts
+
+
+def _foreign(came: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"FederatedKMeans reads K centroids and their K counts from a module, as KMeansTask has them, but {came}. Set 'model' "
+        "to KMeansTask, or 'federation.strategy' to another, such as FedAvg."
+    )

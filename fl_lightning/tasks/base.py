@@ -1,0 +1,102 @@
+"""What the tasks share: network, loss, optimizer, and the parts of a loss that know of rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.tasks.loss_adaptation import LossAdaptation
+
+
+class SupervisedTask(LightningModule):
+    """A LightningModule of a network and a loss for batches (input, target, ...).
+
+    An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``, and a
+    :class:`~fl_lightning.ProximalLoss` measures from where the fit, a client's round, begins.
+
+    Args:
+        network: maps inputs to outputs.
+        loss: maps (outputs, target) to a scalar.
+        optimizer: the clients' optimizer, given the parameters.
+        lr_scheduler: given the optimizer; steps once per local epoch.
+        l2: strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the trained weights, those of one dimension such as
+            biases left out; added to the loss in training only.
+    """
+
+    stacked_hooks: tuple[str, ...] = ("on_train_start",)
+    """See :class:`~fl_lightning.clients.engines.stacked.StackedEngine`."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: nn.Module,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        l2: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require(l2 >= 0, "model.l2", "0 or above", l2)
+        self.network = network
+        self.loss = loss
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.l2 = l2
+        # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
+        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What lets an adaptive loss adapt, with a federation and without."""
+        return [LossAdaptation()]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of the network."""
+        outputs: Tensor = self.network(inputs)
+        return outputs
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, with its scheduler if there is one."""
+        try:
+            optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
+        except ValueError as error:
+            raise ConfigurationError(f"'model.optimizer' refuses its settings: {error}. Change them.") from error
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        config = {"scheduler": scheduler, "interval": "epoch"}
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            config["monitor"] = "train_loss"  # what a client has; Lightning's own ReduceLROnPlateau says it by itself
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def on_train_start(self) -> None:
+        """Tell a proximal loss where the round begins."""
+        for part in self.loss.modules():
+            if isinstance(part, ProximalLoss):
+                part.anchor(self.network.parameters())
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        """Of the network; where it does not fit the data, which settings to change."""
+        try:
+            outputs: Tensor = self(inputs)
+        except RuntimeError as error:
+            if not any(word in str(error) for word in ("shape", "size", "channels")):
+                raise
+            raise ConfigurationError(
+                f"{type(self.network).__name__} cannot take inputs of shape {tuple(inputs.shape)}: {error}. Set "
+                "'model.network' (its channels, image size or number of inputs) to fit the data, or the data to fit it."
+            ) from error
+        return outputs
+
+    def _with_l2(self, loss: Tensor) -> Tensor:
+        """The loss of a training batch and the L2 term."""
+        if not self.l2:
+            return loss
+        weights = (p for p in self.network.parameters() if p.requires_grad and p.ndim > 1)
+        squares: Tensor = sum((weight.square().sum() for weight in weights), torch.zeros_like(loss))
+        return loss + self.l2 / 2 * squares

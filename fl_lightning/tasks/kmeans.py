@@ -1,0 +1,293 @@
+"""K-means as a LightningModule: Lloyd's algorithm, at one place or in a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
+from fl_lightning.functional.seeding import generator
+from fl_lightning.strategies.kmeans import FederatedKMeans
+
+_WITHOUT_EFFECT = {
+    "proximal_mu": 0.0,
+    "lr_decay": 1.0,
+    "gradient_clip_val": None,
+    "accumulate_grad_batches": 1,
+}
+"""Settings of local training that act on gradients, and what they are where they do nothing."""
+
+
+class KMeansTask(LightningModule):
+    """K centroids that go to the means of their examples (Lloyd 1982; survey, Table II).
+
+    A training epoch is one pass: each example belongs to the nearest centroid as it was when the pass began, and at its end
+    each centroid moves to the mean of its examples, in sums of float64; one without examples stays. Batches are
+    (inputs, ...), or inputs alone, which are flattened; targets are not looked at. In a federation the strategy is
+    :class:`~fl_lightning.FederatedKMeans`; under a plain Trainer this is Lloyd's algorithm on all data.
+
+    Logs ``train_loss`` (mean squared distance from the nearest centroid before the move), ``val_loss`` (the same of the
+    validation set: inertia / n), ``val_distance`` (mean distance) and ``val_empty`` (clusters without an example of the
+    validation set); for ``test`` likewise.
+
+    Args:
+        num_clusters: K, at least 1.
+        num_features: D, numbers in one example, at least 1.
+        init: first centroids: ``kmeans++`` draws them from the server's validation set at the start of a fit, once
+            (Arthur and Vassilvitskii 2007); ``random`` draws each number from N(0, 1).
+        seed: of that draw.
+
+    Attributes:
+        centroids: shape (K, D).
+        counts: examples of each cluster in the last pass, shape (K,); after a round those of the whole cohort. In the
+            dtype of the centroids: in float32 exact to 2**24.
+        started: whether the first centroids are there.
+    """
+
+    counts: Tensor
+    started: Tensor
+
+    def __init__(
+        self, num_clusters: int, num_features: int, init: Literal["kmeans++", "random"] = "kmeans++", seed: int = 0
+    ) -> None:
+        super().__init__()
+        require(num_clusters >= 1, "model.num_clusters", "at least 1", num_clusters)
+        require(num_features >= 1, "model.num_features", "at least 1", num_features)
+        require(init in ("kmeans++", "random"), "model.init", "kmeans++ or random", init)
+        self.automatic_optimization = False
+        self.num_clusters, self.num_features = num_clusters, num_features
+        self.init, self.seed = init, seed
+        first = torch.randn(num_clusters, num_features, generator=generator(seed, "random centroids"))
+        self.centroids = nn.Parameter(first)
+        self.register_buffer("counts", torch.zeros(num_clusters))
+        self.register_buffer("started", torch.tensor(init == "random"))
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self.val_quality, self.test_quality = _Quality(num_clusters), _Quality(num_clusters)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The cluster of each example, int64, shape (N,)."""
+        return self._assign(inputs)[1]
+
+    def _assign(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Examples, shape (N, D), the cluster of each and the distance to its centroid, shapes (N,)."""
+        points = self._flat(inputs)
+        return points, *nearest_centroids(points, self.centroids)  # autocast leaves distances in full precision
+
+    def _flat(self, inputs: Tensor) -> Tensor:
+        points = inputs.reshape(len(inputs), -1)
+        if points.shape[1] != self.num_features:
+            raise ConfigurationError(
+                f"'model.num_features' is {self.num_features}, but an example has {points.shape[1]} numbers. Set it to "
+                f"{points.shape[1]}, or give other data."
+            )
+        return points.to(self.centroids)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One that never gets a gradient: its steps count the batches, which Lightning and stragglers go by."""
+        return torch.optim.SGD([self.centroids], lr=1.0)
+
+    # ---------------------------------------------------------------- the start
+
+    def on_fit_start(self) -> None:
+        """Check what belongs together, and draw the first centroids; clients get them from the server.
+
+        Raises:
+            ConfigurationError: if strategy, settings, clusters and data do not go together.
+        """
+        self._check_precision()
+        data: Any = getattr(self.trainer, "datamodule", None)
+        federation = _federation(self.trainer)
+        if federation is not None:
+            _check_federation(federation)
+        elif self.trainer.world_size > 1:
+            raise ConfigurationError(
+                f"K-means without a federation runs in one process, but there are {self.trainer.world_size}. Set "
+                "'trainer.devices' to 1."
+            )
+        if hasattr(data, "division"):
+            training = data.division.training.order.numel() + data.division.public.numel()
+            wanted = f"at most the clients' {training} training examples"
+            require(self.num_clusters <= training, "model.num_clusters", wanted, self.num_clusters)
+        if not self.started:
+            self._start(data)
+
+    def _check_precision(self) -> None:
+        if self.centroids.dtype not in (torch.float32, torch.float64):
+            raise ConfigurationError(
+                f"K-means counts examples, which {self.centroids.dtype} cannot. Set 'trainer.precision' and "
+                "'federation.local.precision' to 32-true or 64-true."
+            )
+
+    @torch.no_grad()
+    def _start(self, data: Any) -> None:
+        loaders = _validation_loaders(self.trainer, data)
+        if not loaders:
+            raise ConfigurationError(
+                "'model.init' kmeans++ draws the first centroids from the server's validation set, and there is none. Give the "
+                "datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or set 'data.server_set' to "
+                "clients, or 'model.init' to random."
+            )
+        points = torch.cat([self._flat(_inputs(batch)).cpu() for batch in _batches(self.trainer, loaders)])
+        if not bool(torch.isfinite(points).all()):
+            raise DataError("The validation set holds numbers that are not finite. Mend or remove those examples.")
+        draw = generator(self.seed, "kmeans++")
+        self.centroids.copy_(kmeans_plus_plus(points, self.num_clusters, draw))
+        self.started.fill_(True)
+
+    # ---------------------------------------------------------------- a pass
+
+    def on_train_epoch_start(self) -> None:
+        """Begin a pass."""
+        self._sums = None
+        self.counts.zero_()
+
+    @torch.no_grad()
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Assign a batch; its mean squared distance."""
+        points, nearest, distances = self._assign(_inputs(batch))
+        mine = cluster_sums(points, nearest, self.num_clusters)
+        before = self._sums or (torch.zeros_like(mine[0]), torch.zeros_like(mine[1]))
+        self._sums = before[0] + mine[0], before[1] + mine[1]
+        loss = distances.square().mean()
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(points))
+        self.centroids.grad = torch.zeros_like(self.centroids)  # a gradient scaler wants to see one
+        optimizer: Any = self.optimizers()
+        optimizer.step()
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Move after the last batch: a plain Trainer validates before its epoch ends."""
+        if self.trainer.is_last_batch:
+            self._move()
+
+    def on_train_epoch_end(self) -> None:
+        """Move after a pass that ended early."""
+        self._move()
+
+    @torch.no_grad()
+    def _move(self) -> None:
+        """Each centroid to the mean of its examples, once a pass."""
+        if self._sums is None:
+            return
+        (sums, counts), self._sums = self._sums, None
+        means = sums / counts.clamp(min=1)[:, None]
+        self.centroids.copy_(torch.where(counts[:, None] > 0, means.to(self.centroids), self.centroids))
+        self.counts.copy_(counts)
+
+    # ---------------------------------------------------------------- evaluation
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Measure a batch."""
+        self.val_quality.update(*self._assign(_inputs(batch))[1:])
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Measure a batch."""
+        self.test_quality.update(*self._assign(_inputs(batch))[1:])
+
+    def on_validation_epoch_end(self) -> None:
+        """Log what was measured."""
+        self._log("val", self.val_quality)
+
+    def on_test_epoch_end(self) -> None:
+        """Log what was measured."""
+        self._log("test", self.test_quality)
+
+    def _log(self, stage: str, quality: _Quality) -> None:
+        for name, value in quality.compute().items():
+            self.log(f"{stage}_{name}", value, prog_bar=name == "loss")
+        quality.reset()
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The cluster of each example, int64, shape (N,)."""
+        clusters: Tensor = self(_inputs(batch))
+        return clusters
+
+
+class _Quality(Metric):
+    """How near the centroids are: ``loss``, ``distance`` and ``empty``; see :class:`KMeansTask`."""
+
+    higher_is_better = False
+    full_state_update = False
+    squared: Tensor
+    distance: Tensor
+    members: Tensor
+
+    def __init__(self, num_clusters: int) -> None:
+        super().__init__()
+        self.add_state("squared", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("distance", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("members", torch.zeros(num_clusters, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, nearest: Tensor, distances: Tensor) -> None:
+        """Add a batch: clusters, int64, and distances, both of shape (N,)."""
+        self.squared = self.squared + distances.square().sum()
+        self.distance = self.distance + distances.sum()
+        self.members = self.members + F.one_hot(nearest, len(self.members)).sum(dim=0)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The figures, scalars."""
+        examples = self.members.sum()
+        return {
+            "loss": self.squared / examples,
+            "distance": self.distance / examples,
+            "empty": (self.members == 0).sum().float(),
+        }
+
+
+def _inputs(batch: Any) -> Tensor:
+    inputs: Tensor = batch[0] if isinstance(batch, list | tuple) else batch
+    return inputs
+
+
+def _federation(trainer: Trainer) -> Any:
+    """The callback that makes this fit a federation; None at a client, and without one."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    found = (one for one in callbacks if hasattr(one, "strategy") and hasattr(one, "local"))
+    return next((one for one in found if getattr(one, "enabled", True)), None)
+
+
+def _check_federation(federation: Any) -> None:
+    """Refuse what would aggregate centroids wrongly, and settings that would do nothing."""
+    strategy = federation.strategy
+    if not isinstance(strategy, FederatedKMeans):
+        raise ConfigurationError(
+            f"{type(strategy).__name__} does not know how many examples each centroid stands for. Set 'federation.strategy' to "
+            "FederatedKMeans."
+        )
+    for setting, neutral in _WITHOUT_EFFECT.items():
+        value = getattr(federation.local, setting, neutral)
+        wanted = f"{'null' if neutral is None else neutral} with KMeansTask, which has no gradients"
+        require(value == neutral, f"federation.local.{setting}", wanted, value)
+
+
+def _validation_loaders(trainer: Trainer, data: Any) -> list[Any]:
+    """The whole validation set on every rank; nothing where there is none."""
+    if hasattr(data, "server_view"):
+        loaders = data.server_view().val_dataloader() if data.has_validation_set else []
+    elif trainer.enable_validation:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+        loaders = trainer.val_dataloaders
+    else:
+        return []
+    if isinstance(loaders, dict):
+        return list(loaders.values())
+    return list(loaders) if isinstance(loaders, list | tuple) else [loaders]
+
+
+def _batches(trainer: Trainer, loaders: list[Any]) -> Iterable[Any]:
+    """The batches as validation gets them: on the device, and not augmented."""
+    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
+    try:
+        for number, loader in enumerate(loaders):
+            for batch in loader:
+                yield trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch), dataloader_idx=number)
+    finally:
+        trainer.state.stage = stage

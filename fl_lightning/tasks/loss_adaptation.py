@@ -1,0 +1,131 @@
+"""After each validation: the losses that adapt to it do."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.losses.adaptive import AdaptiveLoss
+
+
+class LossAdaptation(Callback):
+    """Lets each :class:`~fl_lightning.AdaptiveLoss` of a module adapt after each validation within ``fit``.
+
+    The sanity check does not count. The project's tasks bring it with them, and the orchestrator adds it for any other
+    module; in a Trainer without a federation, give it to the Trainer beside a module of your own.
+    """
+
+    def __init__(self) -> None:
+        self._watched: list[RemovableHandle] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse a loss that would wait for a validation for ever.
+
+        Raises:
+            ConfigurationError: naming the loss.
+        """
+        for part in _adaptive(pl_module):
+            if not trainer.enable_validation:
+                raise ConfigurationError(
+                    f"{type(part).__name__} adapts to {_in_words(part.signal)} on the server's validation set, and there is "
+                    "none. Give the datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or use "
+                    "another loss, such as CrossEntropy or torch.nn.MSELoss."
+                )
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Watch what the losses are called on."""
+        self._release()
+        if trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        for part in _adaptive(pl_module):
+            if isinstance(part.signal, Metric):
+                part.signal.to(pl_module.device).reset()
+                self._watched.append(part.register_forward_hook(partial(_watch, part.signal)))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adapt the losses whose signal is a metric of (outputs, target).
+
+        Raises:
+            ConfigurationError: if the module has not called the loss in validation.
+        """
+        if not self._watched:
+            return
+        self._release()
+        for part in _adaptive(pl_module):
+            if isinstance(part.signal, Metric):
+                if not part.signal.update_called:
+                    raise ConfigurationError(
+                        f"{type(part).__name__} adapts to what it is called on in validation, and {type(pl_module).__name__} "
+                        "has not called it. Let 'validation_step' compute the loss: self.loss(outputs, target)."
+                    )
+                part.adapt(part.signal.compute())
+                pl_module.log_dict(dict(part.figures()), batch_size=1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adapt the losses whose signal is a figure of the module: all of them are known only now.
+
+        Raises:
+            ConfigurationError: if the module logs none of that name.
+        """
+        if trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
+            return
+        for part in _adaptive(pl_module):
+            if isinstance(part.signal, str):
+                part.adapt(_figure(part, trainer, pl_module))
+                figures = {name: value.detach() for name, value in part.figures().items()}
+                trainer.callback_metrics.update(figures)
+                rounds = {"round": float(trainer.current_epoch)} if "round" in trainer.callback_metrics else {}
+                for logger in trainer.loggers:
+                    logger.log_metrics({name: float(x) for name, x in figures.items()} | rounds, step=trainer.global_step)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop watching."""
+        self._release()
+
+    def _release(self) -> None:
+        for handle in self._watched:
+            handle.remove()
+        self._watched = []
+
+
+def _adaptive(module: LightningModule) -> list[AdaptiveLoss]:
+    return [part for part in module.modules() if isinstance(part, AdaptiveLoss) and _signal(part) is not None]
+
+
+def _signal(loss: AdaptiveLoss) -> Metric | str | None:
+    try:
+        return loss.signal
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"{type(loss).__name__} does not say what it adapts to. Set self.signal in its __init__ to a torchmetrics metric "
+            "of (outputs, target), or to the name of a metric that the module logs in validation."
+        ) from error
+
+
+@torch.no_grad()
+def _watch(metric: Metric, loss: AdaptiveLoss, inputs: tuple[Any, ...], output: Tensor) -> None:
+    metric.update(inputs[0], inputs[1])
+
+
+def _figure(loss: AdaptiveLoss, trainer: Trainer, module: LightningModule) -> Tensor:
+    assert isinstance(loss.signal, str)
+    found = trainer.callback_metrics.get(loss.signal)
+    if found is None:
+        known = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        raise ConfigurationError(
+            f"{type(loss).__name__} adapts to {loss.signal!r}, which {type(module).__name__} does not log in validation. It "
+            f"logs: {known}. Set the loss's signal to one of these, or to a torchmetrics metric of (outputs, target)."
+        )
+    return found
+
+
+def _in_words(signal: Metric | str | None) -> str:
+    return f"'{signal}'" if isinstance(signal, str) else f"the {type(getattr(signal, 'metric', signal)).__name__}"

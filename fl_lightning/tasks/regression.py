@@ -1,0 +1,122 @@
+"""Regression with any network, loss, optimizer and scheduler: of numbers, of images, of counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, MeanMetric, MetricCollection, R2Score
+
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.metrics.percentage_error import PercentageError
+from fl_lightning.tasks.base import SupervisedTask
+
+
+class RegressionTask(SupervisedTask):
+    """A LightningModule that predicts numbers for batches (input, target).
+
+    Logs ``train_loss`` while training; and for ``val`` and ``test`` the loss, the mean absolute error ``_mae``, the mean
+    absolute percentage error ``_mape`` as a ratio, and the coefficient of determination ``_r2``, over all numbers of all
+    targets, or over what ``readout`` makes of them: a density image is trained on, its count is measured.
+
+    An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``.
+
+    Args:
+        network: maps inputs to outputs of the targets' shape; of (N, 1) for targets (N,), too.
+        loss: maps (outputs, targets) to a scalar; ``torch.nn.MSELoss`` by default.
+        optimizer: the clients' optimizer, given the parameters.
+        lr_scheduler: given the optimizer; steps once per local epoch.
+        l2: strength lambda of ``lambda / 2 * sum of squares`` of the weights without biases, in training only; >= 0.
+        readout: maps outputs, and targets, to what is measured and predicted, such as
+            :class:`~fl_lightning.DensityCount`; nothing by default.
+        mape_floor: F > 0: percentage errors are ``|y - prediction| / max(|y|, F)``. 1 for counts, so that in an image
+            without cells each cell too many is an error of 100 %.
+
+    Raises:
+        ConfigurationError: for a value outside its range, and if the outputs have not the targets' shape.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: nn.Module | None = None,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        l2: float = 0.0,
+        readout: nn.Module | None = None,
+        mape_floor: float = 1e-6,
+    ) -> None:
+        super().__init__(network, loss or nn.MSELoss(), optimizer, lr_scheduler, l2)
+        self.readout = readout
+        metrics: dict[str, Any] = {"mae": MeanAbsoluteError(), "mape": PercentageError(mape_floor), "r2": R2Score()}
+        self.val_metrics, self.test_metrics = MetricCollection(metrics), MetricCollection(metrics).clone()
+
+    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of one shape."""
+        inputs, target = batch[0], batch[1]
+        outputs = self._outputs(inputs)
+        if outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1:
+            outputs = outputs.squeeze(-1)
+        if outputs.shape != target.shape:
+            raise ConfigurationError(
+                f"{type(self.network).__name__} gives outputs of shape {tuple(outputs.shape)}, but the targets have "
+                f"{tuple(target.shape)}. Set 'model.network' to give as many numbers as the data hold."
+            )
+        if not target.is_floating_point():
+            target = target.to(torch.float32)
+        return outputs, target
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch."""
+        outputs, target = self._pair(batch)
+        loss = self._with_l2(self.loss(outputs, target))
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(target))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, self.val_loss, self.val_metrics)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, self.test_loss, self.test_metrics)
+
+    def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
+        outputs, target = self._pair(batch)
+        mean_loss.update(self.loss(outputs, target), len(target))
+        predicted, true = (self._read(values).flatten().float() for values in (outputs, target))
+        metrics.update(predicted, true)
+
+    def _read(self, values: Tensor) -> Tensor:
+        if self.readout is None:
+            return values
+        read: Tensor = self.readout(values)
+        return read
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics."""
+        self._log_metrics("val", self.val_loss, self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics."""
+        self._log_metrics("test", self.test_loss, self.test_metrics)
+
+    def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
+        try:
+            values = metrics.compute()
+        except ValueError as error:  # R2 of a single number
+            raise DataError(
+                f"The {stage} set holds a single number: there is no variance for R2 to explain. Give the server more "
+                "examples ('data.datamodule')."
+            ) from error
+        metrics.reset()
+        self.log(f"{stage}_loss", loss.compute())
+        loss.reset()
+        self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, prog_bar=True)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """What the readout makes of the outputs, float32."""
+        inputs = batch[0] if isinstance(batch, list | tuple) else batch
+        return self._read(self(inputs)).float()

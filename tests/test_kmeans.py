@@ -1,0 +1,534 @@
+"""Federated K-means against scikit-learn on the pooled data, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from command_line import ROOT
+from federations import Blobs, Consecutive, NoValidation, Plain, blobs, every_round, federate, same_bits, trainer, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.callbacks import ModelCheckpoint
+from scipy.stats import chisquare
+from sklearn.cluster import KMeans
+from sklearn.metrics import pairwise_distances
+from test_processes import launch
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import v2
+
+from fl_lightning import (
+    Availability,
+    ConfigurationError,
+    DataError,
+    ExamplePrivacy,
+    FederatedDataModule,
+    FederatedKMeans,
+    FederatedOrchestrator,
+    FederationCallback,
+    IIDPartitioner,
+    ImageDataModule,
+    KMeansTask,
+    LocalTraining,
+    Mediators,
+    ShardPartitioner,
+    Sums,
+)
+from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
+from fl_lightning.types import ClientUpdate, RoundStart
+
+CONFIG = str(ROOT / "configs" / "kmeans_simulated.yaml")
+PARTITIONERS = {"iid": IIDPartitioner(4), "one class each": ShardPartitioner(3, 1), "unequal": Consecutive([390, 8, 2])}
+
+
+def begin_at(centroids: torch.Tensor, **more: Any) -> KMeansTask:
+    """A task whose first centroids are given."""
+    module = KMeansTask(*centroids.shape, init="random", **more).to(centroids.dtype)
+    module.centroids.data.copy_(centroids)
+    return module
+
+
+def lloyd(points: np.ndarray, first: np.ndarray, iterations: int) -> KMeans:
+    """scikit-learn's, without its early end."""
+    return KMeans(len(first), init=first, n_init=1, max_iter=iterations, tol=0.0, algorithm="lloyd").fit(points)
+
+
+# ------------------------------------------------------------------ against scikit-learn
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rounds", [1, 3, 10])
+@pytest.mark.parametrize("partitioner", PARTITIONERS)
+def test_rounds_are_lloyds_iterations_on_the_pooled_data(partitioner, rounds, dtype):
+    data = Blobs(400, batch_size=7, dtype=dtype)
+    points = data.train[0]
+    module = begin_at(points[[0, 1, 2, 3, 4]])
+    first = module.centroids.detach().numpy().copy()
+    run = federate(
+        module,
+        rounds,
+        data=data,
+        partitioner=PARTITIONERS[partitioner],
+        strategy=FederatedKMeans(),
+        local=LocalTraining(),
+        flags={"precision": "64-true" if dtype == torch.float64 else "32-true"},
+    )
+    theirs = lloyd(points.numpy(), first, rounds)
+    assert module.centroids.dtype == dtype
+    np.testing.assert_allclose(module.centroids.detach(), theirs.cluster_centers_, atol=1e-5)
+    before = first if rounds == 1 else lloyd(points.numpy(), first, rounds - 1).cluster_centers_
+    members = pairwise_distances(points.numpy(), before).argmin(axis=1)
+    assert module.counts.tolist() == np.bincount(members, minlength=5).tolist()
+
+    held, found = data.val[0].numpy(), run.callback_metrics
+    distances = theirs.transform(held)
+    assert found["val_loss"].item() == pytest.approx((distances.min(axis=1) ** 2).mean(), rel=1e-4)
+    assert found["val_distance"].item() == pytest.approx(distances.min(axis=1).mean(), rel=1e-4)
+    assert found["val_empty"] == 5 - len(set(theirs.predict(held)))
+    clusters = torch.cat(trainer(1).predict(module.to(dtype), data))
+    assert clusters.tolist() == theirs.predict(held).tolist()
+
+
+@pytest.mark.parametrize("federated", [False, True])
+def test_without_a_federation_it_is_lloyds_on_all_data(federated, tmp_path):
+    """Under a plain Trainer, which validates and saves what the pass has made."""
+    data = Blobs(200, batch_size=9)
+    module = begin_at(data.train[0][:4])
+    first = module.centroids.detach().numpy().copy()
+    saved = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    off = [FederatedOrchestrator(enabled=False)] if federated else []
+    run = trainer(3, saved, *off, enable_checkpointing=True)
+    run.fit(module, FederatedDataModule(data, IIDPartitioner(3)) if federated else data)
+    theirs = lloyd(data.train[0].numpy(), first, 3)
+    np.testing.assert_allclose(module.centroids.detach(), theirs.cluster_centers_, atol=1e-5)
+    assert run.callback_metrics["val_loss"].item() == pytest.approx(-theirs.score(data.val[0].numpy()) / 61, rel=1e-4)
+    for epoch in range(3):
+        state = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
+        expected = lloyd(data.train[0].numpy(), first, epoch + 1).cluster_centers_
+        np.testing.assert_allclose(state["centroids"], expected, atol=1e-5)
+
+
+def test_two_local_epochs_are_two_iterations_at_the_client():
+    sizes = [25, 60, 15]
+    data = Blobs(100, batch_size=4)
+    points = data.train[0].double().numpy()
+    module = begin_at(data.train[0][:3])
+    before = module.centroids.detach().double().numpy()
+    federate(
+        module, 1, data=data, partitioner=Consecutive(sizes), strategy=FederatedKMeans(), local=LocalTraining(max_epochs=2)
+    )
+    sums, counts = np.zeros((3, 4)), np.zeros(3)
+    for mine in np.split(points, np.cumsum(sizes)[:-1]):
+        centroids = before.copy()
+        for _ in range(2):
+            nearest = ((mine[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
+            for j in set(nearest):
+                centroids[j] = mine[nearest == j].mean(axis=0)
+        size = np.bincount(nearest, minlength=3)
+        sums, counts = sums + size[:, None] * centroids, counts + size
+    np.testing.assert_allclose(module.centroids.detach(), sums / counts[:, None], atol=1e-5)
+    assert module.counts.tolist() == counts.tolist()
+
+
+def test_the_cohort_alone_counts():
+    data = Blobs(90, batch_size=10)
+    module, seen = begin_at(data.train[0][:3]), {}
+
+    class Listen(FederationCallback):
+        def on_round_start(self, trainer, pl_module, round_idx, cohort):
+            seen["cohort"] = cohort
+
+        def on_client_end(self, trainer, pl_module, update):
+            seen[update.client] = update
+
+    first = module.centroids.detach().numpy().copy()
+    federate(
+        module,
+        1,
+        Listen(),
+        data=data,
+        partitioner=Consecutive([50, 30, 10]),
+        strategy=FederatedKMeans(),
+        local=LocalTraining(),
+        clients_per_round=2,
+    )
+    mine = np.split(data.train[0].numpy(), [50, 80])
+    pooled = np.concatenate([mine[k] for k in seen["cohort"]])
+    np.testing.assert_allclose(module.centroids.detach(), lloyd(pooled, first, 1).cluster_centers_, atol=1e-5)
+    for k in seen["cohort"]:
+        loss = (pairwise_distances(mine[k], first).min(axis=1) ** 2).mean()  # batches are all full
+        assert seen[k].train_loss == pytest.approx(loss, rel=1e-5)
+        assert seen[k].metrics["train_loss"] == pytest.approx(loss, rel=1e-5)
+        assert seen[k].weight == seen[k].num_examples == len(mine[k])
+        assert seen[k].num_steps == len(mine[k]) // 10
+
+
+# ------------------------------------------------------------------ clusters without examples
+
+
+def far_away(points: torch.Tensor) -> torch.Tensor:
+    """Two centroids among the points, and two that nobody is near to."""
+    return torch.cat([points[:2], torch.full((1, 4), 1e3), torch.full((1, 4), -1e3)])
+
+
+def test_an_empty_cluster_keeps_its_place():
+    data = Blobs(60)
+    module = begin_at(far_away(data.train[0]))
+    first = module.centroids.detach().clone()
+    run = federate(module, 4, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans(), local=LocalTraining())
+    assert torch.equal(module.centroids[2:], first[2:])
+    assert module.counts[2:].tolist() == [0, 0]
+    assert module.counts.sum() == 60
+    theirs = lloyd(data.train[0].numpy(), first[:2].numpy(), 4)
+    np.testing.assert_allclose(module.centroids[:2].detach(), theirs.cluster_centers_, atol=1e-5)
+    assert run.callback_metrics["val_empty"] == 2
+
+
+def test_an_empty_cluster_splits_the_largest():
+    data = Blobs(60)
+    first = far_away(data.train[0])
+    ends = []
+    for _ in range(2):
+        module = begin_at(first)
+        federate(
+            module,
+            1,
+            data=data,
+            partitioner=IIDPartitioner(3),
+            strategy=FederatedKMeans("split", seed=5),
+            local=LocalTraining(),
+        )
+        ends.append(module.centroids.detach().clone())
+    assert torch.equal(*ends)
+    whole = lloyd(data.train[0].numpy(), first[:2].numpy(), 1).cluster_centers_
+    members = pairwise_distances(data.train[0].numpy(), first.numpy()).argmin(axis=1)
+    largest = whole[np.bincount(members).argmax()]
+    all_four = np.concatenate([whole, first[2:]])
+    deviation = 0.01 * np.sqrt(((all_four - all_four.mean(axis=0)) ** 2).sum(axis=1).mean())
+    offsets = (ends[0][2:].numpy() - largest) / deviation
+    assert 0.1 < np.abs(offsets).mean() < 3
+    assert not np.allclose(offsets[0], offsets[1])
+    federate(module, 3, data=data, partitioner=IIDPartitioner(3), strategy=FederatedKMeans("split"), local=LocalTraining())
+    assert (module.counts > 0).sum() > 2
+
+
+def test_equal_centroids_split_too():
+    strategy = FederatedKMeans("split")
+    strategy.start_round(RoundStart(0, (0,), 1, torch.tensor([2.0, 2.0, 0.0, 0.0]), 2))
+    sums = Sums()
+    strategy.take_in(ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, 0.0])), sums)
+    one, other = strategy.aggregate(sums)[:2].tolist()
+    assert one == 2
+    assert 0 < abs(other - 2) < 0.05
+
+
+# ------------------------------------------------------------------ the strategy
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(-100, 100, width=32)), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
+    ends = []
+    for order in list(permutations(range(len(clients))))[:24]:
+        strategy, sums = FederatedKMeans(), Sums()
+        strategy.start_round(RoundStart(0, tuple(range(len(clients))), len(clients), torch.tensor([7.0, 8.0, 0.0, 0.0]), 2))
+        for k in order:
+            one, other, at = clients[k]
+            state = torch.tensor([at, at + 1, one, other])
+            assert strategy.take_in(ClientUpdate(k, 0, one + other, 1, state=state), sums) == one + other
+        ends.append(strategy.aggregate(sums))
+    assert all(torch.equal(ends[0], end) for end in ends)
+    held = np.array([[one, other] for one, other, _ in clients], dtype=float)
+    at = np.array([[np.float32(at), np.float32(np.float32(at) + 1)] for _, _, at in clients], dtype=float)
+    total = held.sum(axis=0)
+    expected = np.where(total > 0, (held * at).sum(axis=0) / np.maximum(total, 1), [7, 8])
+    np.testing.assert_allclose(ends[0], [*expected, *total], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_a_module_without_centroids(batchnorm):
+    with pytest.raises(ConfigurationError, match=r"reads K centroids and their K counts .* Set 'model' to KMeansTask"):
+        federate(Plain(batchnorm=batchnorm), 2, strategy=FederatedKMeans())
+
+
+def test_buffers_that_are_no_counts():
+    strategy = FederatedKMeans()
+    strategy.start_round(RoundStart(0, (0,), 1, torch.zeros(4), 2))
+    for wrong in (0.5, -1.0):
+        update = ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, wrong]))
+        with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are no counts"):
+            strategy.take_in(update, Sums())
+
+
+def test_clients_cannot_pass_centroids_on():
+    with pytest.raises(ConfigurationError, match="FederatedKMeans reads what each client did by itself"):
+        federate(begin_at(torch.eye(4)), 1, strategy=FederatedKMeans(), route=Mediators(2))
+
+
+# ------------------------------------------------------------------ the first centroids
+
+
+def test_first_centroids_are_drawn_once_from_the_servers_set(monkeypatch):
+    drawn = []
+
+    def draw(points, *rest):
+        drawn.append((points.clone(), kmeans_plus_plus(points, *rest)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr("fl_lightning.tasks.kmeans.kmeans_plus_plus", draw)
+    state = torch.get_rng_state()
+    firsts = []
+    for seed in (0, 0, 1):
+        module = KMeansTask(3, 4, seed=seed)
+        federate(module, 2, strategy=FederatedKMeans(), local=LocalTraining())
+        assert bool(module.started)
+        firsts.append(drawn[-1][1])
+    assert len(drawn) == 3
+    data = Blobs()
+    assert all(torch.equal(points, data.val[0]) for points, _ in drawn)
+    assert torch.equal(firsts[0], firsts[1])
+    assert not torch.equal(firsts[0], firsts[2])
+    assert torch.equal(torch.get_rng_state(), state)
+    held = {tuple(point) for point in data.val[0].double().tolist()}
+    assert {tuple(point) for point in firsts[0].tolist()} <= held
+
+
+@pytest.mark.parametrize("loaders", [False, True])
+def test_first_centroids_of_a_plain_trainer(loaders):
+    data = Blobs()
+    module, run = KMeansTask(3, 4), trainer(1)
+    if loaders:
+        run.fit(module, data.train_dataloader(), [data.val_dataloader()])
+    else:
+        run.fit(module, data)
+    again = KMeansTask(3, 4)
+    trainer(1).fit(again, FederatedDataModule(data, IIDPartitioner(2)))
+    assert bool(module.started)
+    np.testing.assert_allclose(module.centroids.detach(), again.centroids.detach(), atol=1e-6)
+
+
+def test_the_second_centroid_is_drawn_by_squared_distance():
+    """Arthur and Vassilvitskii: the first uniformly, the next with probability D^2 / sum D^2."""
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [-3.0, 1.0]])
+    squared = ((points[:, None] - points) ** 2).sum(dim=2).numpy()
+    expected = squared / squared.sum(axis=1, keepdims=True) / 4
+    draws, counts = 4000, np.zeros((4, 4))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(draws):
+        pair = kmeans_plus_plus(points, 2, generator)
+        counts[tuple((points == point).all(dim=1).nonzero().item() for point in pair)] += 1
+    assert counts[np.eye(4, dtype=bool)].sum() == 0
+    apart = ~np.eye(4, dtype=bool)
+    assert chisquare(counts[apart], draws * expected[apart]).pvalue > 0.01
+
+
+def test_random_centroids_are_standard_normal_by_the_seed():
+    one, same, other = (KMeansTask(40, 50, "random", seed).centroids for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert abs(one.mean()) < 0.1
+    assert abs(one.std() - 1) < 0.05
+
+
+class Pictures(ImageDataModule):
+    """A few grey images of 2 x 2 pixels, brightened in training."""
+
+    def load(self):
+        images = torch.arange(0, 240, 20, dtype=torch.uint8)[:, None, None, None].repeat(1, 1, 2, 2)
+        return TensorDataset(images, torch.zeros(12, dtype=torch.int64)), TensorDataset(images, torch.zeros(12).long())
+
+
+def test_first_centroids_of_images_are_scaled_and_not_augmented():
+    data = FederatedDataModule(Pictures(5, augmentation=v2.Lambda(lambda x: 0 * x + 9)), IIDPartitioner(2))
+    module = KMeansTask(12, 4)  # as many as examples: each is drawn
+    seen = []
+
+    class Listen(FederationCallback):
+        def on_client_start(self, trainer, pl_module, round_idx, client):
+            seen.append(pl_module.centroids.detach().clone())
+
+    trainer(1, FederatedOrchestrator(FederatedKMeans()), Listen()).fit(module, data)
+    np.testing.assert_allclose(seen[0].sort(dim=0).values[:, 0], np.arange(12) * 20 / 255, atol=1e-6)
+
+
+def test_nearest_and_sums_far_from_the_origin():
+    points, centroids = torch.randn(50, 3) + 1e4, torch.randn(4, 3) + 1e4
+    nearest, distances = nearest_centroids(points, centroids)
+    exact = pairwise_distances(points.double().numpy(), centroids.double().numpy(), metric="minkowski", p=2)
+    assert nearest.tolist() == exact.argmin(axis=1).tolist()
+    np.testing.assert_allclose(distances, exact.min(axis=1), rtol=1e-5)
+    sums, counts = cluster_sums(points, nearest, 4)
+    for j in range(4):
+        np.testing.assert_allclose(sums[j], points[nearest == j].double().sum(dim=0), rtol=1e-12)
+        assert counts[j] == (nearest == j).sum()
+
+
+# ------------------------------------------------------------------ stopping, going on, ranks
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    common: dict[str, Any] = {"data": Blobs(80), "partitioner": ShardPartitioner(4, 1), "clients_per_round": 3}
+    for strategy in ("keep", "split"):
+        whole, half, rest = (KMeansTask(6, 4, seed=seed) for seed in (0, 0, 1))
+        federate(whole, 4, strategy=FederatedKMeans(strategy), local=LocalTraining(), **common)
+        folder, flags = tmp_path / strategy, {"enable_checkpointing": True}
+        saved = every_round(folder)
+        federate(half, 2, saved, strategy=FederatedKMeans(strategy), local=LocalTraining(), flags=flags, **common)
+        path = str(folder / "last.ckpt")
+        federate(rest, 4, strategy=FederatedKMeans(strategy), local=LocalTraining(), ckpt_path=path, **common)
+        assert same_bits(weights(rest), weights(whole))
+        assert not same_bits(weights(half), weights(whole))
+
+
+def test_a_pass_that_is_cut_short_counts_what_it_saw():
+    module = begin_at(blobs(40, 1)[0][:3])
+    local = LocalTraining(max_steps=2, max_epochs=-1)
+    federate(module, 1, strategy=FederatedKMeans(), local=local, partitioner=Consecutive([30, 10]))
+    assert module.counts.sum() == 20  # two clients, two batches of five each
+    module = begin_at(blobs(40, 1)[0][:3])
+    local = LocalTraining(limit_train_batches=1)
+    federate(module, 1, strategy=FederatedKMeans(), local=local, partitioner=Consecutive([30, 10]))
+    assert module.counts.sum() == 10
+    module = begin_at(blobs(40, 1)[0][:3])
+    slow = Availability(slow=1.0, slowness=2.0)
+    federate(module, 1, strategy=FederatedKMeans(), local=LocalTraining(), availability=slow, partitioner=Consecutive([30, 10]))
+    assert 10 <= module.counts.sum() < 40
+
+
+def test_mixed_precision_assigns_in_full():
+    data = Blobs()
+    data.train[0].add_(300)  # where bfloat16 knows even numbers only
+    ends = []
+    for precision in ("32-true", "bf16-mixed"):
+        module = begin_at(data.train[0][:4])
+        federate(module, 3, data=data, strategy=FederatedKMeans(), local=LocalTraining(precision=precision))
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+def test_two_ranks_give_the_centroids_of_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["-m", "fl_lightning", "fit", "--config", CONFIG, "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    common += ["--trainer.max_epochs=3", "--federation.clients_per_round=0.7", "--federation.strategy.empty=split"]
+    ranks = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *common]
+    launch([*ranks, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two"], 240, tmp_path)
+    launch([*common, "--trainer.default_root_dir=one"], 240, tmp_path)
+    one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
+    assert same_bits(one["state_dict"], two["state_dict"])
+    assert one["state_dict"]["counts"].sum() > 0
+    scores = [next(s for name, s in run["callbacks"].items() if "val_loss" in name)["best_model_score"] for run in (one, two)]
+    assert float(scores[1]) == pytest.approx(float(scores[0]), rel=1e-6)
+
+
+def test_the_config_is_fitted(fl):
+    quiet = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    status, text = fl("fit", "--config", CONFIG, *quiet, "--trainer.max_epochs=2")
+    assert status == 0, text
+    assert "Rounds: 2. val_loss" in text
+    assert (Path("runs/kmeans_simulated/checkpoints") / "best.ckpt").exists()
+    status, text = fl("test", "--config", CONFIG, *quiet, "--trainer.logger=false", "--ckpt_path=best")
+    assert status == 0, text
+    assert "test_distance" in text
+    status, text = fl("fit", "--config", CONFIG, *quiet, "--federation.strategy=FedAvg", "--trainer.default_root_dir=r")
+    assert status == 1
+    assert "error: FedAvg does not know how many examples each centroid stands for" in text
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clusters": 0}, "'model.num_clusters' must be at least 1"),
+        ({"num_features": 0}, "'model.num_features' must be at least 1"),
+        ({"init": "forgy"}, r"'model.init' must be kmeans\+\+ or random, but is 'forgy'"),
+    ],
+)
+def test_settings_of_the_task(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        KMeansTask(**{"num_clusters": 2, "num_features": 3, **settings})
+
+
+def test_settings_of_the_strategy():
+    with pytest.raises(ConfigurationError, match=r"'federation.strategy.empty' must be keep or split, but is 'drop'"):
+        FederatedKMeans("drop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": None}, "FedAvg does not know how many examples .* Set 'federation.strategy' to FederatedKMeans"),
+        ({"local": LocalTraining(proximal_mu=0.1)}, "'federation.local.proximal_mu' must be 0.0 with KMeansTask, which has no"),
+        ({"local": LocalTraining(lr_decay=0.5)}, "'federation.local.lr_decay' must be 1.0 with KMeansTask"),
+        ({"local": LocalTraining(gradient_clip_val=1.0)}, "'federation.local.gradient_clip_val' must be null with KMeansTask"),
+        ({"local": LocalTraining(accumulate_grad_batches=2)}, "'federation.local.accumulate_grad_batches' must be 1 with"),
+        (
+            {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))},
+            r"'federation.local.privacy' .* KMeansTask optimizes manually",
+        ),
+        ({"local": LocalTraining(engine="fabric")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'trainer'"),
+        ({"local": LocalTraining(engine="stacked")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'train"),
+        ({"local": LocalTraining(precision="bf16-true")}, "counts examples, which torch.bfloat16 cannot. Set 'trainer.precis"),
+        ({"data": NoValidation()}, r"'model.init' kmeans\+\+ draws .* there is none. Give the datamodule a 'val_dataloader'"),
+    ],
+)
+def test_what_a_federation_refuses(changes, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(KMeansTask(3, 4), 1, **{"strategy": FederatedKMeans(), "local": LocalTraining(), **changes})
+
+
+def test_the_engine_auto_takes_the_one_that_can():
+    module, same = (begin_at(blobs(40, 1)[0][:3]) for _ in range(2))
+    federate(module, 2, strategy=FederatedKMeans(), local=LocalTraining(engine="auto"))
+    federate(same, 2, strategy=FederatedKMeans(), local=LocalTraining())
+    assert same_bits(weights(module), weights(same))
+
+
+def test_clusters_and_features_that_do_not_fit_the_data():
+    with pytest.raises(
+        ConfigurationError, match=r"'model.num_clusters' must be at most the clients' 40 training examples, but"
+    ):
+        federate(KMeansTask(41, 4), 1, strategy=FederatedKMeans())
+    wrong = r"'model.num_features' is 5, but an example has 4 numbers. Set it to 4, or give other data"
+    for init in ("kmeans++", "random"):
+        with pytest.raises(ConfigurationError, match=wrong):
+            federate(KMeansTask(2, 5, init), 1, strategy=FederatedKMeans(), flags={"num_sanity_val_steps": 0})
+    with pytest.raises(ConfigurationError, match=wrong):
+        trainer(1).fit(KMeansTask(2, 5, "random"), Blobs())
+
+
+def test_validation_sets_that_give_no_first_centroids():
+    data = Blobs()
+    data.val = (torch.tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]]).repeat(20, 1), torch.zeros(40).long())
+    message = r"found 2 different examples among the 40 of the validation set, but 'model.num_clusters' is 3. Lower it"
+    with pytest.raises(DataError, match=message):
+        federate(KMeansTask(3, 4), 1, data=data, strategy=FederatedKMeans())
+    federate(KMeansTask(2, 4), 1, data=data, strategy=FederatedKMeans())
+    data.val[0][3, 1] = torch.nan
+    with pytest.raises(DataError, match="The validation set holds numbers that are not finite"):
+        federate(KMeansTask(2, 4), 1, data=data, strategy=FederatedKMeans())
+    with pytest.raises(ConfigurationError, match=r"'model.init' kmeans\+\+ draws .* there is none"):
+        trainer(1).fit(KMeansTask(2, 4), NoValidation())
+
+
+def test_ranks_without_a_federation(monkeypatch):
+    monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 2))
+    with pytest.raises(ConfigurationError, match=r"runs in one process, but there are 2\. Set 'trainer.devices' to 1"):
+        trainer(1).fit(KMeansTask(2, 4), DataLoader(TensorDataset(blobs(9, 1)[0]), batch_size=3))
+
+
+def test_batches_of_inputs_alone():
+    points = blobs(30, 1)[0]
+    one, other = begin_at(points[:3]), begin_at(points[:3])
+    trainer(2).fit(one, DataLoader(points, batch_size=4))
+    trainer(2).fit(other, DataLoader(TensorDataset(points), batch_size=7))
+    np.testing.assert_allclose(one.centroids.detach(), other.centroids.detach(), atol=1e-6)

@@ -1,0 +1,260 @@
+"""MOCHA: its fixed point against a linear system, its groups, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+from itertools import pairwise
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from federations import Consecutive, every_round, federate, same_bits, weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
+from scipy import linalg
+from sklearn.linear_model import Ridge
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import (
+    Availability,
+    ClassificationTask,
+    ClientEvaluation,
+    ConfigurationError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    HalfSquaredError,
+    Hinge,
+    LeNet,
+    LocalOnly,
+    LocalTraining,
+    Mocha,
+    PartialWork,
+    RegressionTask,
+    RobustLoss,
+    TensorLoader,
+)
+from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
+
+SIZES = (12, 30, 18, 24, 12, 30)
+GROUPS = np.array([0, 1, 0, 1, 0, 1])
+
+
+class Related(L.LightningDataModule):
+    """Six clients, every second one wants the same weights but for a little; few noisy examples each."""
+
+    def __init__(
+        self, dtype: torch.dtype = torch.float64, classes: bool = False, sizes: tuple[int, ...] = SIZES, noise: float = 2.0
+    ) -> None:
+        super().__init__()
+        draw = np.random.default_rng(5)
+        centres = np.array([[2.0, -1.0, 0.5, 0.0, 1.0, -2.0, 0.3, 1.0], [-1.0, 2.0, 1.5, -2.0, 0.0, 0.2, -1.0, 1.0]])
+        self.truth = centres[GROUPS] + 0.1 * draw.standard_normal((6, 8))
+        x = draw.standard_normal((sum(sizes), 8))
+        owner = np.repeat(np.arange(6), sizes)
+        y = (x * self.truth[owner]).sum(1) + noise * draw.standard_normal(sum(sizes))
+        self.x, self.owner = torch.from_numpy(x).to(dtype), owner
+        self.y = torch.from_numpy(y > 0).long() if classes else torch.from_numpy(y).to(dtype)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.x, self.y), batch_size=6, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return TensorLoader((self.x, self.y), 64)
+
+
+def task(lr: float = 0.05) -> RegressionTask:
+    torch.manual_seed(0)
+    return RegressionTask(
+        nn.Linear(8, 1, bias=False, dtype=torch.float64), HalfSquaredError(), lambda p: torch.optim.SGD(p, lr=lr)
+    )
+
+
+def run(rounds: int, route: Any, module: Any = None, *callbacks: Any, **more: Any) -> tuple[Tensor, FederatedOrchestrator]:
+    """The clients' models, shape (K, p), and the callback."""
+    flags = {"precision": "64-true", **more.pop("flags", {})}
+    local = LocalTraining(**{"max_epochs": 5, "full_batch": True, "engine": "fabric", **more.pop("local", {})})
+    federation = FederatedOrchestrator(route=route, local=local, **more.pop("settings", {}))
+    data = FederatedDataModule(
+        more.pop("data", None) or Related(), Consecutive(more.pop("sizes", SIZES)), **more.pop("split", {})
+    )
+    trainer = L.Trainer(
+        **{"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False, **flags},
+        max_epochs=rounds,
+        enable_checkpointing=bool(callbacks),
+        callbacks=[federation, *callbacks],
+    )
+    trainer.fit(module or task(), data, ckpt_path=more.pop("ckpt_path", None))
+    memory = federation._run.memory
+    return torch.stack([memory.last_model(client).vector for client in range(6)]), federation
+
+
+def of_clients(data: Related) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(data.x.numpy()[data.owner == k], data.y.numpy()[data.owner == k]) for k in range(6)]
+
+
+def test_without_relationships_everyone_solves_a_ridge_regression():
+    """S stays the identity: client k minimises 1/2 mean residual^2 + n / n_k * (strength + l2) / 2 * |w|^2, n the mean size."""
+    found, _ = run(60, Mocha(0.2, 0.1, update_every=1000), local={"max_epochs": 20})
+    for k, (x, y) in enumerate(of_clients(Related())):
+        best = Ridge(alpha=0.3 * np.mean(SIZES), fit_intercept=False).fit(x, y)
+        assert found[k].numpy() == pytest.approx(best.coef_, abs=1e-6)
+
+
+def test_it_ends_where_both_halves_of_the_alternation_agree():
+    """W solves the joint normal equations for S, and S is scipy's matrix root of W W^T + eps I."""
+    found, federation = run(150, Mocha(0.1, 0.01, smoothing=0.2), local={"max_epochs": 10})
+    w, s = found.numpy(), federation.route._relationships.numpy()
+    root = linalg.sqrtm(w @ w.T + 0.2 * np.eye(6)).real
+    assert s == pytest.approx(6 * root / np.trace(root), abs=1e-6)
+    m = 0.1 * np.linalg.inv(s) + 0.01 * np.eye(6)
+    system, right = np.kron(m, np.eye(8)), np.zeros(48)
+    for k, (x, y) in enumerate(of_clients(Related())):
+        block = slice(8 * k, 8 * k + 8)
+        system[block, block] += x.T @ x / np.mean(SIZES)
+        right[block] = x.T @ y / np.mean(SIZES)
+    assert w.ravel() == pytest.approx(np.linalg.solve(system, right), abs=1e-5)
+
+
+def objective(w: np.ndarray, s: np.ndarray, data: Related, route: Mocha) -> float:
+    fit = sum(((x @ w[k] - y) ** 2).sum() / 2 for k, (x, y) in enumerate(of_clients(data))) / np.mean(SIZES)
+    inner = np.linalg.inv(s) @ (w @ w.T + route.smoothing * np.eye(6))
+    return float(fit + route.strength / 2 * np.trace(inner) + route.l2 / 2 * (w**2).sum())
+
+
+def test_the_joint_objective_never_rises():
+    """Whatever part of the work is done, and whoever is absent."""
+    values, route = [], Mocha(0.3, 0.01)
+
+    class Watch(L.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            federation = next(c for c in trainer.callbacks if isinstance(c, FederatedOrchestrator))
+            memory, start = federation._run.memory, torch.zeros(8, dtype=torch.float64)
+            kept = [memory.last_model(k) for k in range(6)]
+            w = torch.stack([start if own is None else own.vector for own in kept]).numpy()
+            values.append(objective(w, route._relationships.numpy(), trainer.datamodule.datamodule, route))
+
+    module = task()
+    nn.init.zeros_(module.network.weight)
+    work = {"partial_work": PartialWork(0.5), "max_epochs": 3}
+    run(12, route, module, Watch(), local=work, settings={"clients_per_round": 4, "availability": Availability(0.2)})
+    assert all(after <= before + 1e-9 for before, after in pairwise(values))
+    assert values[-1] < 0.8 * values[0]
+
+
+def test_it_finds_the_groups_and_beats_both_local_and_global():
+    """By the distance of each client's weights from the true ones."""
+    sizes = (8, 12, 8, 12, 8, 12)
+    data, route, module = Related(sizes=sizes, noise=1.0), Mocha(0.3), task()
+    related, _ = run(40, route, data=data, sizes=sizes)
+    alone, _ = run(40, LocalOnly("val_mae", "min"), data=data, sizes=sizes)
+    federate(module, 40, data=data, partitioner=Consecutive(sizes), flags={"precision": "64-true"})
+    everyone = module.network.weight.detach().expand(6, -1)
+    ridges = [
+        np.stack([Ridge(alpha=alpha * len(x), fit_intercept=False).fit(x, y).coef_ for x, y in of_clients(data)])
+        for alpha in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0)
+    ]
+    own, single, shared, *regularized = (
+        ((np.asarray(w) - data.truth) ** 2).sum(1).mean() for w in (related, alone, everyone, *ridges)
+    )
+    assert own < 0.65 * single
+    assert own < 0.3 * shared
+    assert own < 0.65 * min(regularized)  # whatever a client might try by itself
+    correlations = route.matrices()["relationships"].numpy()
+    same = GROUPS[:, None] == GROUPS[None, :]
+    assert correlations[same].min() > correlations[~same].max() + 0.2
+
+
+def test_classification_by_the_squared_hinge(tmp_path):
+    """With biases, in float32, each client's own model measured on its own test part; the correlations are written."""
+    torch.manual_seed(0)
+    module = ClassificationTask(nn.Linear(8, 2), 2, Hinge(), lambda p: torch.optim.SGD(p, lr=0.05))
+    sizes = (40, 60, 50, 60, 40, 60)
+    data = Related(torch.float32, classes=True, sizes=sizes)
+    evaluation = ClientEvaluation(1, "val_accuracy", compare_alone=True)
+    flags = {"logger": CSVLogger(tmp_path), "default_root_dir": tmp_path, "precision": "32-true"}
+    split = {"client_test": 0.4}
+    settings = {"client_evaluation": evaluation}
+    run(15, Mocha(0.05), module, data=data, sizes=sizes, split=split, settings=settings, flags=flags)
+    with (tmp_path / "client_comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["client", "test examples", "local only", "own", "gain"]
+    assert float(rows[-1]["own"]) > 0.7
+    with (tmp_path / "lightning_logs/version_0/relationships.csv").open() as file:
+        matrix = list(csv.reader(file))
+    assert matrix[0] == ["client", "0", "1", "2", "3", "4", "5"]
+    assert [float(matrix[k + 1][k + 1]) for k in range(6)] == pytest.approx([1.0] * 6)
+
+
+def test_resume_goes_on_with_the_same_bits(tmp_path):
+    whole, parts = task(), task()
+    models, _ = run(4, Mocha(update_every=3), whole)
+    run(2, Mocha(update_every=3), task(), every_round(tmp_path))
+    again, _ = run(4, Mocha(update_every=3), parts, ckpt_path=str(tmp_path / "last.ckpt"))
+    assert torch.equal(models, again)
+    assert same_bits(weights(whole), weights(parts))
+    torch.testing.assert_close(whole.network.weight[0].detach(), models.mean(dim=0))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 10_000), st.floats(0.01, 10))
+def test_the_bound_is_above_the_regularizer_and_touches_it(clients, features, seed, strength):
+    """For any W and any other V: 1/2 tr(V^T M V) <= bound(V), with equality at W up to the constant."""
+    draw = torch.Generator().manual_seed(seed)
+    w, v = torch.randn(2, clients, features, generator=draw, dtype=torch.float64)
+    m = coupling(learn_relationships(w, 0.1), strength, 0.01)
+    anchors, strengths = pulls(w, m)
+
+    def rise(at: Tensor) -> float:
+        true = 0.5 * (at * (m @ at)).sum() - 0.5 * (w * (m @ w)).sum()
+        bound = 0.5 * (strengths[:, None] * ((at - anchors) ** 2 - (w - anchors) ** 2)).sum()
+        return float(bound - true)
+
+    assert rise(v) >= -1e-6 * float(strengths.max())
+    assert rise(w) == 0
+    assert similarity(learn_relationships(w, 0.1)).diagonal().tolist() == pytest.approx([1.0] * clients)
+
+
+@pytest.mark.parametrize(
+    ("module", "local", "message"),
+    [
+        (
+            lambda: ClassificationTask(LeNet(1, 28)),
+            {},
+            r"Mocha is defined for linear models.*trains 5 layers",
+        ),
+        (
+            lambda: RegressionTask(nn.Linear(8, 1, dtype=torch.float64), RobustLoss(0.0)),
+            {},
+            r"Mocha needs a convex loss, and RobustLoss is none",
+        ),
+        (task, {"proximal_mu": 0.1}, r"'federation.local.proximal_mu' must be 0"),
+        (task, {"engine": "stacked"}, r"'federation.local.engine' trainer or fabric"),
+    ],
+)
+def test_what_it_is_not_defined_for(module, local, message):
+    with pytest.raises(ConfigurationError, match=message):
+        run(1, Mocha(), module(), local=local)
+
+
+def test_a_robust_loss_that_stays_convex_is_allowed():
+    module = RegressionTask(nn.Linear(8, 1, dtype=torch.float64), RobustLoss(2.0, lowest=1.0))
+    models, _ = run(2, Mocha(), module)
+    assert len({tuple(row) for row in models.tolist()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strength": -1.0}, r"'federation.route.strength' must be 0 or above, but is -1.0"),
+        ({"strength": 0.0, "l2": 0.0}, r"'federation.route.l2' must be above 0 where 'strength' is 0"),
+        ({"smoothing": 0.0}, r"'federation.route.smoothing' must be above 0, in units of squared weights"),
+        ({"update_every": 0}, r"'federation.route.update_every' must be 1 or above, but is 0"),
+    ],
+)
+def test_settings_outside_their_range(values, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Mocha(**values)

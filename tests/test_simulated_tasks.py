@@ -1,0 +1,167 @@
+"""The simulator of related tasks: its weights, its examples, and who holds what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest
+
+from fl_lightning import ConfigurationError, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedTasksDataModule
+from fl_lightning.functional.related_tasks import related_examples, related_weights
+
+
+def drawn(**more) -> SimulatedTasksDataModule:
+    data = SimulatedTasksDataModule(**more)
+    data.setup("fit")
+    return data
+
+
+# ------------------------------------------------------------------ the weights
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 6), st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_without_spread_a_group_shares_its_weights(clients, groups, features, seed):
+    groups = min(groups, clients)
+    weights = related_weights(clients, groups, features, 0.0, torch.Generator().manual_seed(seed))
+    assert weights.shape == (clients, features)
+    assert len({tuple(row) for row in weights.tolist()}) == groups
+    for t in range(groups, clients):
+        assert torch.equal(weights[t], weights[t - groups])
+
+
+def test_weights_spread_normally_around_their_groups():
+    weights = related_weights(3000, 3, 4, 0.5, torch.Generator().manual_seed(0))
+    centres = related_weights(3, 3, 4, 0.0, torch.Generator().manual_seed(0))  # the same first draws
+    deviations = (weights.view(1000, 3, 4) - centres).flatten().numpy() / 0.5
+    assert kstest(deviations, "norm").pvalue > 0.01
+    many = related_weights(5000, 5000, 2, 0.0, torch.Generator().manual_seed(1)).flatten()
+    assert kstest(many.numpy(), "norm").pvalue > 0.01
+
+
+# ------------------------------------------------------------------ the examples
+
+
+def examples(kind: str, noise: float) -> tuple[torch.Tensor, ...]:
+    weights, shifts = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-1.0, 0.0]]).double(), torch.tensor([[0, 0], [5, -5], [1, 1.0]])
+    clients = torch.arange(3).repeat_interleave(torch.tensor([2000, 3000, 1000]))
+    draw = torch.Generator().manual_seed(3)
+    inputs, targets = related_examples(weights, shifts.double(), clients, 2, kind, noise, draw)
+    return weights, shifts.double(), clients, inputs, targets
+
+
+def test_regression_is_linear_in_each_client():
+    weights, shifts, clients, inputs, targets = examples("regression", 0.0)
+    for t in range(3):
+        mine = clients == t
+        found = np.linalg.lstsq(inputs[mine].numpy(), targets[mine].numpy(), rcond=None)[0]
+        np.testing.assert_allclose(found, weights[t], atol=1e-10)
+        assert kstest((inputs[mine] - shifts[t]).flatten().numpy(), "norm").pvalue > 0.01
+    weights, _, clients, inputs, targets = examples("regression", 0.3)
+    noise = (targets - (weights[clients] * inputs).sum(dim=1)) / 0.3
+    assert kstest(noise.numpy(), "norm").pvalue > 0.01
+
+
+def test_classes_are_the_signs_of_the_same_values():
+    _, _, _, inputs, values = examples("regression", 0.3)
+    _, _, _, same, targets = examples("classification", 0.3)
+    assert torch.equal(inputs, same)
+    assert targets.dtype == torch.int64
+    assert targets.tolist() == [int(value > 0) for value in values.tolist()]
+    assert 0 < targets.float().mean() < 1
+
+
+def test_clusters_are_blobs_around_the_weights():
+    weights, shifts, clients, inputs, targets = examples("clusters", 0.2)
+    assert targets.tolist() == [[0, 1, 0][t] for t in clients.tolist()]
+    around = (inputs - weights[clients] - shifts[clients]) / 0.2
+    assert kstest(around.flatten().numpy(), "norm").pvalue > 0.01
+
+
+# ------------------------------------------------------------------ the datamodule
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification", "clusters"])
+def test_every_task_is_a_client(kind):
+    base = SimulatedTasksDataModule(12, 3, 4, (5, 9), kind, test_examples=100, seed=4)
+    data = FederatedDataModule(base, DomainPartitioner())
+    data.setup("fit")
+    assert [data.client_name(k) for k in (0, 4, 11)] == ["client 00 of group 0", "client 04 of group 1", "client 11 of group 2"]
+    assert data.num_clients == 12
+    assert set(data.indices.sizes.tolist()) <= {5, 6, 7, 8, 9}
+    inputs, targets = base.train_set.tensors
+    assert inputs.dtype == torch.float32
+    assert targets.dtype == (torch.float32 if kind == "regression" else torch.int64)
+    for k in range(12):
+        assert set(base.train_set.domains[data.indices[k]].tolist()) == {k}
+        if kind == "clusters":
+            assert set(targets[data.indices[k]].tolist()) == {k % 3}
+    assert base.origin == f"simulated, {kind}: 12 clients in 3 groups ({len(inputs)} + 100 examples, 4 features)"
+    held, _ = next(iter(data.val_dataloader()))
+    assert held.shape == (100, 4)
+    assert not set(map(tuple, held.tolist())) & set(map(tuple, inputs.tolist()))
+    mixed = FederatedDataModule(base, IIDPartitioner(3))
+    mixed.setup("fit")
+    assert len(set(base.train_set.domains[mixed.indices[0]].tolist())) > 4
+
+
+def test_true_weights_are_those_of_the_data():
+    data = drawn(num_clients=4, groups=2, features=3, examples=(30, 40), noise=0.0, spread=0.5, shift=2.0, seed=8)
+    inputs, targets = (tensor.double().numpy() for tensor in data.train_set.tensors)
+    assert data.true_weights().shape == (4, 3)
+    for t in range(4):
+        mine = data.train_set.domains.numpy() == t
+        found = np.linalg.lstsq(inputs[mine], targets[mine], rcond=None)[0]
+        np.testing.assert_allclose(found, data.true_weights()[t], atol=1e-5)
+    held, values = next(iter(data.val_dataloader()))
+    own = data.true_weights()[torch.arange(500) % 4]  # in turn
+    np.testing.assert_allclose((own * held).sum(dim=1), values, atol=1e-4)
+
+
+def test_sizes_are_uniform_both_ends_included():
+    data = drawn(num_clients=4000, groups=1, features=1, examples=(3, 6))
+    counts = torch.bincount(torch.bincount(data.train_set.domains), minlength=7)
+    assert counts[:3].tolist() == [0, 0, 0]
+    assert chisquare(counts[3:].numpy()).pvalue > 0.01
+
+
+def test_shift_moves_the_clients_inputs():
+    near, far = (drawn(num_clients=300, groups=1, features=2, examples=(20, 20), shift=shift) for shift in (0.0, 3.0))
+    means = [data.train_set.tensors[0].view(300, 20, 2).mean(dim=1).flatten() for data in (near, far)]
+    assert means[0].std().item() == pytest.approx(20**-0.5, rel=0.1)
+    assert means[1].std().item() == pytest.approx((9 + 1 / 20) ** 0.5, rel=0.1)
+
+
+def test_the_seed_alone_decides():
+    state = torch.get_rng_state()
+    one, same, other = (drawn(seed=seed, shift=1.0) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.train_set.tensors, same.train_set.tensors, strict=True))
+    assert not torch.equal(one.true_weights(), other.true_weights())
+    assert not torch.equal(one.train_set.tensors[0][:20], other.train_set.tensors[0][:20])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "'data.datamodule.num_clients' must be 1 or above"),
+        ({"groups": 0}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 0"),
+        ({"groups": 11}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 11"),
+        ({"features": 0}, "'data.datamodule.features' must be 1 or above"),
+        ({"examples": (5, 4)}, "'data.datamodule.examples' must be two numbers of 1 or above, the least and the most"),
+        ({"examples": (0, 4)}, "'data.datamodule.examples' must be two numbers"),
+        ({"kind": "blobs"}, "'data.datamodule.kind' must be one of regression, classification, clusters, but is 'blobs'"),
+        ({"spread": -0.1}, "'data.datamodule.spread' must be 0 or above"),
+        ({"noise": -0.1}, "'data.datamodule.noise' must be 0 or above"),
+        ({"shift": -0.1}, "'data.datamodule.shift' must be 0 or above"),
+        ({"test_examples": 0}, "'data.datamodule.test_examples' must be 1 or above"),
+        ({"batch_size": 0}, "'data.datamodule.batch_size' must be 1 or above"),
+        ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
+    ],
+)
+def test_settings_of_the_simulator(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        SimulatedTasksDataModule(**settings)

@@ -1,0 +1,200 @@
+"""Parts that are frozen and thawed: what is trained, averaged and counted follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from federations import CLASSES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from lightning.pytorch.callbacks import BackboneFinetuning
+from torch import nn
+
+from fl_lightning import (
+    AdaFed,
+    ClientEvaluation,
+    ConfigurationError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    Krum,
+    LocalOnly,
+    LocalTraining,
+    Scaffold,
+    TopK,
+    TransferLearning,
+)
+
+BACKBONE = ["net.0", "net.1"]
+HEAD, EVERYTHING = 8 * 3 + 3, 4 * 8 + 8 + 2 * 8 + 8 * 3 + 3
+BUFFERS = 2 * 8
+"""BatchNorm's running mean and variance."""
+
+
+class Watch(FederationCallback):
+    """The length of what each client sends, the bytes of each round, and the weights after it."""
+
+    def __init__(self) -> None:
+        self.lengths: list[set[int]] = []
+        self.bytes: list[float] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_round_start(self, *args: Any) -> None:
+        self.lengths.append(set())
+
+    def on_client_end(self, run: Any, module: Any, update: Any) -> None:
+        self.lengths[-1].add(update.state.numel())
+
+    def on_round_end(self, run: Any, module: Any, round_idx: int) -> None:
+        self.bytes.append(float(run.callback_metrics["federation/bytes_up"]))
+        self.weights.append(weights(module))
+
+
+def plain() -> Plain:
+    torch.manual_seed(3)
+    return Plain(batchnorm=True)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+@pytest.mark.parametrize("strategy", [AdaFed("val_acc"), Krum(0)])
+def test_frozen_for_two_rounds_then_trained(engine, strategy):
+    module, watch = plain(), Watch()
+    before = weights(module)
+    federate(
+        module,
+        4,
+        watch,
+        TransferLearning(BACKBONE, thaw_after=2),
+        strategy=strategy,
+        local=LocalTraining(engine=engine, stack_size=2),
+    )
+    assert watch.lengths == [{HEAD}] * 2 + [{EVERYTHING + BUFFERS}] * 2
+    counter = 8  # BatchNorm's number of batches, int64
+    assert watch.bytes == [3 * 4 * HEAD] * 2 + [3 * (4 * (EVERYTHING + BUFFERS) + counter)] * 2
+    for name in ("net.0.weight", "net.1.weight", "net.1.running_mean", "net.1.num_batches_tracked"):
+        assert torch.equal(watch.weights[1][name], before[name]), name
+        assert not torch.equal(watch.weights[2][name], before[name]), name
+    assert not torch.equal(watch.weights[0]["net.3.weight"], before["net.3.weight"])
+
+
+def test_frozen_for_ever_is_a_module_that_is_frozen_by_hand():
+    chosen, by_hand = plain(), plain()
+    federate(chosen, 3, TransferLearning(BACKBONE))
+    by_hand.net[0].requires_grad_(False)
+    by_hand.net[1].requires_grad_(False).eval()
+    federate(by_hand, 3)
+    assert same_bits(weights(chosen), weights(by_hand))
+
+
+def test_frozen_after_rounds_of_training():
+    module, watch = plain(), Watch()
+    federate(module, 4, watch, TransferLearning(BACKBONE, freeze_after=1, thaw_after=3))
+    assert watch.lengths == [{EVERYTHING + BUFFERS}, {HEAD}, {HEAD}, {EVERYTHING + BUFFERS}]
+    for name in ("net.0.weight", "net.1.running_var"):
+        assert torch.equal(watch.weights[0][name], watch.weights[2][name])
+        assert not torch.equal(watch.weights[2][name], watch.weights[3][name])
+    assert module.net[1].training
+
+
+def test_a_transform_sees_what_is_trained_only():
+    watch = Watch()
+    federate(plain(), 1, watch, TransferLearning(BACKBONE), transforms=[TopK(1 / 3, error_feedback=False)])
+    assert watch.bytes == [3 * 9 * 8]  # a third of 27 values, each with its place, in 4 bytes
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_resume_on_either_side_of_the_thaw(tmp_path, rounds):
+    whole, parts = plain(), plain()
+    federate(whole, 4, TransferLearning(BACKBONE, thaw_after=2))
+    flags = {"enable_checkpointing": True}
+    federate(plain(), rounds, TransferLearning(BACKBONE, thaw_after=2), every_round(tmp_path), flags=flags)
+    federate(parts, 4, TransferLearning(BACKBONE, thaw_after=2), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert same_bits(weights(whole), weights(parts))
+
+
+def test_without_a_federation():
+    module = plain()
+    before = weights(module)
+    trainer(1, TransferLearning(BACKBONE)).fit(module, Blobs())
+    assert torch.equal(module.net[0].weight, before["net.0.weight"])
+    assert torch.equal(module.net[1].running_mean, before["net.1.running_mean"])
+    thawed = plain()
+    trainer(2, TransferLearning(BACKBONE, thaw_after=1)).fit(thawed, Blobs())
+    assert not torch.equal(thawed.net[0].weight, before["net.0.weight"])
+
+
+def test_lightnings_own_callback():
+    class Headed(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Identity()
+            self.backbone, self.head = nn.Linear(4, 8), nn.Linear(8, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.backbone(x)))
+
+    torch.manual_seed(3)
+    module, watch = Headed(), Watch()
+    before = weights(module)
+    federate(module, 3, watch, BackboneFinetuning(unfreeze_backbone_at_epoch=2, backbone_initial_lr=1.0))
+    assert watch.lengths == [{HEAD}, {HEAD}, {HEAD + 40}]
+    assert torch.equal(watch.weights[1]["backbone.weight"], before["backbone.weight"])
+    assert not torch.equal(module.backbone.weight, before["backbone.weight"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": Scaffold()},
+        {"transforms": [TopK(0.5)]},
+        {"route": LocalOnly("val_acc")},
+    ],
+)
+def test_what_keeps_vectors_over_rounds_does_not_survive_a_change(settings):
+    message = r"What is trained has changed in round 1, and control variates, error feedback or models of their own"
+    with pytest.raises(ConfigurationError, match=message):
+        federate(plain(), 3, TransferLearning(BACKBONE, thaw_after=1), **settings)
+
+
+@pytest.mark.parametrize("settings", [{"strategy": Scaffold()}, {"transforms": [TopK(0.5)]}, {"route": LocalOnly("val_acc")}])
+def test_it_may_keep_them_where_nothing_changes(settings):
+    module = plain()
+    before = weights(module)
+    federate(module, 2, TransferLearning(BACKBONE), **settings)
+    assert torch.equal(module.net[0].weight, before["net.0.weight"])
+    assert not torch.equal(module.net[3].weight, before["net.3.weight"])
+
+
+def test_clients_alone_cannot_repeat_a_change():
+    federation = FederatedOrchestrator(client_evaluation=ClientEvaluation(0, "val_acc", compare_alone=True))
+    data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.2)
+    run = trainer(3, federation, TransferLearning(BACKBONE, thaw_after=1))
+    with pytest.raises(ConfigurationError, match=r"compare_alone' to false, or freeze the same parts in all rounds"):
+        run.fit(plain(), data)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (["backbone"], r"freezes 'backbone', which is no part of Plain with parameters. Set 'parts' to some of: net, net.0"),
+        (["net.2"], r"freezes 'net.2', which is no part of Plain with parameters"),
+        (["net"], r"TransferLearning freezes all that Plain trains: 'parts' is \['net'\]"),
+    ],
+)
+def test_parts_that_cannot_be_frozen(parts, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(plain(), 1, TransferLearning(parts))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parts": []}, r"'parts' must be a list of names of submodules, but is \[\]"),
+        ({"parts": "net.0"}, r"'parts' must be a list of names of submodules, but is 'net.0'"),
+        ({"parts": ["net.0"], "freeze_after": -1}, r"'freeze_after' must be 0 or above, but is -1"),
+        ({"parts": ["net.0"], "freeze_after": 2, "thaw_after": 2}, r"'thaw_after' must be above 'freeze_after', 2, or null"),
+    ],
+)
+def test_settings_outside_their_range(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        TransferLearning(**settings)
