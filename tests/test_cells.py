@@ -85,6 +85,12 @@ def test_cells_lie_in_the_image_and_apart(count, distance, seed):
     assert pdist(dots).min(initial=np.inf) >= distance
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_cells_that_would_overlap_are_placed_again(seed):
+    """Of 20 cells in 200 x 300 pixels, 190 pairs, 1.4 would be expected within 12 pixels of each other."""
+    assert pdist(place_cells(20, 200, 300, 12.0, generator(seed)).numpy()).min() >= 12
+
+
 def test_a_crowded_image_has_no_fewer_cells_but_more_overlap():
     dots = place_cells(200, 20, 20, 5.0, generator(0)).numpy()
     free = place_cells(200, 20, 20, 0.0, generator(0)).numpy()
@@ -139,20 +145,23 @@ def test_a_cell_shines_as_its_integral_says(elongation, blur):
 
 
 def test_sizes_and_brightness_are_spread_as_they_say():
-    """Light of many cells: pi r^2 times brightness, r lognormal, brightness uniform; both independent."""
-    look = replace(PLAIN, radius=6.0, radius_spread=0.2, brightness_spread=0.5, blur=0.5)
-    masses, tops = [], []
+    """Light of many cells: pi r^2 times brightness, r lognormal, brightness uniform; half-axes one to between one and two."""
+    look = replace(PLAIN, radius=6.0, radius_spread=0.2, brightness_spread=0.5, blur=0.5, elongation=1.0)
+    masses, tops, ratios = [], [], []
     for seed in range(300):
         image, dots = draw_cells(1, 60, 60, look, generator(seed, "spread"))
         if dots.min() > 20 and dots.max() < 39:
             masses.append(float(image.sum()))
             tops.append(float(image.max()))
+            long, short = np.linalg.eigvalsh(moments(image.double().numpy())[2])[::-1] - 0.5**2
+            ratios.append(np.sqrt(long / short))
     assert len(tops) > 20
     assert min(tops) >= 0.6 * 0.5 * 0.99
     assert max(tops) <= 0.6 * 1.5
     assert stats.kstest(tops, stats.uniform(0.3, 0.6).cdf).pvalue > 1e-3
     radii = np.sqrt(np.array(masses) / np.array(tops) / np.pi / (1 + np.pi**2 * 0.1**2 / 3))
     assert stats.kstest(np.log(radii / 6) / 0.2, stats.norm.cdf).pvalue > 1e-3
+    assert stats.kstest(ratios, stats.uniform(1, 1).cdf).pvalue > 1e-3
 
 
 def test_light_comes_in_from_cells_at_the_border():
@@ -221,6 +230,9 @@ def test_a_careless_annotator_misses_invents_and_displaces_as_often_as_it_says()
     false = more[20_000:].numpy()
     assert stats.binomtest(len(false), 20_000, 0.2).pvalue > 1e-3
     assert all(stats.kstest(false[:, axis], stats.uniform(0, 499).cdf).pvalue > 1e-3 for axis in (0, 1))
+    both = annotate(dots, 500, 500, 0.5, 0.5, 0.0, generator(4))
+    assert len(both) != 20_000  # misses are not the inventions
+    assert abs(len(both) - 20_000) < 4 * np.sqrt(20_000 * 2 * 0.25)
     moved = (annotate(dots, 500, 500, 0.0, 0.0, 2.0, generator(3)) - dots).numpy()
     assert all(stats.kstest(moved[:, axis], stats.norm(0, 2).cdf).pvalue > 1e-3 for axis in (0, 1))
 

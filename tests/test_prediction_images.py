@@ -119,12 +119,19 @@ def test_a_readout_of_something_else(drawn, readout):
     assert drawn[0][3] is None
 
 
+class Noisy(Draws):
+    """Draws random numbers in evaluation, too."""
+
+    def forward(self, x):
+        return self.network(x + torch.rand_like(x))
+
+
 def test_the_run_goes_on_as_without_it():
     """Modes of the module's parts, weights, and the random state."""
     ends = []
     for callbacks in ([], [PredictionImages()]):
         torch.manual_seed(3)
-        module = Draws()
+        module = Noisy()
         module.network[1].eval()
         trainer(2, *callbacks).fit(module, cells())
         modes = [part.training for part in module.modules()]

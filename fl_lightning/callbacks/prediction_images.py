@@ -44,7 +44,7 @@ class PredictionImages(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the first images as the module gets them; the model that is drawn from is that of the end."""
-        if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking:
+        if trainer.state.fn is TrainerFn.FITTING:
             self._keep(trainer, batch, batch_idx + dataloader_idx)
 
     def on_test_batch_end(

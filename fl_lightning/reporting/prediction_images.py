@@ -47,8 +47,7 @@ def draw_predictions(
         density = axes[row, 2].imshow(drawn[row, 0], **scale)
         for axis, text in zip(axes[row], texts, strict=True):
             axis.set_title(text, fontsize="medium")
-            axis.set_xticks([])
-            axis.set_yticks([])
+            axis.set(xticks=[], yticks=[])
     figure.colorbar(density, ax=axes, shrink=0.8 if rows == 1 else 0.5, label="target and prediction, in the target's units")
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
