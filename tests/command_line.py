@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -28,3 +29,35 @@ def fit(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
 
 def small(fl, *args: str, rounds: int = 1) -> tuple[int, str]:
     return fit(fl, "--trainer.logger=false", *args, rounds=rounds)
+
+
+QUIET = [
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--partition_report.enabled=false",
+]
+TINY_CELLS = ["--data.datamodule.sites={a: {images: 6}, b: {images: 9, missed: 0.5}}", "--data.datamodule.test_images=4"]
+OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {
+    "cell_counting": (["cell_counting"], TINY_CELLS),
+    "cell_counting_robust": (["cell_counting", "cell_counting_robust"], TINY_CELLS),
+    "cells": (["cell_counting", "data/cells"], ["--data.datamodule.image_size=32", "--federation.local.limit_train_batches=1"]),
+    "linear_regression_simulated": (["linear_regression_simulated"], []),
+    "network_mse_simulated": (["network_mse_simulated"], []),
+    "svm_simulated": (["svm_simulated"], []),
+    "mocha_simulated": (["mocha_simulated"], []),
+    "kmeans_simulated": (["kmeans_simulated"], []),
+    "table": (["network_mse_simulated", "data/table"], ["--model.network.in_features=2"]),
+    "transfer_learning_mnist": (
+        ["adafed_mnist", "transfer_learning_mnist"],
+        [*(flag for flag in SMALL if "LeNet" not in flag and "trainer.accel" not in flag), "--trainer.callbacks.thaw_after=2"],
+    ),
+}
+"""Configurations that do not go on top of adafed_mnist: by name, the files of a run and what makes it small."""
+
+
+def undocumented(names: list[str]) -> list[str]:
+    """Names of metrics that docs/metrics.md does not have."""
+    documented = re.findall(r"^\|(?: [^|`]+ \|)? `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    patterns = [re.escape(p).replace("<client>", r"\d+").replace("<class>", r"\d+") for p in documented] + ["step"]
+    return [name for name in names if not any(re.fullmatch(p, name) for p in patterns)]

@@ -1,0 +1,46 @@
+"""The configurations beyond image classification: each is fitted, and resumed to the same bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import OTHER_TASKS, QUIET, ROOT, undocumented
+
+
+def bring_data(name: str) -> None:
+    """What a user brings: a folder of images with dots, or a table."""
+    if name == "cells":
+        tool = [sys.executable, str(ROOT / "tools" / "simulate_cells.py"), "--out=data/cells", "--images=5", "--image_size=40"]
+        subprocess.run(tool, check=True, capture_output=True)
+    if name == "table":
+        Path("data").mkdir()
+        rows = (f"{k % 7},{'xyz'[k % 3]},{-k},{k % 5 - 0.5 * k}" for k in range(60))
+        Path("data/table.csv").write_text("\n".join(["a,client,b,target", *rows]))
+
+
+@pytest.mark.parametrize("name", OTHER_TASKS)
+def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
+    bring_data(name)
+    files, more = OTHER_TASKS[name]
+    configs = [f"--config={ROOT / 'configs' / file}.yaml" for file in files]
+
+    def run(folder: str, rounds: int, *flags: str) -> dict:
+        own = [f"--trainer.default_root_dir={folder}", f"--trainer.max_epochs={rounds}", "--federation.local.threads=1"]
+        status, text = fl("fit", *configs, *more, *QUIET, *own, *flags)
+        assert status == 0, text
+        assert f"Rounds: {rounds}." in text
+        assert (Path(folder) / "checkpoints" / "best.ckpt").exists()
+        return torch.load(f"{folder}/checkpoints/last.ckpt", weights_only=True)
+
+    whole = run("whole", 3)
+    run("parts", 1)
+    resumed = run("parts", 3, "--ckpt_path=last")
+    assert whole["state_dict"].keys() == resumed["state_dict"].keys()
+    for key, tensor in whole["state_dict"].items():
+        assert torch.equal(tensor, resumed["state_dict"][key]), key
+    (log,) = Path("whole").glob("csv/version_*/metrics.csv")
+    assert not undocumented(log.read_text().splitlines()[0].split(","))
