@@ -53,27 +53,36 @@ class Federation:
     secure_aggregation: SecureAggregation | None = None
     updates_in_memory: float = math.inf
 
-    @cached_property
+    @property
     def size(self) -> int:
         """d, the length of a model's vector."""
-        return self.server.vector().numel()
+        return self.server.size
 
-    def look_again(self) -> None:
-        """At what is frozen, before a round: callbacks may have frozen or thawed parts."""
+    def look_again(self) -> set[int]:
+        """At what is frozen, before a round: callbacks may have frozen or thawed parts.
+
+        Returns:
+            Lengths that vectors of all parameters, or of a model, had before and have no more.
+        """
+        before = {self.size, self.server.num_parameters}
         if self.server.refresh():
-            vars(self).pop("size", None)
             self.local.rearrange()
+        return before - {self.size, self.server.num_parameters}
 
-    def check_kept(self) -> None:
+    def check_kept(self, outdated: set[int]) -> None:
         """Refuse to go on with what was kept of parameters that were trained before, and others are now.
 
+        Args:
+            outdated: of :meth:`look_again`.
+
         Raises:
-            ConfigurationError: naming it.
+            ConfigurationError: saying what may be kept.
         """
-        trained = self.server.num_parameters
         control = self.strategy.control
-        stale = control is not None and control.numel() not in (0, trained)
-        stale = stale or any(vector.numel() not in (self.size, trained) for vector in self.local.memory.vectors())
+        own = {"vector": self.size, "control": self.server.num_parameters}
+        stale = control is not None and control.numel() != own["control"]
+        for name, vector in self.local.memory.vectors():
+            stale = stale or vector.numel() in outdated or vector.numel() != own.get(name, vector.numel())
         if stale:
             raise ConfigurationError(
                 f"What is trained has changed in round {self.trainer.current_epoch}, and control variates, error feedback or "

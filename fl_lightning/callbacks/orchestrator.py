@@ -221,13 +221,13 @@ class FederatedOrchestrator(Callback):
     def _train_round(self, trainer: Trainer, module: LightningModule) -> list[tuple[int, int, int, int]]:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
-        self._federation.look_again()
+        outdated = self._federation.look_again()
         self._evaluator.begin_round(round_idx)
         if round_idx == 0:
             self._run.memory.forget()
             self.strategy.reset()
             self.route.reset()
-        self._federation.check_kept()
+        self._federation.check_kept(outdated)
         keepers = self._hostility.begin_round(round_idx)
         everyone = frozenset(range(self._federation.data.num_clients))
         self._run.memory.keepers = everyone if self.route.keeps_models else keepers

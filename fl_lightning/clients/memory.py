@@ -43,10 +43,10 @@ class ClientMemory:
         if client in self.keepers:
             self.put(client, vector=model.vector, counters=model.counters)
 
-    def vectors(self) -> Iterator[Tensor]:
-        """What clients keep of all parameters of a model, under whatever name."""
+    def vectors(self) -> Iterator[tuple[str, Tensor]]:
+        """What clients keep that may be of all parameters of a model, by name."""
         for kept in self._kept.values():
-            yield from (tensor for name, tensor in kept.items() if tensor.ndim == 1 and name != "counters")
+            yield from ((name, tensor) for name, tensor in kept.items() if tensor.ndim == 1 and name != "counters")
 
     def control(self, client: int) -> Tensor | None:
         """c_k, shape (p,); None where it is still 0."""

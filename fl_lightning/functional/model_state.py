@@ -170,6 +170,11 @@ class ModelState:
         return Snapshot(self.vector(), self.counters())
 
     @property
+    def size(self) -> int:
+        """d, the length of :meth:`vector`."""
+        return sum(getattr(owner, name).numel() for owner, name in (*self._parameters, *self._floats))
+
+    @property
     def num_parameters(self) -> int:
         """The first p entries of :meth:`vector` are parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
