@@ -25,6 +25,7 @@ from torchvision.transforms import v2
 
 from fl_lightning import (
     Availability,
+    ClientError,
     ConfigurationError,
     DataError,
     ExamplePrivacy,
@@ -39,6 +40,7 @@ from fl_lightning import (
     Mediators,
     ShardPartitioner,
     Sums,
+    WarmStart,
 )
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -532,3 +534,16 @@ def test_batches_of_inputs_alone():
     trainer(2).fit(one, DataLoader(points, batch_size=4))
     trainer(2).fit(other, DataLoader(TensorDataset(points), batch_size=7))
     np.testing.assert_allclose(one.centroids.detach(), other.centroids.detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{"route": WarmStart(1)}, {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1e-3)}])
+def test_other_routes_and_a_servers_optimizer_are_refused(settings):
+    with pytest.raises(ConfigurationError, match=r"'federation.server_optimizer' out, and 'federation.route' at ServerRoute"):
+        federate(KMeansTask(3, 4), strategy=FederatedKMeans(), local=LocalTraining(max_epochs=1), **settings)
+
+
+def test_training_examples_that_are_not_finite_without_a_federation():
+    data = Blobs()
+    data.train[0][3, 1] = torch.nan
+    with pytest.raises(ClientError, match="training examples hold numbers that are not finite"):
+        trainer(1).fit(KMeansTask(3, 4), data)

@@ -11,7 +11,7 @@ from federations import Blobs, Plain, blobs, every_round, federate, same_bits, t
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.metrics import f1_score, recall_score
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy, MulticlassHammingDistance, MulticlassRecall
+from torchmetrics.classification import BinaryRecall, MulticlassAccuracy, MulticlassHammingDistance, MulticlassRecall
 
 from fl_lightning import (
     AdaFed,
@@ -183,3 +183,21 @@ def test_clients_do_not_adapt():
         found = module(x).argmax(1)
     expected = 1 / (torch.from_numpy(f1_score(y, found, average=None)) + 0.1)
     torch.testing.assert_close(module.loss.class_weights.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (BinaryRecall(), r"BinaryRecall cannot compare predictions of torch.float32.*Set 'model.loss.metric' to a metric"),
+        (MulticlassRecall(2, average="none"), r"MulticlassRecall cannot compare .* with the same number of classes"),
+    ],
+)
+def test_a_metric_for_other_data(metric, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(ClassificationTask(Plain().net, 3, MetricWeightedCrossEntropy(metric, 3)))
+
+
+def test_a_metric_that_leaves_its_range():
+    loss = MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2)
+    with pytest.raises(ConfigurationError, match=r"wants values in \[0, 1\], higher being better, but its metric gives \[-0.5"):
+        loss.adapt(torch.tensor([-0.5, 0.2]))

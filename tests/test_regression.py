@@ -15,12 +15,15 @@ from sklearn.metrics import mean_absolute_error, mean_absolute_percentage_error,
 from sklearn.svm import SVC, LinearSVC
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanAbsoluteError, R2Score
+from torchmetrics.classification import BinaryF1Score
 
 from fl_lightning import (
     MLP,
+    AdaFed,
     ClassificationTask,
     ConfigurationError,
-    DataError,
+    F1WeightedCrossEntropy,
     FedAvg,
     FedAvgM,
     HalfSquaredError,
@@ -28,6 +31,7 @@ from fl_lightning import (
     LocalTraining,
     PercentageError,
     RegressionTask,
+    ShapleyValues,
     TensorLoader,
 )
 
@@ -218,8 +222,75 @@ def test_a_server_with_a_single_number():
         def val_dataloader(self) -> Any:
             return TensorLoader((self.x[:1], self.y[:1]), 16)
 
-    with pytest.raises(DataError, match=r"The val set holds a single number: there is no variance for R2"):
-        federate(RegressionTask(nn.Linear(3, 1)), 1, data=One(*linear_data()), partitioner=Consecutive(SIZES))
+    task = RegressionTask(nn.Linear(3, 1))
+    run = federate(task, 1, data=One(*linear_data()), partitioner=Consecutive(SIZES))
+    x, y = linear_data()
+    assert torch.isnan(run.callback_metrics["val_r2"])
+    assert float(run.callback_metrics["val_mae"]) == pytest.approx(abs(float(task(x[:1])[0, 0].detach() - y[0])), rel=1e-5)
+
+
+@pytest.mark.parametrize("metric", [PercentageError(1e-6), MeanAbsoluteError(), R2Score()])
+def test_a_metric_of_a_strategy_sees_what_the_task_measures(metric):
+    """Outputs (N, 1) against targets (N,) would be broadcast to (N, N)."""
+    x, y = linear_data()
+    names = {"PercentageError": "val_mape", "MeanAbsoluteError": "val_mae", "R2Score": "val_r2"}
+    scores = []
+    for chosen in (metric, names[type(metric).__name__]):
+        torch.manual_seed(1)
+        strategy = ShapleyValues(chosen, "max", exact_up_to=5)
+        fit(RegressionTask(nn.Linear(3, 1)), 1, x, y, strategy=strategy)
+        scores.append(strategy.figures())
+    assert len(scores[0]) > 3
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            lambda: RegressionTask(nn.Linear(3, 1), nn.CrossEntropyLoss()),
+            "must be a loss of numbers, .* but is 'CrossEntropyLoss'",
+        ),
+        (lambda: RegressionTask(nn.Linear(3, 1), F1WeightedCrossEntropy(3)), r"'model.loss' must be a loss of numbers"),
+        (
+            lambda: ClassificationTask(nn.Linear(3, 2), 2, nn.MSELoss()),
+            "MSELoss cannot compare outputs of shape",
+        ),
+    ],
+)
+def test_a_loss_for_other_data(task, message):
+    x, y = linear_data()
+    with pytest.raises(ConfigurationError, match=message):
+        fit(task(), 1, x, (y > 0).long())
+
+
+def test_a_metric_for_other_data():
+    x, y = linear_data()
+    with pytest.raises(
+        ConfigurationError, match=r"BinaryF1Score cannot compare predictions of torch.float32.*'federation.strategy.metric'"
+    ):
+        fit(RegressionTask(nn.Linear(3, 1)), 1, x, y, strategy=AdaFed(BinaryF1Score()))
+
+
+def test_data_without_a_target():
+    class Alone(Pairs):
+        def train_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(self.x), batch_size=7)
+
+        def val_dataloader(self) -> Any:
+            return TensorLoader((self.x,), 16)
+
+    with pytest.raises(
+        ConfigurationError, match=r"RegressionTask learns from batches of \(input, target\), but the data give inputs"
+    ):
+        federate(RegressionTask(nn.Linear(3, 1)), 1, data=Alone(*linear_data()), partitioner=Consecutive(SIZES))
+
+
+def test_half_the_squared_error_of_other_shapes():
+    with pytest.raises(ConfigurationError, match=r"HalfSquaredError compares .* got \(3, 1\) and \(3,\)"):
+        HalfSquaredError()(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(ConfigurationError, match=r"PercentageError compares .* got \(3, 1\) and \(3,\)"):
+        PercentageError().update(torch.zeros(3, 1), torch.zeros(3))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,10 @@ WRONG = [
         "Set 'data.partitioner.classes_per_client' to a number from 1 to 10",
     ),
     (["--data.partitioner=ShardPartitioner", "--data.partitioner.num_clients=4000"], "cannot be cut into 8000 shards"),
-    (["--data.partitioner=DomainPartitioner"], "TensorDataset has no column 'domains'"),
+    (
+        ["--data.partitioner=DomainPartitioner"],
+        "DomainPartitioner makes clients of domains, and the 4000 training examples have none",
+    ),
     (["--data.server_set=clients"], "'clients' with 'data.client_test' above 0, but is 'clients'"),
     (["--data.client_test=1.5"], "'data.client_test' must be at least 0 and below 1, but is 1.5"),
     (
@@ -92,7 +95,7 @@ def by(route: str, *more: str, **settings: object) -> list[str]:
 
 SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.01"]
 WRONG_ALGORITHMS = [
-    (["--federation.route=NoSuch"], "Known: FedCyclic, FedStar, LocalOnly, Mediators, RingFed, ServerRoute, WarmStart"),
+    (["--federation.route=NoSuch"], "Known: FedCyclic, FedStar, LocalOnly, Mediators, Mocha, RingFed, ServerRoute, WarmStart"),
     # what a strategy takes
     (to("FedAvgM", momentum=1), "'federation.strategy.momentum' must be at least 0 and below 1, but is 1.0"),
     (to("FedAvgM", momentum=-0.1), "'federation.strategy.momentum' must be at least 0 and below 1, but is -0.1"),

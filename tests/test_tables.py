@@ -99,7 +99,7 @@ def test_features_alone():
     assert inputs.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert sum(len(batch) for (batch,) in data.train_dataloader()) == 2
     assert not hasattr(data.train_set, "domains")
-    with pytest.raises(DataError, match=r"has no column 'domains': .* or set 'data.partitioner' to another"):
+    with pytest.raises(DataError, match=r"name a column of clients in a table\), or set 'data.partitioner' to another"):
         FederatedDataModule(data, DomainPartitioner()).setup("fit")
 
 
@@ -295,7 +295,7 @@ def test_places_that_hold_no_table():
     with pytest.raises(DataError, match=r"'nowhere' is no file and no folder. Set 'data.datamodule.test_path'"):
         set_up("c", test_path="nowhere")
     for path in ("c", "c/x.csv"):
-        with pytest.raises(DataError, match=r"'data.datamodule.test_path' 'c/x.csv' lies in 'path' .* would be trained on"):
+        with pytest.raises(DataError, match=r"'c/x.csv' lies in 'c.*': its rows would be trained on, too"):
             set_up(path, test_path="c/x.csv")
     with pytest.raises(DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' 'c' is"):
         set_up("c", client_column="a")
@@ -343,3 +343,12 @@ def test_any_text_is_a_table_or_a_message(text):
     with contextlib.suppress(DataError):  # anything else is a failure
         data.setup("fit")
         assert torch.isfinite(data.train_set.tensors[0]).all()
+
+
+def test_the_training_file_within_the_test_folder():
+    """Its rows would be tested on."""
+    write("test/train.csv", GOOD)
+    write("test/other.csv", GOOD)
+    data = TableDataModule("test/train.csv", test_path="test")
+    with pytest.raises(DataError, match=r"'test/train.csv' lies in 'test': its rows would be tested on, too"):
+        data.setup("fit")

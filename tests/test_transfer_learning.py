@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from federations import CLASSES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch.callbacks import BackboneFinetuning
+from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning
 from torch import nn
 
 from fl_lightning import (
@@ -140,6 +140,34 @@ def test_lightnings_own_callback():
     assert watch.lengths == [{HEAD}, {HEAD}, {HEAD + 40}]
     assert torch.equal(watch.weights[1]["backbone.weight"], before["backbone.weight"])
     assert not torch.equal(module.backbone.weight, before["backbone.weight"])
+
+
+def test_lightnings_freezing_of_batchnorm_ends_with_the_thaw():
+    """BaseFinetuning switches 'track_running_stats' off and on again: the clients' copies follow."""
+
+    class Finetuning(BaseFinetuning):
+        def freeze_before_training(self, module: Any) -> None:
+            self.freeze([module.net[0], module.net[1]], train_bn=False)
+
+        def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 2:
+                self.make_trainable([module.net[0], module.net[1]])
+
+    module, watch = plain(), Watch()
+    before = weights(module)
+    federate(module, 4, watch, Finetuning())
+    assert torch.equal(watch.weights[1]["net.1.running_mean"], before["net.1.running_mean"])
+    assert not torch.equal(watch.weights[2]["net.1.running_mean"], before["net.1.running_mean"])
+
+
+def test_a_second_fit_thaws_what_the_first_has_frozen():
+    module, callback = plain(), TransferLearning(BACKBONE, thaw_after=2)
+    before = weights(module)
+    federate(module, 1, callback)
+    assert not module.net[1].training
+    federate(module, 3, callback)
+    assert module.net[1].training
+    assert not torch.equal(module.net[1].running_mean, before["net.1.running_mean"])
 
 
 @pytest.mark.parametrize(

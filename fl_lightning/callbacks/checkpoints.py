@@ -6,8 +6,9 @@ from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
-from fl_lightning.errors import CheckpointError
+from fl_lightning.errors import CheckpointError, ConfigurationError
 
 
 class _InTheRunsFolder(ModelCheckpoint):
@@ -36,6 +37,21 @@ class BestCheckpoint(_InTheRunsFolder):
 
     def __init__(self, monitor: str = "val_accuracy", mode: str = "max", dirpath: str | None = None) -> None:
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the model if it is the best.
+
+        Raises:
+            ConfigurationError: if the module does not log the metric.
+        """
+        logged = trainer.callback_metrics
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking and self.monitor not in logged:
+            known = ", ".join(sorted(name for name in logged if name.startswith("val_"))) or "nothing in validation"
+            raise ConfigurationError(
+                f"'best_checkpoint.monitor' is '{self.monitor}', which {type(pl_module).__name__} does not log. It logs: "
+                f"{known}. Set it to one of these, and 'best_checkpoint.mode' to min where lower is better."
+            )
+        super().on_validation_end(trainer, pl_module)
 
 
 class LastCheckpoint(_InTheRunsFolder):

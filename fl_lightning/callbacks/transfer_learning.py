@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
@@ -35,7 +36,7 @@ class TransferLearning(Callback):
         later = thaw_after is None or thaw_after > freeze_after
         require(later, "thaw_after", f"above 'freeze_after', {freeze_after}, or null", thaw_after)
         self.parts, self.thaw_after, self.freeze_after = list(parts), thaw_after, freeze_after
-        self._modes: dict[nn.Module, bool] = {}
+        self._modes: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of what is frozen, also over fits
 
     def is_frozen(self, round_idx: int) -> bool:
         """Whether the parts are frozen in a round, from 0."""
@@ -48,9 +49,9 @@ class TransferLearning(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the parts, and for something that is left to train."""
-        self._modes = {}
         chosen = {id(parameter) for part in self._find(pl_module) for parameter in part.parameters()}
-        if all(id(parameter) in chosen for parameter in pl_module.parameters() if parameter.requires_grad):
+        rest = (p.requires_grad for p in pl_module.parameters() if id(p) not in chosen)
+        if not any(rest):
             raise ConfigurationError(
                 f"TransferLearning freezes all that {type(pl_module).__name__} trains: 'parts' is {self.parts}. Leave "
                 "something out of it, such as the head."

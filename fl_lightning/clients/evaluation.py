@@ -19,6 +19,7 @@ from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_me
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.holdings import Part
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.metrics.update import update_metric
 
 _STRATEGY = "federation.strategy.metric"
 _BACKDOOR = "federation.attackers.backdoor"
@@ -78,7 +79,8 @@ class ModelEvaluation:
         if name not in logged:
             raise ConfigurationError(
                 f"Models are measured by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
-                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, or to a torchmetrics class."
+                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, "
+                "or to a torchmetrics class by its class_path."
             )
         return logged[name]
 
@@ -285,7 +287,9 @@ class _Scorer(LightningModule):
                 f"A torchmetrics metric as '{self._setting}' needs batches of (input, target), but got a "
                 f"{type(batch).__name__}. Name a metric that your module logs in validation instead."
             )
-        self.metric.update(self.module(batch[0]), batch[1])
+        compare = getattr(self.module, "predictions_and_target", None)  # what the module itself measures, where it says so
+        predictions, target = (self.module(batch[0]), batch[1]) if compare is None else compare(batch)
+        update_metric(self.metric, predictions, target, self._setting)
 
     def on_validation_epoch_end(self) -> None:
         """Log the score."""

@@ -154,7 +154,7 @@ def _table(path: Path, height: int, width: int) -> Tensor:
     for number, row in lines[columns is not None :]:
         try:
             x, y = row if columns is None else (row[column] for column in columns)
-            dot = float(x), float(y)
+            dot = (math.nan, math.nan) if "_" in x + y else (float(x), float(y))  # Python reads 1_0 as ten
         except (IndexError, ValueError):
             dot = math.nan, math.nan
         if not all(map(math.isfinite, dot)):
@@ -162,7 +162,7 @@ def _table(path: Path, height: int, width: int) -> Tensor:
                 f"{path}, line {number}, must be two numbers, x and y in pixels, but is '{','.join(row)}'. Mend the line, or "
                 "name the columns x and y in a first line; the file lies under 'data.datamodule.root'."
             )
-        if not (0 <= dot[0] < width and 0 <= dot[1] < height):
+        if not (-0.5 <= dot[0] < width and -0.5 <= dot[1] < height):
             raise DataError(
                 f"{path}, line {number}: x {dot[0]:g}, y {dot[1]:g} lies outside of its image, which has {width} x {height} "
                 "pixels. Count pixels of the file under 'data.datamodule.root', from 0, before any resizing."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -62,7 +63,7 @@ class CellFolderDataModule(ImageFolderDataModule):
         channels: Literal[1, 3] = 1,
         seed: int = 0,
     ) -> None:
-        require(density_sigma > 0, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
+        require(0 < density_sigma < math.inf, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
         require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
         super().__init__(root, test_root, test_share, image_size, channels, batch_size, eval_batch_size, seed=seed)
         self.density_sigma, self.density_scale = density_sigma, density_scale

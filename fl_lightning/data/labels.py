@@ -40,7 +40,8 @@ def read_labels(dataset: Any) -> Tensor:
     if found.ndim != 1 or found.is_floating_point():
         raise DataError(
             f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
-            f"{tuple(found.shape)}. Use a partitioner that needs no labels, such as IIDPartitioner."
+            f"{tuple(found.shape)}. What goes by classes (a partitioner, a public share, attackers' labels, mediators) needs "
+            "such: use others, such as IIDPartitioner, or data with classes."
         )
     return found.long()
 
@@ -91,6 +92,12 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
     values = _column(dataset, name)
     if values is None and name == "domains" and isinstance(dataset, ConcatDataset):
         values = np.repeat(np.arange(len(dataset.datasets)), [len(part) for part in dataset.datasets])  # type: ignore[arg-type]
+    if values is None and name == "domains":
+        raise DataError(
+            f"DomainPartitioner makes clients of domains, and the {len(dataset)} training examples have none. Put each "
+            "client's files into a folder of its own (or name a column of clients in a table), or set 'data.partitioner' to "
+            "another, such as IIDPartitioner. A dataset of your own has an attribute 'domains', one value for each example."
+        )
     if values is None:
         raise DataError(
             f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import islice
 from typing import Literal
@@ -62,7 +63,7 @@ class SimulatedCellsDataModule(ImageDataModule):
         require(sites is None or len(sites) > 0, "data.datamodule.sites", "one site or more, or null", sites)
         require(image_size >= 8, "data.datamodule.image_size", "8 or above", image_size)
         require(test_images >= 1, "data.datamodule.test_images", "1 or above", test_images)
-        require(density_sigma > 0, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
+        require(0 < density_sigma < math.inf, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
         require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
         self.sites = dict(SITES if sites is None else sites)
         self.image_size, self.test_images = image_size, test_images

@@ -194,7 +194,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _number(cell: str) -> float | None:
     try:
-        return float(cell)
+        return None if "_" in cell else float(cell)  # Python reads 1_0 as ten
     except ValueError:
         return None
 
@@ -218,8 +218,9 @@ def _numbers(file: _File, names: Sequence[str]) -> np.ndarray[Any, Any]:
     """Columns of numbers, float64, shape (rows, names)."""
     positions = [file.header.index(name) for name in names]
     try:
-        values = np.array([[row[k] for k in positions] for row in file.rows]).astype(np.float64)
-        good = bool((np.abs(values) <= _LARGEST).all())  # NaN is not
+        cells = [[row[k] for k in positions] for row in file.rows]
+        values = np.array(cells).astype(np.float64)
+        good = bool((np.abs(values) <= _LARGEST).all()) and not any("_" in cell for row in cells for cell in row)  # NaN is not
     except ValueError:
         good = False
     if not good:

@@ -114,11 +114,14 @@ class TableDataModule(InMemoryDataModule):
                 f"'data.datamodule.client_column' names the clients of one file, but 'path' '{path}' is a folder, each file of "
                 "which is a client. Set 'client_column' to null, or 'path' to a file."
             )
-        if held is not None and path.resolve() in (held.resolve(), *held.resolve().parents):
-            raise DataError(
-                f"'data.datamodule.test_path' '{held}' lies in 'path' '{path}': its rows would be trained on. Set 'path' to "
-                "the training rows alone."
-            )
+        if held is None:
+            return
+        for inner, outer, what in ((held, path, "would be trained on"), (path, held, "would be tested on")):
+            if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
+                raise DataError(
+                    f"'{inner}' lies in '{outer}': its rows {what}, too. Set 'data.datamodule.path' to the training rows "
+                    "alone, and 'test_path' to the others."
+                )
 
     def _targets(self, table: Table, classes: tuple[str, ...] = ()) -> tuple[Tensor | None, tuple[str, ...]]:
         """Targets as a tensor, and the names of classes where they are such: those given, or those found."""

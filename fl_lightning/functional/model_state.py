@@ -102,9 +102,11 @@ class ModelState:
             if mine.requires_grad is not theirs.requires_grad:
                 mine.requires_grad_(theirs.requires_grad)
         if self._followed != (id(server), server._version):
-            modes = {name: part.training for name, part in server._module.named_modules()}
+            theirs_by_name = dict(server._module.named_modules())
             for name, part in self._module.named_modules():
-                part.training = modes.get(name, part.training)
+                for mode in ("training", "track_running_stats"):  # Lightning's finetuning switches the second in BatchNorm
+                    if name in theirs_by_name and hasattr(part, mode):
+                        setattr(part, mode, getattr(theirs_by_name[name], mode))
             self._arrange()
             self._followed = id(server), server._version
 

@@ -59,6 +59,11 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
                 f"{type(self).__name__} wants one value for each of {self.class_weights.numel()} classes, but its metric gives "
                 f"shape {tuple(signal.shape)}. Give 'model.loss.metric' the setting 'average: none' and the same 'num_classes'."
             )
+        if bool(((signal < 0) | (signal > 1)).any()):
+            raise ConfigurationError(
+                f"{type(self).__name__} wants values in [0, 1], higher being better, but its metric gives "
+                f"{signal.tolist()[:5]}. Set 'model.loss.metric' to one such as MulticlassRecall."
+            )
         self.class_weights.copy_(f1_class_weights(signal, self.epsilon))
 
     def figures(self) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class RobustLoss(AdaptiveLoss):
         highest: float = 2.0,
     ) -> None:
         super().__init__()
-        require(scale > 0, "model.loss.scale", "above 0, in units of the target", scale)
+        require(0 < scale < math.inf, "model.loss.scale", "above 0 and finite, in units of the target", scale)
         require(shape <= 2, "model.loss.shape", "at most 2", shape)
         require(0 <= lowest <= highest <= 2, "model.loss.lowest", f"from 0 to 'highest', {highest}, which is at most 2", lowest)
         inside = not adaptive or lowest <= shape <= highest

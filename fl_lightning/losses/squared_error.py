@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fl_lightning.errors import ConfigurationError
+
 
 class HalfSquaredError(nn.Module):
     """``mean 1/2 (y - f(x))^2``: the gradient is the residual itself.
@@ -15,5 +17,14 @@ class HalfSquaredError(nn.Module):
     convex = True
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """The mean loss of a batch.
+
+        Raises:
+            ConfigurationError: if outputs and target differ in shape, which would be broadcast.
+        """
+        if outputs.shape != target.shape:
+            raise ConfigurationError(
+                f"HalfSquaredError compares outputs and targets of one shape, but got {tuple(outputs.shape)} and "
+                f"{tuple(target.shape)}. Let the network give what the data hold."
+            )
         return nn.functional.mse_loss(outputs, target) / 2

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 
 
 class PercentageError(Metric):
@@ -32,7 +32,16 @@ class PercentageError(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Take a batch in, both of one shape."""
+        """Take a batch in.
+
+        Raises:
+            ConfigurationError: if they differ in shape, which would be broadcast.
+        """
+        if predictions.shape != target.shape:
+            raise ConfigurationError(
+                f"PercentageError compares predictions and targets of one shape, but got {tuple(predictions.shape)} and "
+                f"{tuple(target.shape)}. Let the network give what the data hold."
+            )
         self.total += ((predictions - target).abs() / target.abs().clamp(min=self.floor)).sum()
         self.count += target.numel()
 

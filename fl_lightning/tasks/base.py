@@ -10,7 +10,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
@@ -79,6 +79,37 @@ class SupervisedTask(LightningModule):
         for part in self.loss.modules():
             if isinstance(part, ProximalLoss):
                 part.anchor(self.network.parameters())
+
+    def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What metrics compare of a batch, also those that a strategy asks for."""
+        inputs, target = self._parts(batch)
+        return self._outputs(inputs), target
+
+    def _parts(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Inputs and target."""
+        if not (isinstance(batch, list | tuple) and len(batch) >= 2):
+            raise ConfigurationError(
+                f"{type(self).__name__} learns from batches of (input, target), but the data give "
+                f"{'inputs alone' if isinstance(batch, list | tuple | Tensor) else type(batch).__name__}. Set "
+                "'data.datamodule' to data with a target, or 'model' to a task without one, such as KMeansTask."
+            )
+        return batch[0], batch[1]
+
+    def _loss_of(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Of the loss; where it is none of such outputs and targets, which settings to change."""
+        try:
+            loss: Tensor = self.loss(outputs, target)
+        except (FederationError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            if "CUDA" in str(error):
+                raise
+            raise ConfigurationError(
+                f"{type(self.loss).__name__} cannot compare outputs of shape {tuple(outputs.shape)} with targets of "
+                f"{target.dtype}, shape {tuple(target.shape)}: {str(error).splitlines()[0] if str(error) else error!r} Set "
+                f"'model.loss' to one for such data, or 'model' to another task."
+            ) from error
+        return loss
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """Of the network; where it does not fit the data, which settings to change."""

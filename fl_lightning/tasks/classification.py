@@ -92,6 +92,11 @@ class ClassificationTask(SupervisedTask):
                 "'model.num_classes' (and the network's) to fit the data, or mend the labels."
             )
 
+    def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Logits and labels of a batch."""
+        inputs, labels = self._parts(batch)
+        return self._logits(inputs), labels
+
     def _logits(self, inputs: Tensor) -> Tensor:
         """Of the network; where it does not fit the data or the number of classes, which settings to change."""
         logits = self._outputs(inputs)
@@ -104,7 +109,7 @@ class ClassificationTask(SupervisedTask):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         try:
-            loss: Tensor = self.loss(logits, labels)
+            loss: Tensor = self._loss_of(logits, labels)
         except IndexError:
             self._refuse_labels(int(labels.min()), int(labels.max()))
             raise
@@ -112,8 +117,7 @@ class ClassificationTask(SupervisedTask):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
-        inputs, labels = batch[0], batch[1]
-        logits = self._logits(inputs)
+        logits, labels = self.predictions_and_target(batch)
         loss = self._with_l2(self._loss(logits, labels))
         self.train_accuracy.update(logits, labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
@@ -133,8 +137,7 @@ class ClassificationTask(SupervisedTask):
         self._evaluate(batch, self.test_loss, self.test_metrics)
 
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
-        inputs, labels = batch[0], batch[1]
-        logits = self._logits(inputs)
+        logits, labels = self.predictions_and_target(batch)
         mean_loss.update(self._loss(logits, labels), len(labels))
         metrics.update(logits, labels)
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import Metric
 
-from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
+from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
 
 _WITHOUT_EFFECT = {
@@ -178,6 +179,10 @@ class KMeansTask(LightningModule):
         if self._sums is None:
             return
         (sums, counts), self._sums = self._sums, None
+        if not bool(torch.isfinite(sums).all()):
+            raise ClientError(
+                "The training examples hold numbers that are not finite. Mend or remove them ('data.datamodule')."
+            )
         means = sums / counts.clamp(min=1)[:, None]
         self.centroids.copy_(torch.where(counts[:, None] > 0, means.to(self.centroids), self.centroids))
         self.counts.copy_(counts)
@@ -261,6 +266,11 @@ def _check_federation(federation: Any) -> None:
         raise ConfigurationError(
             f"{type(strategy).__name__} does not know how many examples each centroid stands for. Set 'federation.strategy' to "
             "FederatedKMeans."
+        )
+    if federation.server_optimizer is not None or type(federation.route) is not ServerRoute:
+        raise ConfigurationError(
+            "K-means sets each centroid to the mean of its examples at all clients. Leave 'federation.server_optimizer' out, "
+            "and 'federation.route' at ServerRoute."
         )
     for setting, neutral in _WITHOUT_EFFECT.items():
         value = getattr(federation.local, setting, neutral)

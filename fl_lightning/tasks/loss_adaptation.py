@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.losses.adaptive import AdaptiveLoss
+from fl_lightning.metrics.update import update_metric
 
 
 class LossAdaptation(Callback):
@@ -112,14 +113,15 @@ def _signal(loss: AdaptiveLoss) -> Metric | str | None:
 
 @torch.no_grad()
 def _watch(metric: Metric, loss: AdaptiveLoss, inputs: tuple[Any, ...], output: Tensor) -> None:
-    metric.update(inputs[0], inputs[1])
+    update_metric(metric, inputs[0], inputs[1], "model.loss.metric")
 
 
 def _figure(loss: AdaptiveLoss, trainer: Trainer, module: LightningModule) -> Tensor:
     assert isinstance(loss.signal, str)
     found = trainer.callback_metrics.get(loss.signal)
     if found is None:
-        known = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+        others = ("federation/", "client_", "train_", "round", "epoch")
+        known = ", ".join(sorted(n for n in trainer.callback_metrics if not n.startswith(others))) or "nothing"
         raise ConfigurationError(
             f"{type(loss).__name__} adapts to {loss.signal!r}, which {type(module).__name__} does not log in validation. It "
             f"logs: {known}. Set the loss's signal to one of these, or to a torchmetrics metric of (outputs, target)."

@@ -9,17 +9,22 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, MetricCollection, R2Score
 
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.losses.cross_entropy import CrossEntropy
+from fl_lightning.losses.hinge import Hinge
+from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
 from fl_lightning.metrics.percentage_error import PercentageError
 from fl_lightning.tasks.base import SupervisedTask
+
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, MetricWeightedCrossEntropy, Hinge)
 
 
 class RegressionTask(SupervisedTask):
     """A LightningModule that predicts numbers for batches (input, target).
 
     Logs ``train_loss`` while training; and for ``val`` and ``test`` the loss, the mean absolute error ``_mae``, the mean
-    absolute percentage error ``_mape`` as a ratio, and the coefficient of determination ``_r2``, over all numbers of all
-    targets, or over what ``readout`` makes of them: a density image is trained on, its count is measured.
+    absolute percentage error ``_mape`` as a ratio, and the coefficient of determination ``_r2`` (NaN of a single number), over
+    all numbers of all targets, or over what ``readout`` makes of them: a density image is trained on, its count is measured.
 
     An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``.
 
@@ -38,6 +43,8 @@ class RegressionTask(SupervisedTask):
         ConfigurationError: for a value outside its range, and if the outputs have not the targets' shape.
     """
 
+    stacked_hooks = ("on_fit_start", "on_train_start")
+
     def __init__(
         self,
         network: nn.Module,
@@ -49,13 +56,32 @@ class RegressionTask(SupervisedTask):
         mape_floor: float = 1e-6,
     ) -> None:
         super().__init__(network, loss or nn.MSELoss(), optimizer, lr_scheduler, l2)
+        for part in self.loss.modules():
+            known = "a loss of numbers, such as torch.nn.MSELoss or RobustLoss"
+            require(not isinstance(part, _OF_CLASSES), "model.loss", known, type(part).__name__)
         self.readout = readout
         metrics: dict[str, Any] = {"mae": MeanAbsoluteError(), "mape": PercentageError(mape_floor), "r2": R2Score()}
         self.val_metrics, self.test_metrics = MetricCollection(metrics), MetricCollection(metrics).clone()
 
+    def on_fit_start(self) -> None:
+        """Look at the scale of densities, once.
+
+        Raises:
+            ConfigurationError: if the readout has another than the data.
+        """
+        mine, theirs = (
+            getattr(self.readout, "scale", None),
+            getattr(getattr(self.trainer, "datamodule", None), "density_scale", None),
+        )
+        if mine is not None and theirs is not None and mine != theirs:
+            raise ConfigurationError(
+                f"'model.readout.scale' is {mine}, but 'data.datamodule.density_scale' {theirs}: counts would be wrong by that "
+                "factor. Set both to the same."
+            )
+
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Outputs and targets of one shape."""
-        inputs, target = batch[0], batch[1]
+        inputs, target = self._parts(batch)
         outputs = self._outputs(inputs)
         if outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1:
             outputs = outputs.squeeze(-1)
@@ -71,7 +97,7 @@ class RegressionTask(SupervisedTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         outputs, target = self._pair(batch)
-        loss = self._with_l2(self.loss(outputs, target))
+        loss = self._with_l2(self._loss_of(outputs, target))
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(target))
         return loss
 
@@ -85,9 +111,16 @@ class RegressionTask(SupervisedTask):
 
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         outputs, target = self._pair(batch)
-        mean_loss.update(self.loss(outputs, target), len(target))
+        mean_loss.update(self._loss_of(outputs, target), len(target))
+        metrics.update(*self._compared(outputs, target))
+
+    def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """What metrics compare of a batch: what the readout makes of outputs and targets, flattened, float32."""
+        return self._compared(*self._pair(batch))
+
+    def _compared(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         predicted, true = (self._read(values).flatten().float() for values in (outputs, target))
-        metrics.update(predicted, true)
+        return predicted, true
 
     def _read(self, values: Tensor) -> Tensor:
         if self.readout is None:
@@ -104,13 +137,12 @@ class RegressionTask(SupervisedTask):
         self._log_metrics("test", self.test_loss, self.test_metrics)
 
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
-        try:
-            values = metrics.compute()
-        except ValueError as error:  # R2 of a single number
-            raise DataError(
-                f"The {stage} set holds a single number: there is no variance for R2 to explain. Give the server more "
-                "examples ('data.datamodule')."
-            ) from error
+        values: dict[str, Any] = {}
+        for name in ("mae", "mape", "r2"):
+            try:
+                values[name] = metrics[name].compute()
+            except ValueError:  # R2 of one number, of all ranks together: there is no variance to explain
+                values[name] = torch.nan
         metrics.reset()
         self.log(f"{stage}_loss", loss.compute())
         loss.reset()
