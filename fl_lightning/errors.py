@@ -5,6 +5,7 @@ The command line prints the message of any :class:`FederationError` without a tr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -46,3 +47,21 @@ def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
     """
     if not condition:
         raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}. Set '{setting}' to {wanted}.")
+
+
+def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int]) -> None:
+    """Raise a :class:`ConfigurationError` where two tensors that are compared would be broadcast.
+
+    Args:
+        name: of what compares them.
+        outputs: the shape of the one.
+        target: the shape of the other.
+
+    Raises:
+        ConfigurationError: if they differ.
+    """
+    if tuple(outputs) != tuple(target):
+        raise ConfigurationError(
+            f"{name} compares outputs and targets of one shape, but got {tuple(outputs)} and {tuple(target)}. Let the network "
+            "give what the data hold."
+        )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
@@ -148,9 +148,9 @@ class FederatedOrchestrator(Callback):
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup)
         set_threads(self.local.threads, trainer, self._cleanup)
-        self._takeover = Takeover(
-            pl_module, lambda: self._run_round(trainer, pl_module), lambda: self._server_optimizer(pl_module)
-        )
+        build = self.server_optimizer or self.strategy.server_optimizer
+        run_round = partial(self._run_round, trainer, pl_module)
+        self._takeover = Takeover(pl_module, run_round, lambda: build(pl_module.parameters()))
         self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
 
@@ -163,10 +163,6 @@ class FederatedOrchestrator(Callback):
         check_strategy(self.strategy, self.local, data, trainer)
         check_route(self.route, self.strategy, data, trainer)
         check_server_optimizer(self.strategy, self.route, self.server_optimizer)
-
-    def _server_optimizer(self, module: LightningModule) -> torch.optim.Optimizer:
-        build = self.server_optimizer or self.strategy.server_optimizer
-        return build(module.parameters())
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the module for the clients: its networks exist by now, and a checkpoint has been read."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import require, require_same_shape
 from fl_lightning.functional.robust_loss import most_likely, residual_counts, robust_loss
 from fl_lightning.losses.adaptive import AdaptiveLoss
 
@@ -71,11 +71,7 @@ class RobustLoss(AdaptiveLoss):
         Raises:
             ConfigurationError: if outputs and target differ in shape, which would be broadcast.
         """
-        if outputs.shape != target.shape:
-            raise ConfigurationError(
-                f"RobustLoss compares outputs and targets of one shape, but got {tuple(outputs.shape)} and "
-                f"{tuple(target.shape)}. Let the network give what the data hold."
-            )
+        require_same_shape("RobustLoss", outputs.shape, target.shape)
         return robust_loss(outputs - target, self.shape, self.scale).mean()
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import require_same_shape
 
 
 class HalfSquaredError(nn.Module):
@@ -22,9 +22,5 @@ class HalfSquaredError(nn.Module):
         Raises:
             ConfigurationError: if outputs and target differ in shape, which would be broadcast.
         """
-        if outputs.shape != target.shape:
-            raise ConfigurationError(
-                f"HalfSquaredError compares outputs and targets of one shape, but got {tuple(outputs.shape)} and "
-                f"{tuple(target.shape)}. Let the network give what the data hold."
-            )
+        require_same_shape("HalfSquaredError", outputs.shape, target.shape)
         return nn.functional.mse_loss(outputs, target) / 2

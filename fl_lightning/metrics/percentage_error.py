@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import require, require_same_shape
 
 
 class PercentageError(Metric):
@@ -37,11 +37,7 @@ class PercentageError(Metric):
         Raises:
             ConfigurationError: if they differ in shape, which would be broadcast.
         """
-        if predictions.shape != target.shape:
-            raise ConfigurationError(
-                f"PercentageError compares predictions and targets of one shape, but got {tuple(predictions.shape)} and "
-                f"{tuple(target.shape)}. Let the network give what the data hold."
-            )
+        require_same_shape("PercentageError", predictions.shape, target.shape)
         self.total += ((predictions - target).abs() / target.abs().clamp(min=self.floor)).sum()
         self.count += target.numel()
 

@@ -9,12 +9,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
+from fl_lightning.metrics.cluster_quality import ClusterQuality
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
 
@@ -71,7 +70,7 @@ class KMeansTask(LightningModule):
         self.register_buffer("counts", torch.zeros(num_clusters))
         self.register_buffer("started", torch.tensor(init == "random"))
         self._sums: tuple[Tensor, Tensor] | None = None
-        self.val_quality, self.test_quality = _Quality(num_clusters), _Quality(num_clusters)
+        self.val_quality, self.test_quality = ClusterQuality(num_clusters), ClusterQuality(num_clusters)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The cluster of each example, int64, shape (N,)."""
@@ -205,7 +204,7 @@ class KMeansTask(LightningModule):
         """Log what was measured."""
         self._log("test", self.test_quality)
 
-    def _log(self, stage: str, quality: _Quality) -> None:
+    def _log(self, stage: str, quality: ClusterQuality) -> None:
         for name, value in quality.compute().items():
             self.log(f"{stage}_{name}", value, prog_bar=name == "loss")
         quality.reset()
@@ -214,37 +213,6 @@ class KMeansTask(LightningModule):
         """The cluster of each example, int64, shape (N,)."""
         clusters: Tensor = self(_inputs(batch))
         return clusters
-
-
-class _Quality(Metric):
-    """How near the centroids are: ``loss``, ``distance`` and ``empty``; see :class:`KMeansTask`."""
-
-    higher_is_better = False
-    full_state_update = False
-    squared: Tensor
-    distance: Tensor
-    members: Tensor
-
-    def __init__(self, num_clusters: int) -> None:
-        super().__init__()
-        self.add_state("squared", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("distance", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("members", torch.zeros(num_clusters, dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, nearest: Tensor, distances: Tensor) -> None:
-        """Add a batch: clusters, int64, and distances, both of shape (N,)."""
-        self.squared = self.squared + distances.square().sum()
-        self.distance = self.distance + distances.sum()
-        self.members = self.members + F.one_hot(nearest, len(self.members)).sum(dim=0)
-
-    def compute(self) -> dict[str, Tensor]:
-        """The figures, scalars."""
-        examples = self.members.sum()
-        return {
-            "loss": self.squared / examples,
-            "distance": self.distance / examples,
-            "empty": (self.members == 0).sum().float(),
-        }
 
 
 def _inputs(batch: Any) -> Tensor:
