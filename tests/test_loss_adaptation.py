@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import re
 from typing import Any
 
 import pytest
 import torch
+from command_line import ROOT
 from federations import Blobs, Plain, blobs, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.metrics import f1_score, recall_score
@@ -201,3 +203,17 @@ def test_a_metric_that_leaves_its_range():
     loss = MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2)
     with pytest.raises(ConfigurationError, match=r"wants values in \[0, 1\], higher being better, but its metric gives \[-0.5"):
         loss.adapt(torch.tensor([-0.5, 0.2]))
+
+
+def test_the_example_of_the_docs():
+    """The focal loss of docs/adaptive_losses.md: its gamma is twice the last round's accuracy."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "adaptive_losses.md").read_text(), re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    task = ClassificationTask(Plain().net, 3, names["FocusedCrossEntropy"]())
+    run = federate(task, 2)
+    assert float(task.loss.gamma) == pytest.approx(2 * float(run.callback_metrics["val_accuracy"]))
+    logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.5, 0.5, 0.5]]), torch.tensor([0, 2])
+    p = torch.softmax(logits, dim=1)[torch.arange(2), labels]
+    focal = -((1 - p) ** task.loss.gamma * p.log()).mean()
+    torch.testing.assert_close(task.loss(logits, labels), focal)
