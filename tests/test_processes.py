@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from command_line import ADAFED, SMALL
 from federations import same_bits, trainer
 
 from fl_lightning import AtomicCheckpointIO
+from fl_lightning.callbacks.exchange import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
@@ -180,3 +182,18 @@ def test_two_ranks_with_uneven_shares_and_the_users_own_metrics(tmp_path):
         if name == "val_loss":  # Lightning's sync_dist rounds 30.5 examples per rank to 30
             continue
         assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
+
+
+def test_a_process_leaves_its_group_before_it_ends(tmp_path):
+    """Threads of gloo that were still busy at the end of a process used to abort it, now and then."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with patch("atexit.register") as register:
+        leave_at_exit(2)
+    (leave,) = register.call_args.args
+    leave()
+    assert not torch.distributed.is_initialized()
+    leave()  # a second time it has nothing to do
+    with patch("atexit.register") as register:
+        leave_at_exit(1)
+    register.assert_not_called()

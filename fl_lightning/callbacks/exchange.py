@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,18 @@ _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transpo
 def forget_waiting() -> None:
     """A fit begins."""
     _WAITED[0] = 0.0
+
+
+def leave_at_exit(ranks: int) -> None:
+    """Let this process leave its group before it ends: threads of gloo that are still busy then can abort it."""
+    if ranks > 1:
+        atexit.unregister(_leave)  # of an earlier fit
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def lost_rank(error: BaseException) -> RankError | None:

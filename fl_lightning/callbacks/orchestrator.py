@@ -24,7 +24,7 @@ from fl_lightning.callbacks.compatibility import (
     federated_data,
 )
 from fl_lightning.callbacks.drawing import Drawing
-from fl_lightning.callbacks.exchange import forget_waiting, share_memory
+from fl_lightning.callbacks.exchange import forget_waiting, leave_at_exit, share_memory
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
@@ -147,6 +147,7 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(self._hostility.end)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup)
+        leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
         run_round = partial(self._run_round, trainer, pl_module)
