@@ -60,7 +60,7 @@ class Mocha(Route):
 
     def run(self, cohort: Cohort) -> None:
         """See :meth:`Route.run`."""
-        weights, sizes = cohort.own_models(), cohort.num_examples
+        weights, sizes = cohort.own_models().cpu(), cohort.num_examples  # like S: small, and the same bits on any device
         if self._relationships is None:  # nothing is known yet: everyone is related to themselves alone
             self._relationships = torch.eye(len(weights), dtype=torch.float64)
         anchors, strengths = pulls(weights, coupling(self._relationships, self.strength, self.l2))
@@ -68,11 +68,11 @@ class Mocha(Route):
         pulled = {k: Pull(anchors[k].to(weights), float(strengths[k]) * mean / sizes[k]) for k in cohort.clients}
         updates = cohort.train([[client] for client in cohort.clients], pulled=pulled)
         for update in updates:
-            weights[update.client] = update.snapshot.vector
+            weights[update.client] = update.snapshot.vector.cpu()
         if (cohort.round_idx + 1) % self.update_every == 0:
             self._relationships = learn_relationships(weights, self.smoothing)
         if updates:
-            cohort.conclude(updates, replace(updates[0], state=weights.mean(dim=0)))
+            cohort.conclude(updates, replace(updates[0], state=weights.mean(dim=0).to(updates[0].snapshot.vector)))
 
     def matrices(self) -> dict[str, Tensor]:
         """The correlations of the clients' models."""
