@@ -44,3 +44,32 @@ def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
         assert torch.equal(tensor, resumed["state_dict"][key]), key
     (log,) = Path("whole").glob("csv/version_*/metrics.csv")
     assert not undocumented(log.read_text().splitlines()[0].split(","))
+
+
+MLP = ["--model.network=fl_lightning.MLP", "--model.network.in_features=10", "--model.network.num_classes=1"]
+WRONG = [
+    (
+        "cell_counting",
+        ["--data.datamodule.density_scale=10"],
+        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' 10",
+    ),
+    (
+        "linear_regression_simulated",
+        ["--best_checkpoint.monitor=val_accuracy"],
+        "does not log. It logs: val_loss, val_mae, val_mape",
+    ),
+    ("linear_regression_simulated", ["--model.loss=CrossEntropy"], "'model.loss' must be a loss of numbers"),
+    ("kmeans_simulated", ["--model.num_clusters=5000"], "must be at most the clients' 352 training examples, but is 5000"),
+    ("kmeans_simulated", ["--federation.strategy=FedAvg"], "Set 'federation.strategy' to FederatedKMeans"),
+    ("mocha_simulated", MLP, "Mocha is defined for linear models"),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong", "message"), WRONG)
+def test_a_wrong_setting_ends_in_one_message(name, wrong, message, fl):
+    files, more = OTHER_TASKS[name]
+    configs = [f"--config={ROOT / 'configs' / file}.yaml" for file in files]
+    status, text = fl("fit", *configs, *more, *QUIET, "--trainer.max_epochs=1", "--trainer.logger=false", *wrong)
+    assert status == 1
+    assert "Traceback" not in text
+    assert message in text
