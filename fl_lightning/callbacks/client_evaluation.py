@@ -115,8 +115,8 @@ class ClientEvaluator:
 
     def _now(self) -> Tensor:
         local, server = self._parts.local, self._parts.server
-        module = local.load(server)
         if self._column == "global":
+            module = local.load(server)
             return torch.tensor(self._each(lambda client: self._measure(module, client)), dtype=torch.float64)
 
         def measure_own(client: int) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricCollection
 
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.losses.proximal import ProximalLoss
@@ -19,7 +20,8 @@ class SupervisedTask(LightningModule):
     """A LightningModule of a network and a loss for batches (input, target, ...).
 
     An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``, and a
-    :class:`~fl_lightning.ProximalLoss` measures from where the fit, a client's round, begins.
+    :class:`~fl_lightning.ProximalLoss` measures from where the fit, a client's round, begins. A subclass has ``training_step``,
+    ``val_metrics`` and ``test_metrics``, and says how a batch is evaluated and what is logged of them.
 
     Args:
         network: maps inputs to outputs.
@@ -30,6 +32,8 @@ class SupervisedTask(LightningModule):
             biases left out; added to the loss in training only.
     """
 
+    val_metrics: MetricCollection
+    test_metrics: MetricCollection
     stacked_hooks: tuple[str, ...] = ("on_train_start",)
     """See :class:`~fl_lightning.clients.engines.stacked.StackedEngine`."""
 
@@ -79,6 +83,30 @@ class SupervisedTask(LightningModule):
         for part in self.loss.modules():
             if isinstance(part, ProximalLoss):
                 part.anchor(self.network.parameters())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, self.val_loss, self.val_metrics)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate a batch."""
+        self._evaluate(batch, self.test_loss, self.test_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics."""
+        self._log_metrics("val", self.val_loss, self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics."""
+        self._log_metrics("test", self.test_loss, self.test_metrics)
+
+    @abstractmethod
+    def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
+        """Add a batch to the loss and the metrics of a stage."""
+
+    @abstractmethod
+    def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
+        """Log what a stage, ``val`` or ``test``, has come to, and forget it."""
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
         """What metrics compare of a batch, also those that a strategy asks for."""

@@ -128,26 +128,10 @@ class ClassificationTask(SupervisedTask):
         self.log("train_accuracy", self.train_accuracy.compute())
         self.train_accuracy.reset()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluate(batch, self.val_loss, self.val_metrics)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluate(batch, self.test_loss, self.test_metrics)
-
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         logits, labels = self.predictions_and_target(batch)
         mean_loss.update(self._loss(logits, labels), len(labels))
         metrics.update(logits, labels)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the metrics."""
-        self._log_metrics("val", self.val_loss, self.val_metrics)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics."""
-        self._log_metrics("test", self.test_loss, self.test_metrics)
 
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         values: dict[str, Tensor] = metrics.compute()

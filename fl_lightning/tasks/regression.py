@@ -101,14 +101,6 @@ class RegressionTask(SupervisedTask):
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(target))
         return loss
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluate(batch, self.val_loss, self.val_metrics)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluate(batch, self.test_loss, self.test_metrics)
-
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         outputs, target = self._pair(batch)
         mean_loss.update(self._loss_of(outputs, target), len(target))
@@ -127,14 +119,6 @@ class RegressionTask(SupervisedTask):
             return values
         read: Tensor = self.readout(values)
         return read
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the metrics."""
-        self._log_metrics("val", self.val_loss, self.val_metrics)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics."""
-        self._log_metrics("test", self.test_loss, self.test_metrics)
 
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         values: dict[str, Any] = {}
