@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import wandb
+from wandb.sdk import wandb_setup
 
 from fl_lightning.cli import main
 
@@ -23,6 +24,8 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path):
     with warnings.catch_warnings():
         yield
     torch.set_num_threads(threads)
+    if wandb_setup._singleton is not None:  # it would keep this test's folder and settings for the next one's runs
+        wandb.teardown()
 
 
 @pytest.fixture
