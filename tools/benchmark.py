@@ -2,6 +2,7 @@
 
     python tools/benchmark.py S W W-eval              # against the loop by hand, 25 minutes on two cores
     python tools/benchmark.py S W --peers PYTHON      # also Flower, pfl, fluke and FedLab, of another environment
+    python tools/benchmark.py L                       # a large model: seconds and memory
     python tools/benchmark.py clients                 # 10 to 10,000 clients, 10 a round
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
@@ -121,7 +122,7 @@ def one(name: str, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="workloads, or one of clients, memory, robust, allocator, gpu")
+    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, gpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")

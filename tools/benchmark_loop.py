@@ -4,6 +4,7 @@ W       AdaFed's Simulation 2: its table of counts, the Keras CNN, B = 100, E = 
         aggregated model on 10,000 images per round.
 W-eval  The same as AdaFed: each client's model is evaluated on the 10,000 images, too.
 S       100 clients with 100 examples each, 10 a round, LeNet, B = 10, E = 1, SGD, FedAvg, no evaluation.
+L       4 clients with one batch of 8 examples each, a perceptron of 49.5 million parameters, SGD, evaluation on 8 images.
 
 Images are random: speed does not depend on what they show.
 """
@@ -16,6 +17,7 @@ import logging
 import time
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,14 @@ from fl_lightning import (
     LocalTraining,
     Partitioner,
     ServerEvaluation,
+    Strategy,
     TensorLoader,
 )
 from fl_lightning.functional import draw_cohort
 
 LR = 0.01
-ROUNDS = {"W": 2, "W-eval": 1, "S": 30}
+ROUNDS = {"W": 2, "W-eval": 1, "S": 30, "L": 3}
+WIDTHS = (784, 4096, 4096, 4096, 3104, 10)
 
 
 class Sizes(Partitioner):
@@ -107,11 +111,17 @@ class Clock(L.Callback):
         self.seconds = time.perf_counter() - self.begun
 
 
+def perceptron() -> nn.Module:
+    """49.5 million parameters."""
+    layers = [layer for sizes in pairwise(WIDTHS) for layer in (nn.Linear(*sizes), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
 class Workload:
     """One workload on one device.
 
     Args:
-        name: W, W-eval or S.
+        name: W, W-eval, S or L.
         device: ``cpu`` or ``cuda``.
         clients: of S.
         cohort: of S.
@@ -120,22 +130,25 @@ class Workload:
     def __init__(self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
         counts = table["data"]["partitioner"]["init_args"]["counts"]
-        simulation = name != "S"
         self.name, self.device = name, torch.device(device)
-        self.sizes = [sum(row) for row in counts] if simulation else [100] * clients
-        self.cohort: int | float = 1.0 if simulation else cohort
+        self.sizes = {"S": [100] * clients, "L": [8] * 4}.get(name, [sum(row) for row in counts])
+        self.cohort: int | float = cohort if name == "S" else 1.0
         self.rounds = ROUNDS[name]
         torch.manual_seed(0)
-        self.net = KerasCNN() if simulation else LeNet()
-        self.data = Images(sum(self.sizes), 100 if simulation else 10, 10_000 if simulation else 0)
+        self.net = {"S": LeNet, "L": perceptron}.get(name, KerasCNN)()
+        self.data = Images(sum(self.sizes), {"S": 10, "L": 8}.get(name, 100), {"S": 0, "L": 8}.get(name, 10_000))
 
     def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
         net.eval()
         with torch.inference_mode():
             return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in TensorLoader(data, 100))
 
-    def by_hand(self) -> float:
-        """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum."""
+    def by_hand(self, dtype: torch.dtype = torch.float32) -> float:
+        """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum.
+
+        Args:
+            dtype: of the sum.
+        """
         gc.collect()  # of what another row left
         server, client = (copy.deepcopy(self.net).to(self.device) for _ in range(2))
         x, y = (tensor.to(self.device) for tensor in self.data.train)
@@ -144,7 +157,7 @@ class Workload:
         begun = time.perf_counter()
         for round_idx in range(self.rounds):
             cohort = draw_cohort(len(self.sizes), self.cohort, 0, round_idx)
-            total = [torch.zeros_like(p) for p in server.parameters()]
+            total = [torch.zeros_like(p, dtype=dtype) for p in server.parameters()]
             examples = sum(self.sizes[k] for k in cohort)
             for k in cohort:
                 client.load_state_dict(server.state_dict())
@@ -167,14 +180,20 @@ class Workload:
         return (time.perf_counter() - begun) / self.rounds
 
     def ours(
-        self, module: L.LightningModule | None = None, devices: int = 1, skipped: int = 0, eval_batch: Any = None, **local: Any
+        self,
+        module: L.LightningModule | None = None,
+        devices: int = 1,
+        skipped: int = 0,
+        eval_batch: Any = None,
+        strategy: Strategy | None = None,
+        **local: Any,
     ) -> float:
         """Seconds per round of the same as a federation."""
         quiet()
         gc.collect()
         clock = Clock(skipped)
         callback = FederatedOrchestrator(
-            strategy=AdaFed() if self.name == "W-eval" else FedAvg(),
+            strategy=strategy or (AdaFed() if self.name == "W-eval" else FedAvg()),
             local=LocalTraining(**local),
             server_evaluation=ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,

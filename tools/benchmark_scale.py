@@ -108,6 +108,41 @@ def memory(args: argparse.Namespace) -> None:
         print(f"| {engine} | {peaks[20]:.0f} MiB | {peaks[200]:.0f} MiB | {peaks[200] / peaks[20]:.3f} |", flush=True)
 
 
+LARGE = {
+    "hand, sum in float32": "w.by_hand()",
+    "hand, sum in float64": "w.by_hand(torch.float64)",
+    "FedAvg, trainer": "w.ours()",
+    "FedAvg, fabric": "w.ours(engine='fabric')",
+    "AdaFed, fabric": "w.ours(engine='fabric', strategy=fl_lightning.AdaFed())",
+    "SCAFFOLD, fabric": "w.ours(engine='fabric', strategy=fl_lightning.Scaffold())",
+    "hand again": "w.by_hand()",
+}
+
+
+def large(args: argparse.Namespace) -> None:
+    """L: seconds per round and peak memory beyond the start, each row in a process of its own."""
+    script = """import benchmark_loop as b, benchmark_scale as scale, fl_lightning, torch
+fl_lightning.keep_freed_memory(); torch.set_num_threads(1)
+w = b.Workload('L'); start = scale.memory_of('VmRSS')
+print({}, (scale.memory_of('VmHWM') - start) * 1024 / sum(p.nbytes for p in w.net.parameters()))"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    found: dict[str, list[tuple[float, float]]] = {what: [] for what in LARGE}
+    for _ in range(args.repeats):
+        for what, call in LARGE.items():
+            command = [sys.executable, "-c", script.format(call)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            seconds, models = map(float, run.stdout.split()[-2:])
+            found[what].append((seconds, models))
+    narrow, wide = ([seconds for seconds, _ in found[f"hand, sum in {dtype}"]] for dtype in ("float32", "float64"))
+    print(f"\n| L, {args.repeats} repeats | seconds per round | to the float32 sum | to the float64 sum | memory in models |")
+    print("|---|---|---|---|---|")
+    for what, rows in found.items():
+        seconds = [row[0] for row in rows]
+        ratios = [statistics.median(s / hand for s, hand in zip(seconds, hands, strict=True)) for hands in (narrow, wide)]
+        models = max(row[1] for row in rows)
+        print(f"| {what} | {statistics.median(seconds):.2f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {models:.1f} |", flush=True)
+
+
 def robust(args: argparse.Namespace) -> None:
     """The median of models with 10 million parameters that lie in a file, and the memory it takes."""
     size, highest, done = 10_000_000, 0, threading.Event()
@@ -192,6 +227,7 @@ def gpu(args: argparse.Namespace) -> None:
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "clients": clients,
     "memory": memory,
+    "L": large,
     "robust": robust,
     "allocator": allocator,
     "gpu": gpu,
