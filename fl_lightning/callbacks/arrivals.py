@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fl_lightning.callbacks.exchange import add_sums, gather, gather_or_raise, g
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate
 
@@ -27,7 +28,7 @@ class Arrivals:
     def __init__(self, federation: Federation, draw: Draw, round_idx: int) -> None:
         trainer = self._trainer = federation.trainer
         self._strategy = federation.strategy
-        self._sums = Sums(trainer.strategy.root_device)
+        self._server, self._sums = federation.server, Sums(trainer.strategy.root_device)
         self._kept: list[ClientUpdate] = []
         self._store: UpdateStore | None = None
         needed = len(draw.clients) * federation.server.nbytes(upward=True)
@@ -37,6 +38,19 @@ class Arrivals:
         everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # stragglers, too, who may be dropped
         self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
         self._delivered: list[int] = []  # on this rank, masked
+
+    def begin(self, examples: Sequence[int]) -> None:
+        """Choose how finely models are summed; on every rank alike, before the first update.
+
+        Args:
+            examples: of each update that is expected, on whatever rank.
+        """
+        if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of one kind
+            return
+        largest = self._strategy.largest_weight(examples) if examples else None
+        grid = self._server.grid(largest)
+        if grid is not None:
+            self._sums = Sums(self._sums.device, {"state": grid, "weight": Grid(((1, None),), grid.largest)})
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Take an update in; it comes back with its weight, where the strategy gives one at once."""
@@ -81,6 +95,7 @@ class Arrivals:
             delivered = [client for theirs, _ in ranks for client in theirs]
             self._masked.unmask(self._sums, delivered, self._delivered)
         add_sums(self._trainer, self._sums)
+        self._sums.reveal()
         return self._sums
 
     def everyone(self) -> list[ClientUpdate]:

@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import ClientError, RankError
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
 
 _WAITED = [0.0]
@@ -141,12 +141,9 @@ def add_sums(trainer: Trainer, sums: Sums) -> None:
     """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
     if trainer.world_size == 1:
         return
-    sizes: dict[str, int] = {}
-    for theirs in gather(trainer, sums.sizes()):
-        sizes |= theirs
-    for name in sorted(sizes):
+    for integers in sums.integers(gather(trainer, sums.loads())):
         with _together():
-            trainer.strategy.reduce(sums.ensure(name, sizes[name]).limbs, reduce_op="sum")
+            trainer.strategy.reduce(integers, reduce_op="sum")
 
 
 def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:

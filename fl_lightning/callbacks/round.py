@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from fl_lightning.callbacks.round_result import RoundResult, as_one, require_wei
 from fl_lightning.callbacks.uplink import Uplink
 from fl_lightning.clients.faults import too_few
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import magnitude, wide
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
@@ -68,7 +69,7 @@ class FederationRound(Cohort):
 
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
-        self._start_strategy()
+        self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
         self._chains = chains
         control = self.federation.strategy.control
         try:
@@ -105,7 +106,7 @@ class FederationRound(Cohort):
 
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
         """See :meth:`Cohort.hand_in`."""
-        self._start_strategy()
+        self._start_strategy([update.num_examples for update in updates])
         try:
             for update in updates[self._rank :: self._ranks]:
                 self.federation.local.load(self._server, update.snapshot)
@@ -180,7 +181,13 @@ class FederationRound(Cohort):
 
     # ---------------------------------------------------------------- how it is done
 
-    def _start_strategy(self) -> None:
+    def _start_strategy(self, examples: Sequence[int]) -> None:
+        """Tell the strategy where the round begins.
+
+        Args:
+            examples: behind each update that it will get.
+        """
+        self._arrivals.begin(examples)
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
         self.federation.strategy.start_round(start)
@@ -236,7 +243,7 @@ class FederationRound(Cohort):
             assert isinstance(strategy, RunningStrategy)
             aggregate = strategy.aggregate(self._arrivals.total())
         aggregate = self._uplink.receive(aggregate, len(updates), len(self.clients))
-        if not bool(torch.isfinite(aggregate).all()):
+        if not math.isfinite(magnitude(aggregate)):
             raise ClientError(
                 f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "
                 "rate, or clip with 'federation.local.gradient_clip_val'."

@@ -18,7 +18,7 @@ from fl_lightning.functional.partition import Partition
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 
-FORMAT = 3
+FORMAT = 4
 
 
 class RunState:

@@ -12,8 +12,9 @@ from fl_lightning.callbacks.exchange import add_sums, gather
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.clients.faults import check_update
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.sums import Sums
 from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError, require
-from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.functional.secret_sharing import (
     PRIME,
     SHARE_BYTES,
@@ -22,6 +21,7 @@ from fl_lightning.functional.secret_sharing import (
     split_secret,
 )
 from fl_lightning.functional.seeding import derive_seed, generator
+from fl_lightning.functional.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,10 @@ class MaskedRound:
             )
         own, key = self._secret(client, "own mask"), self._secret(client, "key")
         pairs = {other: agreed_key(key, self._public[other]) for other in self.cohort if other != client}
-        for name, size in sums.sizes().items():
-            limbs = sums.ensure(name, size).limbs
-            limbs += _stream(own, name, limbs)
+        for name, integers in sums.masks():
+            integers += _stream(own, name, integers)
             for other, agreed in pairs.items():
-                limbs.add_(_stream(agreed, name, limbs), alpha=1 if client < other else -1)
+                integers.add_(_stream(agreed, name, integers), alpha=1 if client < other else -1)
 
     def bytes_up(self, sums: Sums) -> int:
         """Masked numbers, a public key, two shares for each other client, and one about each when masks are removed."""
@@ -120,12 +119,11 @@ class MaskedRound:
         keys = {gone: self._recovered(gone, "key", helpers) for gone in self.cohort if gone not in set(delivered)}
         for client in mine:
             own = self._recovered(client, "own mask", helpers)
-            for name, size in sums.sizes().items():
-                limbs = sums.ensure(name, size).limbs
-                limbs -= _stream(own, name, limbs)
+            for name, integers in sums.masks():
+                integers -= _stream(own, name, integers)
                 for gone, key in keys.items():
                     agreed = agreed_key(key, self._public[client])
-                    limbs.add_(_stream(agreed, name, limbs), alpha=-1 if client < gone else 1)
+                    integers.add_(_stream(agreed, name, integers), alpha=-1 if client < gone else 1)
 
     # ---------------------------------------------------------------- keys
 

@@ -2,7 +2,7 @@
 
 from fl_lightning.functional.cells import Microscope, annotate, density_image, dot_centres, draw_cells, place_cells
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy
-from fl_lightning.functional.exact_sum import ExactSum, Sums
+from fl_lightning.functional.exact_sum import ExactSum
 from fl_lightning.functional.grouping import balanced_groups, divergence_from_uniform
 from fl_lightning.functional.labels import client_label_counts, earth_movers_distance, repeats, wrong_labels
 from fl_lightning.functional.local_steps import StepCoefficients, control_change
@@ -15,9 +15,11 @@ from fl_lightning.functional.robust_loss import log_partition, most_likely, resi
 from fl_lightning.functional.scheduling import balanced_shares, cohort_size, draw_cohort
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 from fl_lightning.functional.shapley import exact_shapley, monte_carlo_shapley
+from fl_lightning.functional.sums import Grid, Sums, grid_of
 
 __all__ = [
     "ExactSum",
+    "Grid",
     "Microscope",
     "ModelState",
     "Partition",
@@ -42,6 +44,7 @@ __all__ = [
     "exact_shapley",
     "f1_class_weights",
     "generator",
+    "grid_of",
     "iid_partition",
     "isolated_rng",
     "log_partition",

@@ -1,8 +1,9 @@
 """Sums of floating-point tensors in which the order cannot matter.
 
 Floating-point addition is not associative: the same clients spread over another number of ranks would give other
-last bits. Each summand is therefore split into two 64-bit integers in fixed point, whose sums are exact and
-associative: ``x = high * 2**-14 + low * 2**-62``.
+last bits. Each summand is therefore rounded once to a grid, the multiples of ``2**-fraction``, and the multiples are
+added as integers, which is exact. One int64 holds a number as long as it has room. Where it does not, a second one takes
+the carries: ``x = (high * 2**48 + low) * 2**-fraction``. Carries change no value, so it cannot matter when they are made.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError
 
-_HIGH = 2.0**14
-_LOW = 2.0**62
+FRACTION = 62
+"""The grid where no coarser one is known to do: it resolves 2**-62, about 2e-19, and takes two integers a number."""
+
 _LIMIT = 2.0**42
-"""Largest sum of absolute values on one rank: its high limb then has 56 bits, which leaves room for 64 ranks."""
+"""Largest sum of absolute values: of FRACTION its high integers then have 56 bits, which leaves room for 64 ranks."""
+_SPLIT = 48
+_ROOM = 2.0**61
+"""What the low integers may add up to, on all ranks together."""
+_MAGIC = 1.5 * 2.0**52
+_MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
+_QUICK = 2.0**51
+"""Adding _MAGIC rounds a double below it to an integer, and leaves that integer in the low bits."""
+_BLOCK = 2**16
+"""Numbers that are summed at once: what comes in between stays in the processor's cache."""
 
 _TOO_LARGE = (
     "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed exactly. Lower the "
     "clients' learning rate (they diverge), or the scale of the strategy's weights."
 )
-_QUICK = 2.0**36
-_MAGIC = 1.5 * 2.0**52
-_MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
-_BLOCK = 2**16
-"""Numbers that are summed at once: what comes in between stays in the processor's cache."""
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -33,105 +39,194 @@ def wide(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-class ExactSum:
-    """A running sum of weighted tensors, independent of order and of the number of ranks.
+def magnitude(values: Tensor) -> float:
+    """The largest absolute value, 0 of an empty tensor; NaN where one is NaN."""
+    if not values.numel():
+        return 0.0
+    low, high = torch.aminmax(values)
+    return float(torch.maximum(-low, high))
 
-    Resolution: every summand is a float64 product, kept to an absolute 2**-63, about 1e-19. Up to 2**15 summands.
+
+class ExactSum:
+    """A running sum of weighted tensors, independent of order and of the number of ranks, of any number of summands.
+
+    Args:
+        size: d.
+        device: where the sum is kept.
+        fraction: each summand, a float64 product, is rounded to a multiple of ``2**-fraction``, at most 62. One int64 a number
+            does while the summands are below ``2**(51 - fraction)`` and their sum below ``2**(61 - fraction)``. None stands
+            for 62 with two from the start.
+        low: the memory to use, int64, shape (d,), zeros; allocated by default.
 
     Attributes:
-        limbs: the two integer sums, int64, shape (2, d). Adding the limbs of two sums adds the sums.
-        bound: what the largest element could have reached, sum of the summands' largest absolute values.
+        low: int64, shape (d,).
+        high: int64, shape (d,), or None as long as ``low`` has room.
+        bound: what the largest element could have reached, the sum of the summands' largest absolute values.
+        masked: whether the integers are masked, numbers modulo 2**64, of which no carry can be taken.
     """
 
-    def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
-        self.limbs = torch.zeros(2, size, dtype=torch.int64, device=device)
+    def __init__(
+        self, size: int, device: torch.device | str = "cpu", fraction: int | None = None, low: Tensor | None = None
+    ) -> None:
+        self.low = torch.zeros(size, dtype=torch.int64, device=device) if low is None else low
+        self.high = torch.zeros_like(self.low) if fraction is None else None
+        self.fraction = FRACTION if fraction is None else fraction
         self.bound = 0.0
+        self.masked = False
+        self.load = 0.0
+        """What the largest of ``low`` could have reached."""
+        self._biases = 0
+        """How often _MAGIC_BITS has yet to be subtracted from ``low``, modulo 2**64: once at the end is enough."""
 
-    def add(self, values: Tensor, weight: float = 1.0) -> None:
+    def admit(self, largest: float) -> None:
+        """Refuse a summand before anything is added.
+
+        Args:
+            largest: its largest absolute value, weighted.
+
+        Raises:
+            ClientError: if it is not finite, the sum could leave the representable range, 2**42, or masked integers could.
+        """
+        if not self.bound + largest < _LIMIT:  # NaN is not below it either
+            raise ClientError(_TOO_LARGE)
+        if self.masked:
+            self._require_room(self.load + self._weight_of(largest))
+
+    def add(self, values: Tensor, weight: float = 1.0, largest: float | None = None) -> None:
         """Add ``weight * values``.
 
         Args:
             values: shape (d,), any floating dtype, finite.
             weight: finite factor; the product is taken in float64.
+            largest: of the absolute values, where it is known.
 
         Raises:
-            ClientError: if a value is not finite, or the sum could leave the representable range, 2**42; it is as it was.
+            ClientError: as :meth:`admit` does; the sum is as it was.
         """
-        if not values.numel():
-            return
-        low, high = torch.aminmax(values)
-        bound = self.bound + float(torch.maximum(-low, high)) * abs(weight)
-        if not bound < _LIMIT:  # NaN is not below it either
-            raise ClientError(_TOO_LARGE)
-        self.bound = bound
-        add = _add_quickly if self.bound < _QUICK else _add
-        block = _BLOCK if values.device.type == "cpu" else values.numel()
-        highs, lows = torch.split(self.limbs[0], block), torch.split(self.limbs[1], block)
-        for part, high_limb, low_limb in zip(torch.split(values, block), highs, lows, strict=True):
-            add(part.double() * weight, high_limb, low_limb)
+        reach = (magnitude(values) if largest is None else largest) * abs(weight)
+        self.admit(reach)
+        self.bound += reach
+        self._make_room(self._weight_of(reach), reach * 2.0**self.fraction >= _QUICK)
+        scale = weight * 2.0**self.fraction
+        block = _BLOCK if values.device.type == "cpu" else max(1, values.numel())
+        lows, parts = torch.split(self.low, block), torch.split(values, block)
+        if self.high is None:
+            _add_narrow(parts, lows, scale)
+            self._biases += 1
+        else:
+            _add_wide(parts, lows, torch.split(self.high, block), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
 
     def merge(self, other: ExactSum) -> None:
-        """Add another sum, of the same length, which may be masked: then its limbs are numbers modulo 2**64.
+        """Add another sum of the same length and fraction, which may be masked.
 
         Raises:
             ClientError: if the sum could leave the representable range.
         """
-        if not self.bound + other.bound < _LIMIT:
-            raise ClientError(_TOO_LARGE)
+        self.masked |= other.masked
+        self.admit(other.bound)
+        if self.masked:
+            self._require_room(self.load + other.load)
         self.bound += other.bound
-        self.limbs += other.limbs
+        self._settle()
+        other._settle()
+        self._make_room(other.load, other.high is not None)
+        self.low += other.low
+        if other.high is not None:
+            assert self.high is not None
+            self.high += other.high
 
-    def value(self) -> Tensor:
-        """The sum, float64, shape (d,)."""
-        high, low = self.limbs
-        total: Tensor = high.double().div_(_HIGH).add_(low.double().div_(_LOW))
-        return total
+    def ready(self, load: float, high: bool) -> None:
+        """Prepare for adding the integers of all ranks.
+
+        Args:
+            load: the sum of :attr:`load` over the ranks.
+            high: whether a rank has a second integer.
+
+        Raises:
+            ClientError: if masked integers could leave their range.
+        """
+        self._settle()
+        if self.masked:
+            self._require_room(load)
+        elif high or load > _ROOM:
+            self._carry()
+
+    def value(self, out: Tensor | None = None) -> Tensor:
+        """The sum, float64, shape (d,), correctly rounded up to 2**53 times 2**(48 - fraction).
+
+        Args:
+            out: where to put it; the memory of ``low`` does, which ends the sum. By default the sum goes on.
+        """
+        if self.high is not None and not self.masked:
+            self._carry()
+        result = torch.empty(self.low.shape, dtype=torch.float64, device=self.low.device) if out is None else out
+        block = _BLOCK if self.low.device.type == "cpu" else max(1, self.low.numel())
+        for start in range(0, self.low.numel(), block):
+            part = slice(start, start + block)
+            total = self.low[part].sub(_as_int64(self._biases)).double().mul_(2.0**-self.fraction)
+            if self.high is not None:
+                total.add_(self.high[part].double(), alpha=2.0 ** (_SPLIT - self.fraction))
+            result[part] = total
+        return result
+
+    def _weight_of(self, reach: float) -> float:
+        """What a summand can put into the low integers."""
+        return min(reach * 2.0**self.fraction + 1.0, 2.0 ** (_SPLIT - 1) if self.high is not None else float("inf"))
+
+    def _make_room(self, load: float, high: bool) -> None:
+        """Carry where the low integers could overflow, or a summand is too large for them."""
+        if not self.masked and ((high and self.high is None) or self.load + load > _ROOM):
+            self._carry()
+            load = min(load, 2.0 ** (_SPLIT - 1))
+        self.load += load
+
+    def _settle(self) -> None:
+        if self._biases:
+            self.low -= _as_int64(self._biases)
+            self._biases = 0
+
+    def _carry(self) -> None:
+        self._settle()
+        self.high = torch.zeros_like(self.low) if self.high is None else self.high
+        carries = (self.low + 2 ** (_SPLIT - 1)) >> _SPLIT
+        self.high += carries
+        self.low -= carries << _SPLIT
+        self.load = 2.0 ** (_SPLIT - 1)
+
+    def _require_room(self, load: float) -> None:
+        if load > _ROOM:
+            raise ClientError(
+                "Secure aggregation adds masked numbers modulo 2**64, which has room for 16,384 clients in a round, but this "
+                "one has more. Lower 'federation.clients_per_round', or leave 'federation.secure_aggregation' out."
+            )
 
 
-def _add(product: Tensor, high: Tensor, low: Tensor) -> None:
-    upper = product.mul(_HIGH).round_()
-    high += upper.long()
-    low += product.sub_(upper.div_(_HIGH)).mul_(_LOW).round_().long()
+def _as_int64(biases: int) -> int:
+    """So many _MAGIC_BITS modulo 2**64, as a signed number."""
+    return (biases * _MAGIC_BITS + 2**63) % 2**64 - 2**63
 
 
-def _add_quickly(product: Tensor, high: Tensor, low: Tensor) -> None:
-    """The same for summands below 2**37: adding 1.5 * 2**52 rounds a double and leaves the integer in its low bits."""
-    upper = product.mul(_HIGH).add_(_MAGIC)
-    high.add_(upper.view(torch.int64).sub(_MAGIC_BITS))
-    product.sub_(upper.sub_(_MAGIC), alpha=1 / _HIGH).mul_(_LOW).add_(_MAGIC)
-    low.add_(product.view(torch.int64).sub_(_MAGIC_BITS))
+def _add_narrow(parts: tuple[Tensor, ...], lows: tuple[Tensor, ...], scale: float) -> None:
+    """Add products below 2**51, rounded to integers, and _MAGIC_BITS."""
+    scratch = torch.empty(lows[0].shape if lows else 0, dtype=torch.float64, device=lows[0].device if lows else None)
+    bits = scratch.view(torch.int64)
+    for part, low in zip(parts, lows, strict=True):
+        size = low.numel()
+        scratch[:size].copy_(part).mul_(scale).add_(_MAGIC)
+        low.add_(bits[:size])
 
 
-class Sums:
-    """Named exact sums: what a strategy keeps of a round. Ranks add theirs name by name."""
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        # Apple's GPUs have no float64.
-        self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
-        self._sums: dict[str, ExactSum] = {}
-
-    def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:
-        """Add ``weight * values`` to the sum of that name; the first summand sets its size."""
-        vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
-        self.ensure(name, vector.numel()).add(vector.to(self.device), weight)
-
-    def ensure(self, name: str, size: int) -> ExactSum:
-        """The sum of that name, begun with ``size`` zeros where there is none."""
-        return self._sums.setdefault(name, ExactSum(size, self.device))
-
-    def merge(self, other: Sums) -> None:
-        """Add another's sums, name by name."""
-        for name, total in other._sums.items():
-            self.ensure(name, total.limbs.shape[1]).merge(total)
-
-    def value(self, name: str) -> Tensor:
-        """The sum of that name as float64, shape (d,)."""
-        return self._sums[name].value()
-
-    def scalar(self, name: str) -> float:
-        """The sum of that name as a number; 0 where nothing was added."""
-        return float(self._sums[name].value()) if name in self._sums else 0.0
-
-    def sizes(self) -> dict[str, int]:
-        """Length of each sum, by name."""
-        return {name: total.limbs.shape[1] for name, total in self._sums.items()}
+def _add_wide(
+    parts: tuple[Tensor, ...], lows: tuple[Tensor, ...], highs: tuple[Tensor, ...], scale: float, quick: bool
+) -> None:
+    for part, low, high in zip(parts, lows, highs, strict=True):
+        product = part.double() * scale
+        upper = product.mul(2.0**-_SPLIT)
+        if quick:
+            upper.add_(_MAGIC)
+            high.add_(upper.view(torch.int64).sub(_MAGIC_BITS))
+            product.sub_(upper.sub_(_MAGIC), alpha=2.0**_SPLIT).add_(_MAGIC)
+            low.add_(product.view(torch.int64).sub_(_MAGIC_BITS))
+        else:
+            high.add_(upper.round_().long())
+            low.add_(product.sub_(upper, alpha=2.0**_SPLIT).round_().long())

@@ -26,9 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.recycling import large_empty
+from fl_lightning.functional.sums import Grid, grid_of
 from fl_lightning.types import Snapshot
 
 _Slot = tuple[nn.Module, str]
+_BLOCK = 2**16
+"""Numbers that are worked on at once: they stay in the processor's cache."""
 
 
 class ModelState:
@@ -131,7 +136,10 @@ class ModelState:
             raise ConfigurationError(
                 "The module has no parameters that are trained: there is nothing to federate. Give it a network, or thaw some."
             )
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        if any(tensor.dtype != flat[0].dtype for tensor in flat):
+            return torch.cat(flat)
+        return torch.cat(flat, out=large_empty(sum(t.numel() for t in flat), flat[0].dtype, flat[0].device))
 
     def counters(self) -> Tensor:
         """A copy of the integer and boolean buffers, int64, shape (c,)."""
@@ -193,15 +201,31 @@ class ModelState:
         """
         offset = 0
         for parameter in self.parameters():
-            target = aggregate[offset : offset + parameter.numel()].view_as(parameter)
-            parameter.grad = (parameter.to(target) - target).to(parameter)
+            target = aggregate[offset : offset + parameter.numel()]
             offset += parameter.numel()
+            if parameter.is_contiguous():  # piece by piece: no second model in float64
+                parameter.grad = torch.empty_like(parameter)
+                flat = (parameter.detach().view(-1), parameter.grad.view(-1), target)
+                pieces = (torch.split(vector, _BLOCK) for vector in flat)
+                for weights, gradient, wanted in zip(*pieces, strict=True):
+                    gradient.copy_(weights.to(wanted) - wanted)
+            else:
+                target = target.view_as(parameter)
+                parameter.grad = (parameter.to(target) - target).to(parameter)
 
     @torch.no_grad()
     def set_buffers(self, aggregate: Tensor, counters: Tensor) -> None:
         """Set averaged buffers from the tail of ``aggregate``, shape (d,), and integer ones from ``counters``, (c,)."""
         self._fill(self._floats, aggregate[self.num_parameters :])
         self._fill(self._counters, counters)
+
+    def grid(self, largest: float | None) -> Grid | None:
+        """The grid on which models like this one are summed with weights up to ``largest``; None where the finest is needed."""
+        parameters = [parameter.detach() for parameter in self.parameters()]
+        if largest is None or not parameters or any(parameter.dtype == torch.float64 for parameter in parameters):
+            return None
+        magnitudes = [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
+        return grid_of(magnitudes, self.size - self.num_parameters, largest)
 
     def nbytes(self, *, upward: bool) -> int:
         """Bytes of one message in the tensors' own dtypes: to a client all but what is frozen, upward without local buffers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torchmetrics import Metric
@@ -44,6 +45,11 @@ class AdaFed(WeightedAverage):
         lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
         self.mode = mode or ("min" if lower_is_better else "max")
         self.epsilon = epsilon
+
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """That of a score of 1, which is the best of most metrics; of mode ``min``, that of a score of 0."""
+        best = 1.0 if self.mode == "max" else 1.0 / self.epsilon
+        return float(best**self.power * (max(examples) if self.examples else 1))
 
     def weight(self, update: ClientUpdate) -> float:
         """p_k. A negative score raises in :meth:`take_in`."""

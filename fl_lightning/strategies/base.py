@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate, RoundStart
 
 
@@ -84,6 +85,20 @@ class RunningStrategy(Strategy, ABC):
     calls :meth:`aggregate` on every rank with the total. The sums are exact, so the result cannot depend on the order
     or the number of ranks.
     """
+
+    def largest_weight(self, examples: Sequence[int]) -> float | None:
+        """Return about the largest weight of a round, as far as it is known before the round.
+
+        Where it is, the sum named ``state`` takes 8 bytes a number instead of 16, and less time. A round whose weights turn
+        out to be larger or much smaller is summed as exactly, only slower.
+
+        Args:
+            examples: behind each update of the round.
+
+        Returns:
+            The weight, > 0; None where nothing is known.
+        """
+        return None
 
     @abstractmethod
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
@@ -158,7 +173,7 @@ class WeightedAverage(RunningStrategy):
             )
         if weight > 0:
             sums.add("state", update.state, weight)
-            sums.add("weight", weight)
+            sums.add("weight", 1.0, weight)
         if weight < _SMALLEST and not sums.scalar("weight"):  # this rank has seen only zeros: all may turn out to be zero
             sums.add("plain state", update.state)
             sums.add("plain weight", 1.0)
@@ -167,7 +182,7 @@ class WeightedAverage(RunningStrategy):
     def aggregate(self, sums: Sums) -> Tensor:
         """The weighted average; the plain one where every weight is 0."""
         prefix = "" if sums.scalar("weight") > 0 else "plain "
-        return sums.value(f"{prefix}state") / sums.scalar(f"{prefix}weight")
+        return sums.take(f"{prefix}state").div_(sums.scalar(f"{prefix}weight"))
 
 
 def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fl_lightning.strategies.base import WeightedAverage
@@ -20,6 +21,10 @@ class FedAvg(WeightedAverage):
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
         self.weighting = weighting
+
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """The largest n_k, or 1."""
+        return float(max(examples)) if self.weighting == "examples" else 1.0
 
     def weight(self, update: ClientUpdate) -> float:
         """n_k, or 1."""

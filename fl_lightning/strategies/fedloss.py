@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
 from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate
+
+_HIGH_LOSS = 16.0
 
 
 class FedLoss(WeightedAverage):
@@ -33,6 +36,10 @@ class FedLoss(WeightedAverage):
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
         self.local_metric = loss
         self.examples = examples
+
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """That of a loss of 16, which few models reach that learn anything."""
+        return float(_HIGH_LOSS * max(examples) ** self.examples)
 
     def weight(self, update: ClientUpdate) -> float:
         """p_k."""

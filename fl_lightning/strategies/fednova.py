@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.types import ClientUpdate
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 

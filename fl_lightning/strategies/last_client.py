@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import Sums
 from fl_lightning.functional.seeding import derive_seed
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
@@ -29,6 +31,10 @@ class LastClient(RunningStrategy):
         """Draw who is last."""
         self._last = start.cohort[derive_seed(self.seed, start.round_idx, "last") % len(start.cohort)]
 
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """The last one's, 1."""
+        return 1.0
+
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
         """See :meth:`RunningStrategy.take_in`."""
         assert update.state is not None
@@ -39,4 +45,4 @@ class LastClient(RunningStrategy):
 
     def aggregate(self, sums: Sums) -> Tensor:
         """That client's state."""
-        return sums.value("state")
+        return sums.take("state")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import Sums, wide
+from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
@@ -40,6 +42,10 @@ class Scaffold(RunningStrategy):
         """c, float64, shape (p,)."""
         return self._control
 
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """Every client's, 1."""
+        return 1.0
+
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
         """See :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
         assert update.state is not None
@@ -53,7 +59,7 @@ class Scaffold(RunningStrategy):
         """The mean state; c moves too."""
         assert self._control is not None
         self._control = self._control + sums.value("control").to(self._control.device) / self._num_clients
-        return sums.value("state") / sums.scalar("clients")
+        return sums.take("state").div_(sums.scalar("clients"))
 
     def state_dict(self) -> dict[str, Any]:
         """c."""

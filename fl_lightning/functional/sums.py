@@ -1,0 +1,207 @@
+"""Named exact sums: what a strategy keeps of a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.exact_sum import FRACTION, ExactSum, magnitude
+from fl_lightning.functional.recycling import large_empty
+
+_BITS = 50
+_TIER = 12
+_TIERS = 6
+
+Loads = dict[tuple[str, int], list[tuple[int, float, bool]]]
+"""By name and tier, for each piece of a vector: its length, the load of its low integers, whether it has high ones."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How finely a vector is summed whose size and weights are known roughly before the first summand.
+
+    A piece takes one int64 a number, and a summand is rounded by at most ``2**-50 * magnitude * largest``. Summands that are
+    larger than expected are exact all the same, in two int64. Weights below ``2**-12 * largest`` are summed apart, on a
+    grid finer by that factor, and so on: the error of a summand stays below ``2**-38`` of its own weight.
+
+    Args:
+        pieces: length and expected magnitude of consecutive pieces of the vector; None for the finest grid there is.
+        largest: the largest expected weight, > 0.
+    """
+
+    pieces: tuple[tuple[int, float | None], ...]
+    largest: float
+
+    def fractions(self) -> list[tuple[int, int | None]]:
+        """Length and fraction of each piece, as :class:`ExactSum` takes it."""
+        scale = math.frexp(self.largest)[1]
+        return [
+            (size, None if expected is None else min(FRACTION, _BITS - scale - math.frexp(expected)[1]))
+            for size, expected in self.pieces
+        ]
+
+    def tier(self, weight: float) -> int:
+        """How many times 2**12 the weight is below the largest."""
+        if not weight:
+            return 0
+        return min(_TIERS - 1, max(0, (math.frexp(self.largest / abs(weight))[1] - 1) // _TIER))
+
+
+def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: float | None) -> Grid | None:
+    """The grid for sums of models: parameters are expected to stay near those of the global model, buffers anywhere.
+
+    Args:
+        magnitudes: length and largest absolute value of each of the global model's parameters.
+        buffers: length of the averaged buffers behind them.
+        largest: the largest expected weight; None where it is not known.
+
+    Returns:
+        None where no grid can be told beforehand.
+    """
+    if largest is None or not 0 < largest < math.inf or not all(math.isfinite(value) for _, value in magnitudes):
+        return None
+    pieces: list[tuple[int, float | None]] = []
+    for size, value in magnitudes:
+        expected = 2.0 ** math.frexp(max(value, 0.5))[1]  # 1 at least: a tensor may begin at 0
+        if pieces and pieces[-1][1] == expected:
+            size += pieces.pop()[0]
+        pieces.append((size, expected))
+    return Grid((*pieces, *([(buffers, None)] if buffers else [])), largest)
+
+
+class Sums:
+    """Named exact sums. Ranks add theirs name by name.
+
+    Args:
+        device: where they are kept; on the CPU for a device without float64 (Apple's GPUs).
+        grids: by name, for sums whose size is known beforehand.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", grids: Mapping[str, Grid] | None = None) -> None:
+        self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
+        self._grids = dict(grids or {})
+        self._sums: dict[tuple[str, int], _Vector] = {}
+
+    def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:
+        """Add ``weight * values`` to the sum of that name; the first summand sets its size.
+
+        Raises:
+            ClientError: if a value is not finite, or the sum would become too large; it is as it was.
+        """
+        vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
+        grid = self._grids.get(name)
+        tier = 0 if grid is None else grid.tier(weight)
+        self._ensure((name, tier), vector.numel()).add(vector.to(self.device), weight * 2.0 ** (_TIER * tier))
+
+    def _ensure(self, key: tuple[str, int], size: int) -> _Vector:
+        if key not in self._sums:
+            grid = self._grids.get(key[0])
+            self._sums[key] = _Vector([(size, None)] if grid is None else grid.fractions(), self.device)
+        return self._sums[key]
+
+    def merge(self, other: Sums) -> None:
+        """Add another's sums, name by name; they may be masked."""
+        for key, vector in other._sums.items():
+            self._ensure(key, vector.size).merge(vector)
+
+    def value(self, name: str) -> Tensor:
+        """The sum of that name as float64, shape (d,)."""
+        return self._total(name, end=False)
+
+    def take(self, name: str) -> Tensor:
+        """:meth:`value` in the memory of the sum, which ends with it."""
+        return self._total(name, end=True)
+
+    def _total(self, name: str, end: bool) -> Tensor:
+        tiers = sorted(tier for known, tier in self._sums if known == name)
+        total: Tensor | None = None
+        for tier in tiers or [0]:
+            value = self._sums[name, tier].value(end)
+            if end:
+                del self._sums[name, tier]
+            value = value if not tier else value.mul_(2.0 ** (-_TIER * tier))
+            total = value if total is None else total.add_(value)
+        assert total is not None
+        return total
+
+    def scalar(self, name: str) -> float:
+        """The sum of that name as a number; 0 where nothing was added."""
+        return float(self.value(name)) if any(known == name for known, _ in self._sums) else 0.0
+
+    def sizes(self) -> dict[str, int]:
+        """Length of each sum, by name."""
+        return {name: vector.size for (name, _), vector in self._sums.items()}
+
+    def masks(self) -> Iterator[tuple[str, Tensor]]:
+        """The integers that masks are added to, each with a name of its own: modulo 2**64 from now on, until :meth:`reveal`."""
+        for (name, _), vector in self._sums.items():
+            for part in vector.parts:
+                part.masked = True
+            for number, integers in enumerate(vector.integers()):
+                yield f"{name} {number}", integers
+
+    def reveal(self) -> None:
+        """All masks are off."""
+        for vector in self._sums.values():
+            for part in vector.parts:
+                part.masked = False
+
+    def loads(self) -> Loads:
+        """What ranks must know of each other's sums before they add them."""
+        return {
+            key: [(part.low.numel(), part.load, part.high is not None) for part in vector.parts]
+            for key, vector in self._sums.items()
+        }
+
+    def integers(self, everyone: Sequence[Loads]) -> Iterator[Tensor]:
+        """The integers that ranks add, the same ones in the same order on each.
+
+        Args:
+            everyone: the :meth:`loads` of all ranks.
+
+        Raises:
+            ClientError: on every rank, if masked integers could leave their range.
+        """
+        for key in sorted({key for loads in everyone for key in loads}):
+            known = [loads[key] for loads in everyone if key in loads]
+            vector = self._ensure(key, sum(size for size, _, _ in known[0]))
+            for part, ranks in zip(vector.parts, zip(*known, strict=True), strict=True):
+                part.ready(sum(load for _, load, _ in ranks), any(high for _, _, high in ranks))
+            yield from vector.integers()
+
+
+class _Vector:
+    """One sum of consecutive pieces, each on a grid of its own."""
+
+    def __init__(self, pieces: Sequence[tuple[int, int | None]], device: torch.device) -> None:
+        sizes = [size for size, _ in pieces]
+        self.size = sum(sizes)
+        self._low = large_empty(self.size, torch.int64, device).zero_()
+        lows = torch.split(self._low, sizes)
+        self.parts = [ExactSum(size, device, fraction, low) for (size, fraction), low in zip(pieces, lows, strict=True)]
+
+    def add(self, values: Tensor, weight: float) -> None:
+        pieces = torch.split(values, [part.low.numel() for part in self.parts])
+        reaches = [magnitude(piece) for piece in pieces]
+        for part, reach in zip(self.parts, reaches, strict=True):  # all, before any is changed
+            part.admit(reach * abs(weight))
+        for part, piece, reach in zip(self.parts, pieces, reaches, strict=True):
+            part.add(piece, weight, reach)
+
+    def merge(self, other: _Vector) -> None:
+        for part, theirs in zip(self.parts, other.parts, strict=True):
+            part.merge(theirs)
+
+    def value(self, end: bool) -> Tensor:
+        result = self._low.view(torch.float64) if end else torch.empty_like(self._low, dtype=torch.float64)
+        for part, out in zip(self.parts, torch.split(result, [part.low.numel() for part in self.parts]), strict=True):
+            part.value(out)
+        return result
+
+    def integers(self) -> Iterator[Tensor]:
+        yield self._low
+        yield from (part.high for part in self.parts if part.high is not None)

@@ -1,0 +1,185 @@
+"""Exact sums of any number of summands, on grids that are chosen before the round."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg
+from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
+from fl_lightning.functional.recycling import forget, large_empty
+
+single = st.floats(-2, 2, width=32)
+leaving = st.floats(-1e6, 1e6, width=32)
+weight = st.floats(1e-9, 4)
+
+
+def grid(size: int, largest: float = 4.0) -> Grid:
+    return Grid(((size, 2.0),), largest)
+
+
+def ranks_total(shares: list[list[tuple[list[float], float]]], chosen: Grid) -> torch.Tensor:
+    """What so many ranks make of their shares of the summands: as in a process group, integers are added one by one."""
+    ranks = [Sums(grids={"x": chosen}) for _ in shares]
+    for sums, share in zip(ranks, shares, strict=True):
+        for vector, factor in share:
+            sums.add("x", torch.tensor(vector), factor)
+    loads = [sums.loads() for sums in ranks]
+    everyone = [list(sums.integers(loads)) for sums in ranks]
+    assert len({len(integers) for integers in everyone}) == 1
+    for same in zip(*everyone, strict=True):
+        same[0].copy_(torch.stack(same).sum(0))
+    return ranks[0].value("x")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@given(
+    terms=st.lists(st.tuples(st.lists(single, min_size=3, max_size=3), weight), min_size=1, max_size=10),
+    outlier=st.tuples(st.lists(leaving, min_size=3, max_size=3), weight),
+    random=st.randoms(),
+)
+def test_a_rank_that_leaves_the_grid_alone_changes_no_bit(ranks, terms, outlier, random):
+    terms = [*terms, outlier]
+    once = ranks_total([terms], grid(3))
+    shuffled = list(terms)
+    random.shuffle(shuffled)
+    shares = [shuffled[rank::ranks] for rank in range(ranks)]
+    assert torch.equal(ranks_total(shares, grid(3)), once)
+    for column in range(3):
+        exact = math.fsum(vector[column] * factor for vector, factor in terms)
+        # Each of 11 summands is rounded by at most 2**-38 of its own weight times the expected magnitude 2.
+        allowed = sum(2.0**-37 * factor for _, factor in terms) + 1e-15 * abs(exact)
+        assert abs(once[column].item() - exact) <= allowed
+
+
+@pytest.mark.parametrize("largest", [1.0, 60_000.0])
+def test_errors_are_those_of_the_grid(largest):
+    """2**-50 of the bound for each summand, against exact rationals."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = [torch.rand(200, generator=generator) * 2 - 1 for _ in range(30)]
+    weights = (torch.rand(30, generator=generator, dtype=torch.float64) * 0.9 + 0.1) * largest
+    sums = Sums(grids={"x": grid_of([(200, 0.9)], 0, largest)})
+    for vector, factor in zip(vectors, weights.tolist(), strict=True):
+        sums.add("x", vector, factor)
+    got = sums.value("x")
+    for column in range(200):
+        exact = sum(Fraction(float(v[column])) * Fraction(w) for v, w in zip(vectors, weights.tolist(), strict=True))
+        assert abs(Fraction(got[column].item()) - exact) <= Fraction(30 * largest) * Fraction(1, 2**50) + abs(exact) / 2**52
+
+
+@pytest.mark.parametrize("fraction", [None, 40])
+def test_seventy_thousand_summands_do_not_wrap(fraction):
+    total, values = ExactSum(1, fraction=fraction), torch.tensor([-(2.0**-15)])
+    for _ in range(70_000):
+        total.add(values, largest=2.0**-15)
+    assert total.value().item() == -70_000 * 2.0**-15
+
+
+@pytest.mark.parametrize("fraction", [None, 40])
+@pytest.mark.parametrize("value", [-(2.0**-15), 0.75])
+def test_two_hundred_thousand_summands_of_many_ranks_do_not_wrap(fraction, value):
+    rank, total = ExactSum(2, fraction=fraction), ExactSum(2, fraction=fraction)
+    for _ in range(200):
+        rank.add(torch.tensor([value, -value]))
+    for _ in range(1000):
+        total.merge(rank)
+    assert total.value().tolist() == [200_000 * value, -200_000 * value]
+
+
+def test_masked_sums_refuse_more_than_they_can_hold():
+    masked, one = Sums(), Sums()
+    one.add("state", torch.tensor([0.5]))
+    dict(one.masks())
+    with pytest.raises(ClientError, match=r"room for 16,384 clients in a round.*clients_per_round"):
+        for _ in range(20_000):
+            masked.merge(one)
+
+
+def test_ranks_that_together_hold_too_many_masked_summands_refuse():
+    halves = [Sums(), Sums()]
+    for half in halves:
+        half.add("state", torch.tensor([0.5]))
+        dict(half.masks())
+    loads = halves[0].loads()
+    crowded = {key: [(size, 9_000 * load, high) for size, load, high in pieces] for key, pieces in loads.items()}
+    with pytest.raises(ClientError, match="room for 16,384 clients"):
+        list(halves[0].integers([crowded, crowded]))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_buffers_of_any_size_keep_their_digits(first):
+    """A running variance of 1e-8 beside one of 1e8, and a parameter that starts at zero."""
+    sums = Sums(grids={"state": grid_of([(1, 0.0)], 2, 10.0)})
+    states = [torch.tensor([1e-3, 1e8, 1e-8]), torch.tensor([3e-3, 3e8, 3e-8])]
+    for state in states if first else reversed(states):
+        sums.add("state", state, 10.0)
+    mean = sums.take("state") / 20
+    expected = torch.stack(states).double().mean(0)
+    assert torch.allclose(mean, expected, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_before_it_becomes_an_integer(bad):
+    sums = Sums(grids={"x": Grid(((2, 2.0), (1, None)), 1.0)})
+    sums.add("x", torch.tensor([1.0, 2.0, 3.0]))
+    for position in range(3):
+        vector = torch.ones(3)
+        vector[position] = bad
+        with pytest.raises(ClientError, match="not finite"):
+            sums.add("x", vector)
+    assert sums.value("x").tolist() == [1.0, 2.0, 3.0]
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(-55, 3)), min_size=1, max_size=8))
+def test_light_weights_keep_their_digits(terms):
+    """Weights of 2**-55 to 8: each average is right to 2**-37, however light its weights are."""
+    grids = {"state": grid_of([(1, 1.0)], 0, 1.0), "weight": Grid(((1, None),), 1.0)}
+    sums = Sums(grids=grids)
+    for value, exponent in terms:
+        sums.add("state", torch.tensor([value]), 2.0**exponent)
+        sums.add("weight", 1.0, 2.0**exponent)
+    total = sum(Fraction(2) ** exponent for _, exponent in terms)
+    exact = sum(Fraction(value) * Fraction(2) ** exponent for value, exponent in terms) / total
+    assert abs(sums.value("state").item() / sums.scalar("weight") - float(exact)) < 2.0**-36
+
+
+def test_adafed_with_hopeless_scores_still_averages():
+    """Scores of 1e-4 to the power 4, weights of 1e-16: the average of equal weights is the mean."""
+    strategy = AdaFed(power=4.0)
+    largest = strategy.largest_weight([10, 10])
+    sums = Sums(grids={"state": grid_of([(3, 1.0)], 0, largest), "weight": Grid(((1, None),), largest)})
+    states = torch.tensor([[0.1, -0.2, 0.3], [0.3, 0.4, -0.5]])
+    for client, state in enumerate(states):
+        update = ClientUpdate(client, 0, 10, 1, state=state, counters=torch.zeros(0, dtype=torch.int64), score=1e-4)
+        strategy.take_in(update, sums)
+    assert torch.allclose(strategy.aggregate(sums), states.double().mean(0), rtol=1e-9, atol=0)
+
+
+def test_the_aggregate_lies_in_the_memory_of_the_sum():
+    sums = Sums(grids={"state": grid_of([(4, 1.0)], 0, 10.0)})
+    strategy = FedAvg()
+    update = ClientUpdate(0, 0, 10, 1, state=torch.arange(4.0), counters=torch.zeros(0, dtype=torch.int64))
+    strategy.take_in(update, sums)
+    memory = next(sums.integers([sums.loads()])).data_ptr()
+    aggregate = strategy.aggregate(sums)
+    assert aggregate.data_ptr() == memory
+    assert aggregate.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_large_memory_is_used_again_when_nothing_shares_it():
+    size = 10_000_000
+    first = large_empty(size, torch.float32)
+    address, view = first.data_ptr(), first[5:]
+    del first
+    assert large_empty(size, torch.float32).data_ptr() != address  # the view still shares it
+    del view
+    second = large_empty(size, torch.float32)
+    assert second.data_ptr() == address
+    assert second.shape == (size,)
+    assert large_empty(10, torch.int64).dtype == torch.int64
+    forget()
