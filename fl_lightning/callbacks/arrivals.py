@@ -11,7 +11,7 @@ from fl_lightning.callbacks.exchange import add_sums, gather, gather_or_raise, g
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate
 
@@ -40,17 +40,14 @@ class Arrivals:
         self._delivered: list[int] = []  # on this rank, masked
 
     def begin(self, examples: Sequence[int]) -> None:
-        """Choose how finely models are summed; on every rank alike, before the first update.
+        """Choose how finely models are summed; on every rank alike, when the strategy has begun the round.
 
         Args:
             examples: of each update that is expected, on whatever rank.
         """
         if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of one kind
             return
-        largest = self._strategy.largest_weight(examples) if examples else None
-        grid = self._server.grid(largest)
-        if grid is not None:
-            self._sums = Sums(self._sums.device, {"state": grid, "weight": Grid(((1, None),), grid.largest)})
+        self._sums = Sums(self._sums.device, self._strategy.grids(examples, self._server.grid))
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Take an update in; it comes back with its weight, where the strategy gives one at once."""

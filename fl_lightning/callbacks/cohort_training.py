@@ -206,6 +206,7 @@ class CohortTraining:
     def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
         parts = self._federation
         check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
-        self._before[update.client] = dict(parts.local.memory.kept(update.client))
-        parts.local.accept(update)
+        if parts.faults.skips:
+            self._before[update.client] = dict(parts.local.memory.kept(update.client))
+        parts.local.accept(update, final=not parts.faults.skips)
         return replace(update, global_score=before)

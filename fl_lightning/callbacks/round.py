@@ -187,10 +187,10 @@ class FederationRound(Cohort):
         Args:
             examples: behind each update that it will get.
         """
-        self._arrivals.begin(examples)
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
         self.federation.strategy.start_round(start)
+        self._arrivals.begin(examples)
 
     def _take_in(self, update: ClientUpdate) -> ClientUpdate:
         """Score a model that is in the clients' module, and give it to the strategy."""

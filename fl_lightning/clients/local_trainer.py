@@ -26,7 +26,7 @@ from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import Turn
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.local_steps import control_change
+from fl_lightning.functional.local_steps import control_change, control_correction
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
 from fl_lightning.types import ClientUpdate, Snapshot
@@ -123,16 +123,22 @@ class LocalTrainer:
             counters=state.counters(),
             epsilon=None if self._session.private is None else self._session.private.spent(self.memory, client, steps),
         )
+        self._session.end()
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
 
-    def accept(self, update: ClientUpdate) -> None:
-        """Let the client keep what it keeps of an update that was good."""
+    def accept(self, update: ClientUpdate, final: bool = True) -> None:
+        """Let the client keep what it keeps of an update that was good.
+
+        Args:
+            update: with its state.
+            final: whether what the client kept before is needed no more.
+        """
         self.memory.remember(update.client, update.snapshot)
         if update.epsilon is not None:
             assert self._session.private is not None
             self._session.private.remember(self.memory, update)
         if update.control is not None:
-            self.memory.change_control(update.client, update.control)
+            self.memory.change_control(update.client, update.control, in_place=final)
 
     def rearrange(self) -> None:
         """What is trained has changed: count bytes anew, and build engines that know of it."""
@@ -246,15 +252,14 @@ class LocalTrainer:
             return self._engine.fit(self.module, examples, turn.epochs)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
-        own = self.memory.control(client)
-        return (control if own is None else control - own.to(control)).to(self.device)
+        return control_correction(control, self.memory.control(client)).to(self.device)
 
     def _with_control(
         self, update: ClientUpdate, control: Tensor, server: ModelState, start: Snapshot | None, rates: float
     ) -> ClientUpdate:
         """The update with the change of c_k; both travel like the parameters."""
         size = server.num_parameters
-        before = (server.vector() if start is None else start.vector)[:size]
+        before = [p.detach() for p in server.parameters()] if start is None else [start.vector[:size]]
         assert update.state is not None
         change = control_change(control, before, update.state[:size], rates)
         more = change.numel() * change.element_size()

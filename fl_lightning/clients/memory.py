@@ -52,10 +52,12 @@ class ClientMemory:
         """c_k, shape (p,); None where it is still 0."""
         return self._kept.get(client, {}).get("control")
 
-    def change_control(self, client: int, change: Tensor) -> None:
-        """Add a change to c_k."""
+    def change_control(self, client: int, change: Tensor, in_place: bool = False) -> None:
+        """Add a change to c_k, in place where the c_k before is needed no more."""
         own = self.control(client)
-        self.put(client, control=change if own is None else own.to(change) + change)
+        if own is not None:
+            change = own.add_(change.to(own)) if in_place else own.to(change) + change
+        self.put(client, control=change)
 
     def score(self, client: int) -> float | None:
         """What the client's model scored when it was measured last; None where it never was, or scores are not kept."""

@@ -86,6 +86,13 @@ class ClientSession(Callback):
         self._anchors: list[Tensor] = []
         self._corrections: list[Tensor] = []
 
+    def end(self) -> None:
+        """Free what the fit needed and nobody asks for any more: gradients, anchors and corrections."""
+        self._start = self._correction = self._pull = None
+        self._anchors, self._corrections = [], []
+        for parameter in self.client.parameters():
+            parameter.grad = None
+
     @property
     def callbacks(self) -> list[Callback]:
         """Of a fit, in their order: gradients are made private before anything is added to them."""

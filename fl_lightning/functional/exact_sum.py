@@ -108,13 +108,12 @@ class ExactSum:
         self.bound += reach
         self._make_room(self._weight_of(reach), reach * 2.0**self.fraction >= _QUICK)
         scale = weight * 2.0**self.fraction
-        block = _BLOCK if values.device.type == "cpu" else max(1, values.numel())
-        lows, parts = torch.split(self.low, block), torch.split(values, block)
+        parts, lows = self._blocks(values), self._blocks(self.low)
         if self.high is None:
             _add_narrow(parts, lows, scale)
             self._biases += 1
         else:
-            _add_wide(parts, lows, torch.split(self.high, block), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
+            _add_wide(parts, lows, self._blocks(self.high), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
 
     def merge(self, other: ExactSum) -> None:
         """Add another sum of the same length and fraction, which may be masked.
@@ -160,14 +159,16 @@ class ExactSum:
         if self.high is not None and not self.masked:
             self._carry()
         result = torch.empty(self.low.shape, dtype=torch.float64, device=self.low.device) if out is None else out
-        block = _BLOCK if self.low.device.type == "cpu" else max(1, self.low.numel())
-        for start in range(0, self.low.numel(), block):
-            part = slice(start, start + block)
-            total = self.low[part].sub(_as_int64(self._biases)).double().mul_(2.0**-self.fraction)
+        highs = self._blocks(self.low if self.high is None else self.high)
+        for low, high, total in zip(self._blocks(self.low), highs, self._blocks(result), strict=True):
+            units = low.sub(_as_int64(self._biases)).double()
             if self.high is not None:
-                total.add_(self.high[part].double(), alpha=2.0 ** (_SPLIT - self.fraction))
-            result[part] = total
+                units.add_(high.double(), alpha=2.0**_SPLIT)
+            torch.mul(units, 2.0**-self.fraction, out=total)
         return result
+
+    def _blocks(self, vector: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(vector, _BLOCK if vector.device.type == "cpu" else max(1, vector.numel()))
 
     def _weight_of(self, reach: float) -> float:
         """What a summand can put into the low integers."""
@@ -188,9 +189,10 @@ class ExactSum:
     def _carry(self) -> None:
         self._settle()
         self.high = torch.zeros_like(self.low) if self.high is None else self.high
-        carries = (self.low + 2 ** (_SPLIT - 1)) >> _SPLIT
-        self.high += carries
-        self.low -= carries << _SPLIT
+        for low, high in zip(self._blocks(self.low), self._blocks(self.high), strict=True):
+            carries = (low + 2 ** (_SPLIT - 1)) >> _SPLIT
+            high += carries
+            low -= carries << _SPLIT
         self.load = 2.0 ** (_SPLIT - 1)
 
     def _require_room(self, load: float) -> None:

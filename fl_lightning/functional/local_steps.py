@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.recycling import large_empty
+
+_BLOCK = 2**15
+"""Numbers that are worked on at once: they stay in the processor's cache."""
 
 
 @dataclass
@@ -47,12 +52,12 @@ class StepCoefficients:
         return self.distance / self._largest_rate if self._largest_rate else 0.0
 
 
-def control_change(control: Tensor, start: Tensor, end: Tensor, rates: float) -> Tensor:
+def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates: float) -> Tensor:
     """c_k+ - c_k of SCAFFOLD, option II: (w_t - y) / (sum of the K rates) - c (Karimireddy et al. 2020, Algorithm 1).
 
     Args:
         control: the server's c, shape (p,).
-        start: the parameters before local training, shape (p,).
+        start: the parameters before local training, one after another: p numbers in all.
         end: those after it, y, shape (p,).
         rates: the sum of the steps' learning rates, K * eta where it is constant.
 
@@ -61,5 +66,28 @@ def control_change(control: Tensor, start: Tensor, end: Tensor, rates: float) ->
     """
     if not rates:
         return torch.zeros_like(end)
-    here, there = wide(start.to(end.device)), wide(end)
-    return ((here - there) / rates - control.to(there)).to(end)
+    change = large_empty(end.numel(), end.dtype, end.device)
+    sizes = [tensor.numel() for tensor in start]
+    for before, *others in zip(start, *(torch.split(v, sizes) for v in (change, control, end)), strict=True):
+        for w, own, c, y in zip(*(torch.split(v, _BLOCK) for v in (before.reshape(-1), *others)), strict=True):
+            difference = wide(w.to(y.device)).sub_(y)
+            own.copy_(difference.div_(rates).sub_(c.to(difference.device)))
+    return change
+
+
+def control_correction(control: Tensor, own: Tensor | None) -> Tensor:
+    """c - c_k, which SCAFFOLD adds to each step's gradients (Karimireddy et al. 2020, Algorithm 1).
+
+    Args:
+        control: the server's c, float64, shape (p,).
+        own: the client's c_k, shape (p,); None where it is 0.
+
+    Returns:
+        Shape (p,), in the dtype of c_k.
+    """
+    if own is None:
+        return control
+    correction = large_empty(own.numel(), own.dtype)
+    for result, c, mine in zip(*(torch.split(v, _BLOCK) for v in (correction, control, own)), strict=True):
+        result.copy_(c.to(mine.device) - mine)
+    return correction

@@ -7,14 +7,17 @@ of 200 MB that takes longer than copying into it.
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _LARGE = 32 * 2**20
-_KEPT = 2
-_free: dict[int, list[np.ndarray]] = {}
+_KEPT = 4
+"""Free blocks of a size: what a round of SCAFFOLD has in use at once beside what clients keep."""
+_Memory = np.ndarray[Any, Any]
+_free: dict[int, list[_Memory]] = {}
 
 
 def large_empty(size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
@@ -26,13 +29,14 @@ def large_empty(size: int, dtype: torch.dtype, device: torch.device | str = "cpu
     if torch.device(device).type != "cpu" or nbytes < _LARGE:
         return torch.empty(size, dtype=dtype, device=device)
     free = _free.get(nbytes)
-    memory = free.pop() if free else np.empty(nbytes, dtype=np.uint8)
+    # By torch, since numpy asks for huge pages, and the kernel may take a second to find them.
+    memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8).numpy()
     lent = memory[:]
     weakref.finalize(lent, _take_back, memory).atexit = False
     return torch.from_numpy(lent).view(dtype)
 
 
-def _take_back(memory: np.ndarray) -> None:
+def _take_back(memory: _Memory) -> None:
     free = _free.setdefault(memory.nbytes, [])
     if len(free) < _KEPT:
         free.append(memory)

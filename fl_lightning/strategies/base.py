@@ -13,8 +13,10 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import wide
-from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.types import ClientUpdate, RoundStart
+
+ModelGrid = Callable[[float | None], Grid | None]
 
 
 class Worth(Protocol):
@@ -99,6 +101,16 @@ class RunningStrategy(Strategy, ABC):
             The weight, > 0; None where nothing is known.
         """
         return None
+
+    def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
+        """Return how finely the sums of a round are kept, by name, after :meth:`start_round`; the others on the finest grid.
+
+        Args:
+            examples: behind each update of the round.
+            model_grid: gives the grid for sums of models, from the largest weight.
+        """
+        models = model_grid(self.largest_weight(examples)) if examples else None
+        return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
 
     @abstractmethod
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:

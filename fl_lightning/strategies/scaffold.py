@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import wide
-from fl_lightning.functional.sums import Sums
-from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.functional.exact_sum import magnitude, wide
+from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.strategies.base import ModelGrid, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
+
+_ROOM = 64.0
+"""How much larger than c its change may be until a second integer is needed for it."""
 
 
 class Scaffold(RunningStrategy):
@@ -30,8 +33,10 @@ class Scaffold(RunningStrategy):
     def start_round(self, start: RoundStart) -> None:
         """In the first round, c = 0."""
         self._num_clients = start.num_clients
-        parameters = wide(start.server_state[: start.num_parameters])
-        self._control = torch.zeros_like(parameters) if self._control is None else self._control.to(parameters)
+        device = wide(start.server_state[:0]).device
+        if self._control is None:
+            self._control = torch.zeros(start.num_parameters, dtype=torch.float64, device=device)
+        self._control = self._control.to(device)
 
     def reset(self) -> None:
         """c = 0."""
@@ -46,6 +51,12 @@ class Scaffold(RunningStrategy):
         """Every client's, 1."""
         return 1.0
 
+    def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
+        """Those of the models; changes of control variates are expected to be of the size of c, once that is not 0."""
+        size = 0.0 if self._control is None else magnitude(self._control)
+        control = {"control": Grid(((len(self._control), _ROOM * size),), 1.0)} if self._control is not None and size else {}
+        return super().grids(examples, model_grid) | control
+
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
         """See :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
         assert update.state is not None
@@ -58,7 +69,7 @@ class Scaffold(RunningStrategy):
     def aggregate(self, sums: Sums) -> Tensor:
         """The mean state; c moves too."""
         assert self._control is not None
-        self._control = self._control + sums.value("control").to(self._control.device) / self._num_clients
+        self._control = sums.take("control").to(self._control.device).div_(self._num_clients).add_(self._control)
         return sums.take("state").div_(sums.scalar("clients"))
 
     def state_dict(self) -> dict[str, Any]:
