@@ -38,6 +38,8 @@ from fl_lightning import (
     Mediators,
     PartialWork,
     Scaffold,
+    TopK,
+    Transform,
 )
 from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.clients.faults import check_update
@@ -130,6 +132,36 @@ def test_a_round_goes_on_without_who_fails(kind, engine):
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=5e-6, atol=5e-6)
     assert [failure[:2] for failure in heard.failures] == [(0, 1), (1, 1), (2, 1)]
     assert all(cause in failure[2] for failure in heard.failures)
+
+
+class BreaksOnTheWay(Transform):
+    """Client 1's change is not finite in round 1, as the server reads it."""
+
+    def apply(self, message, sender):
+        broken = sender.client == 1 and sender.round_idx == 1
+        return replace(message, change=message.change * math.nan) if broken else message
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_client_keeps_nothing_of_an_update_that_was_rejected(engine):
+    """Error feedback and c_k remain those of round 0 after an update that broke on its way."""
+    transforms = [TopK(0.3), BreaksOnTheWay()]
+    federation = FederatedOrchestrator(Scaffold(), LocalTraining(engine=engine), transforms=transforms, faults=SKIP)
+    kept = []
+
+    class Keeps(FederationCallback):
+        def on_round_end(self, trainer, pl_module, round_idx):
+            kept.append(federation._run.memory.state_dict())
+
+    heard = Heard()
+    with pytest.warns(UserWarning, match="Round 1 goes on without client 1: .* not finite"):
+        trainer(2, federation, heard, Keeps()).fit(Plain(), FederatedDataModule(Blobs(shuffle=False), Consecutive()))
+    assert [failure[:2] for failure in heard.failures] == [(1, 1)]
+    before, after = kept
+    assert set(before[1]) == {"control", "transform 0 residual"}
+    assert all(float(tensor.abs().max()) > 0 for tensor in before[1].values())
+    assert same_bits(before[1], after[1])
+    assert not same_bits(before[0], after[0])  # an update that was good
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

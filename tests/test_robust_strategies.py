@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import byzfl
 import numpy as np
 import pytest
@@ -183,6 +185,19 @@ def test_pieces_do_not_matter(monkeypatch):
 
 def test_shares_of_attackers_are_rounded_up():
     assert [expected_attackers(share, 10) for share in (0.25, 0.2, 0.3, 0.0, 3)] == [3, 2, 3, 0, 3]
+
+
+@pytest.mark.parametrize("size", range(3, 12))
+def test_krum_lowers_a_share_to_what_a_small_round_can_bear(size):
+    """f is at most the largest with m >= 2 f + 3 (Blanchard et al., Proposition 1); by ``selected`` null m - f are kept."""
+    bearable = max(f for f in range(size) if size >= 2 * f + 3)
+    states = [torch.randn(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(size)]
+    for share in (0.25, 0.49):
+        attackers = min(math.ceil(share * size), bearable)
+        assert sum(combine(Krum(share, selected=None), states)[1]) == size - attackers
+        if attackers:  # byzfl counts one neighbour more than the paper: its f is ours and one
+            expected = byzfl.Krum(attackers + 1)(np.stack(states))
+            np.testing.assert_allclose(combine(Krum(share), states)[0], expected, rtol=1e-12)
 
 
 def test_too_few_models_are_refused():
