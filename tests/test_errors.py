@@ -105,7 +105,7 @@ def test_a_metric_whose_scores_are_negative():
             self.log("score", -0.5)
 
     with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0; weights must be finite"):
-        federate(Negative(), strategy=AdaFed("score"))
+        federate(Negative(), strategy=AdaFed("score", mode="max"))
 
 
 def test_all_scores_zero_fall_back_to_the_plain_average():
@@ -114,7 +114,7 @@ def test_all_scores_zero_fall_back_to_the_plain_average():
             self.log("score", 0.0)
 
     results = []
-    for strategy in (AdaFed("score"), None):
+    for strategy in (AdaFed("score", mode="max"), None):
         L.seed_everything(1, verbose=False)
         module = Zero()
         federate(module, strategy=strategy or Uniform())

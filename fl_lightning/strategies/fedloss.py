@@ -10,6 +10,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.exact_sum import Sums
+from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate
 
@@ -24,6 +25,9 @@ class FedLoss(WeightedAverage):
     Args:
         loss: the name under which the module logs it in validation, or a torchmetrics metric.
         examples: exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, between them a mixture.
+
+    Raises:
+        ConfigurationError: for a negative exponent, or a metric of which higher is better.
     """
 
     needs_own_training = True
@@ -31,6 +35,8 @@ class FedLoss(WeightedAverage):
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
+        wanted = "a loss, of which lower is better"
+        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.local_metric = loss
         self.examples = examples
 
