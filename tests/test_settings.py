@@ -45,7 +45,10 @@ WRONG = [
         "'federation.strategy.mode' is not set, and the name 'val_acuracy' does not",
     ),
     (["--best_checkpoint.monitor=federation/score"], "'best_checkpoint.mode' is not set"),
-    (["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"], "Expected a typing.Literal['max', 'min']. Got: up"),
+    (
+        ["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"],
+        "Expected a typing.Literal['max', 'min']. Got: up",
+    ),
     (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
