@@ -277,6 +277,33 @@ def test_examples_that_cannot_be_read(strategy):
     assert [update.client for update in updates.rounds[0]] == [0, 2]
 
 
+class Sees(Heard):
+    """Whose Trainer the user's datamodule has, where a client has failed."""
+
+    def on_client_failed(self, trainer, pl_module, failure):
+        super().on_client_failed(trainer, pl_module, failure)
+        assert trainer.datamodule.datamodule.trainer is trainer
+
+
+@pytest.mark.filterwarnings("ignore:Round .* goes on without")
+@pytest.mark.parametrize("strategy", [FedAvg, Focus])  # FOCUS evaluates before it trains
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_client_that_failed_leaves_the_datamodule_its_trainer(engine, strategy):
+    data, sees = WithUnreadable(shuffle=False), Sees()
+    run = federate(Plain(), 2, sees, data=data, strategy=strategy(), faults=SKIP, local=LocalTraining(engine=engine))
+    assert [failure[:2] for failure in sees.failures] == [(0, 1), (1, 1)]
+    assert data.trainer is run
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_run_that_ends_with_a_client_s_error_leaves_the_datamodule_its_trainer(engine):
+    data = WithUnreadable(shuffle=False)
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine)))
+    with pytest.raises(OSError, match="cannot be read"):
+        run.fit(Plain(), FederatedDataModule(data, Consecutive()))
+    assert data.trainer is run
+
+
 def test_who_cannot_even_begin_tries_again():
     """FOCUS reads the client's data before it trains: the cause of the last attempt is that of the first."""
     heard = Heard()

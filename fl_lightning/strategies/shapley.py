@@ -28,7 +28,7 @@ class ShapleyValues(JointStrategy):
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
         mode: ``max`` where higher is better; by default what the torchmetrics metric says, or its name: see
             :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        exact_up_to: the largest cohort with exact values, 1 to 16.
+        exact_up_to: the largest cohort with exact values, 0 to 16; 0 estimates always.
         orders: random orders per round beyond that, >= 1.
         tolerance: an order is left when its coalition is worth v(all) to within this, >= 0, in the metric's units; -1
             never leaves one.
