@@ -53,6 +53,16 @@ def test_what_is_held_out_has_the_classes_proportions(case, with_labels):
         assert not up or not down or min(up) >= max(down)
 
 
+@pytest.mark.parametrize("scale", [10**12, 2**61])
+def test_the_numbers_of_the_classes_do_not_matter(scale):
+    """Whole numbers such as prices, far apart: as codes 0 .. C - 1, also where owners times numbers would overflow."""
+    codes = mixed([20, 30, 10])
+    parts, sizes = Partition.of_parts(list(torch.arange(60).split(15))), torch.tensor([3, 4, 5, 6])
+    _, expected = hold_out(parts, sizes, codes, torch.Generator().manual_seed(3))
+    _, taken = hold_out(parts, sizes, codes * scale - 7, torch.Generator().manual_seed(3))
+    assert [part.tolist() for part in taken] == [part.tolist() for part in expected]
+
+
 @pytest.mark.parametrize("size", [200, 400, 1037])
 def test_holds_out_as_many_of_each_class_as_scikit_learn(size):
     labels = mixed([523, 1187, 64, 302])
