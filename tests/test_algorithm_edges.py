@@ -134,10 +134,13 @@ class Hollow(Plain):
 def test_fedloss_rejects_weights_that_its_loss_does_not_see():
     data = Blobs(shuffle=False)
     data.train[0][: SIZES[0]] = 2e3
-    module, federated = Hollow(lr=1e-6), FederatedDataModule(data, Consecutive(), client_validation=0.2)
+    module, federated, updates = Hollow(lr=1e-6), FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
     with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its weights are not finite"):
-        trainer(1, FederatedOrchestrator(FedLoss())).fit(module, federated)
+        trainer(1, FederatedOrchestrator(FedLoss()), updates).fit(module, federated)
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+    rejected, *others = updates.rounds[0]
+    assert (rejected.weight, rejected.share) == (0, 0)
+    assert [update.weight for update in others] == [update.local_score for update in others]
 
 
 def test_a_trimmed_mean_names_who_diverged():

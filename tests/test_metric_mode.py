@@ -129,6 +129,16 @@ def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
         federate(Large(), 1, route=FedStar(metric="score"))
 
 
+def test_fedstar_takes_a_metric_that_is_zero():
+    """All models are wrong alike: everyone takes the mean, and the round is FedAvg of equal models."""
+
+    class Hopeless(Plain):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", 0.0)
+
+    assert federate(Hopeless(), 1, route=FedStar(metric="score")).global_step == 1
+
+
 def test_rules_of_one_direction_take_a_name_that_does_not_tell():
     assert FedLoss("mine").local_metric == Focus("mine").metric == FedStar(metric="mine").metric == "mine"
 

@@ -62,5 +62,9 @@ def test_a_resumed_run_draws_the_global_random_numbers_of_the_uninterrupted_one(
         runs.append([seen[r][library] for r in sorted(seen)])
     whole, first, both = runs
     assert len(set(whole)) == len(whole) == 3
+    federation = next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
+    L.seed_everything(7, verbose=False)
+    trainer(2, federation).fit(Draws(), FederatedDataModule(Blobs(), Consecutive()))  # begins anew: nothing is restored
+    assert [seen[r][library] for r in (0, 1)] == first
     assert first == whole[:2]
     assert both == whole

@@ -53,6 +53,16 @@ def test_what_is_held_out_has_the_classes_proportions(case, with_labels):
         assert not up or not down or min(up) >= max(down)
 
 
+def test_the_generator_alone_decides_what_is_held_out():
+    """Ties between remainders, too: whatever torch's global generator is at."""
+    parts, sizes = Partition.of_parts(list(torch.arange(64).split(8))), torch.full((8,), 3)
+    labels, taken = torch.arange(64) % 4, []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        taken.append(hold_out(parts, sizes, labels, torch.Generator().manual_seed(5))[1].order.tolist())
+    assert taken[0] == taken[1]
+
+
 @pytest.mark.parametrize("scale", [10**12, 2**61])
 def test_the_numbers_of_the_classes_do_not_matter(scale):
     """Whole numbers such as prices, far apart: as codes 0 .. C - 1, also where owners times numbers would overflow."""
