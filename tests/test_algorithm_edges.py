@@ -22,6 +22,7 @@ from fl_lightning import (
     Attackers,
     ClientError,
     ConfigurationError,
+    CosineFilter,
     DataError,
     FedAvg,
     FedAvgM,
@@ -33,6 +34,8 @@ from fl_lightning import (
     FedSGD,
     FedStar,
     Focus,
+    GeometricMedian,
+    Krum,
     LastClient,
     LocalOnly,
     LocalTraining,
@@ -40,6 +43,7 @@ from fl_lightning import (
     PartialWork,
     Scaffold,
     ShapleyValues,
+    TrimmedMean,
     WarmStart,
 )
 from fl_lightning.clients.memory import ClientMemory
@@ -114,9 +118,47 @@ def test_fedloss_without_anyone_left():
         fit_spoilt(FedLoss(), spoilt=sum(SIZES), client_validation=0.2)
 
 
+class Hollow(Plain):
+    """Client 0's weights that validation does not read are not numbers."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(lr)
+        self.unread = torch.nn.Parameter(torch.zeros(2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        spoilt = torch.where(batch[0].abs().max() > 1e3, math.nan, 1.0)
+        return loss + (self.unread * spoilt).sum()
+
+
+def test_fedloss_rejects_weights_that_its_loss_does_not_see():
+    data = Blobs(shuffle=False)
+    data.train[0][: SIZES[0]] = 2e3
+    module, federated, updates = Hollow(lr=1e-6), FederatedDataModule(data, Consecutive(), client_validation=0.2), Updates()
+    with pytest.warns(UserWarning, match="FedLoss rejects the update of client 0 in round 0: its weights are not finite"):
+        trainer(1, FederatedOrchestrator(FedLoss()), updates).fit(module, federated)
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+    rejected, *others = updates.rounds[0]
+    assert (rejected.weight, rejected.share) == (0, 0)
+    assert [update.weight for update in others] == [update.local_score for update in others]
+
+
+def test_a_trimmed_mean_names_who_diverged():
+    with pytest.warns(UserWarning, match="TrimmedMean ignores weights of client 0 in round 0 that are not finite"):
+        module, _ = fit_spoilt(TrimmedMean(1))
+    assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), Krum(0), GeometricMedian(), CosineFilter(), ShapleyValues("val_acc")])
+def test_other_rules_end_the_run_and_name_who_diverged(strategy):
+    with pytest.raises(ClientError, match=r"Client 0 \(of 7 examples\) in round 0: the training loss is nan"):
+        fit_spoilt(strategy)
+
+
 def test_fedmedian_outvotes_a_client_that_diverged():
     """numpy puts NaN last, too: the median of three is then the larger of the two others."""
-    module, net = fit_spoilt(FedMedian())
+    with pytest.warns(UserWarning, match="FedMedian ignores weights of client 0 in round 0 that are not finite"):
+        module, net = fit_spoilt(FedMedian())
     world = World(torch.float32)
     others = [world.train(net, k)[0] for k in (1, 2)]
     for name, value in module.net.named_parameters():

@@ -8,20 +8,26 @@ import lightning as L
 import pytest
 import torch
 from federations import Blobs, Consecutive, NoValidation, Plain, federate, trainer, weights
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fl_lightning import (
     AdaFed,
     ClassificationTask,
     ClientError,
+    ClientEvaluation,
     ConfigurationError,
     CrossEntropy,
     DataError,
+    DirichletPartitioner,
     F1WeightedCrossEntropy,
+    Faults,
     FederatedDataModule,
     FederatedOrchestrator,
+    FederationCallback,
     IIDPartitioner,
+    LabelAveraging,
     LocalTraining,
+    PartitionReport,
     WeightedAverage,
 )
 
@@ -99,13 +105,89 @@ def test_a_metric_that_the_module_does_not_log_lists_what_it_does():
         federate(Plain(), strategy=AdaFed())
 
 
+class Labelled(Blobs):
+    """One label is not the number of a class."""
+
+    def __init__(self, label: int) -> None:
+        super().__init__()
+        self.train[1][5] = label
+
+
+LARGE = r"Classes are numbered from 0 to below 1,000,000, but example 5 has the label 1000000000000\. Correct it"
+SMALL = r"Classes are numbered from 0, but example 5 has the label -1\. Give it a class"
+
+
+@pytest.mark.parametrize(
+    ("label", "message", "settings"),
+    [
+        (10**12, LARGE, {"partitioner": DirichletPartitioner(3)}),
+        (10**12, LARGE, {"partitioner": IIDPartitioner(3), "public_share": 0.1}),
+        (10**12, LARGE, {"partitioner": IIDPartitioner(3), "rebalancing": LabelAveraging()}),
+        (-1, SMALL, {"partitioner": IIDPartitioner(3), "rebalancing": LabelAveraging()}),
+    ],
+)
+def test_a_label_that_is_no_class(label, message, settings):
+    run = trainer(1, FederatedOrchestrator())
+    with pytest.raises(DataError, match=message):
+        run.fit(Plain(), FederatedDataModule(Labelled(label), **settings))
+
+
+@pytest.mark.parametrize("label", [10**12, -1])
+def test_a_label_that_is_no_class_of_the_task(label):
+    """Whoever needs no classes divides such data; a task that has classes refuses them before it trains."""
+    task = ClassificationTask(Plain().net, 3)
+    data = FederatedDataModule(Labelled(label), IIDPartitioner(3), client_test=0.2)
+    with pytest.raises(DataError, match=rf"The labels go from .*{label}.* but the model has classes 0 to 2"):
+        trainer(1, FederatedOrchestrator(), PartitionReport()).fit(task, data)
+
+
+class Shrinks(FederationCallback):
+    """Before round 1 the training set has half its examples."""
+
+    def on_round_start(self, trainer, pl_module, round_idx, cohort):
+        if round_idx == 1:
+            dataset = trainer.datamodule.holdings.source.dataset
+            dataset.size //= 2
+
+
+class Sized(Dataset):
+    def __init__(self, examples) -> None:
+        self.examples, self.size = examples, len(examples[0])
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int):
+        if index >= self.size:
+            raise IndexError(index)
+        return self.examples[0][index], self.examples[1][index]
+
+
+class Shrinking(Blobs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dataset = Sized(self.train)
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"client_evaluation": ClientEvaluation(1, "val_acc")}])
+@pytest.mark.parametrize("faults", [Faults(), Faults("skip")])
+def test_a_training_set_that_shrinks_in_a_run(faults, settings):
+    run = trainer(3, FederatedOrchestrator(faults=faults, **settings), Shrinks())
+    message = r"The training set has 20 examples now, but had 40 when they were divided among the clients\. Let Sized keep"
+    with pytest.raises((DataError, ClientError), match=message):
+        run.fit(Plain(), FederatedDataModule(Shrinking(), IIDPartitioner(4), client_test=0.2))
+
+
 def test_a_metric_whose_scores_are_negative():
     class Negative(Plain):
         def on_validation_epoch_end(self) -> None:
             self.log("score", -0.5)
 
     with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0; weights must be finite"):
-        federate(Negative(), strategy=AdaFed("score"))
+        federate(Negative(), strategy=AdaFed("score", mode="max"))
 
 
 def test_all_scores_zero_fall_back_to_the_plain_average():
@@ -114,7 +196,7 @@ def test_all_scores_zero_fall_back_to_the_plain_average():
             self.log("score", 0.0)
 
     results = []
-    for strategy in (AdaFed("score"), None):
+    for strategy in (AdaFed("score", mode="max"), None):
         L.seed_everything(1, verbose=False)
         module = Zero()
         federate(module, strategy=strategy or Uniform())

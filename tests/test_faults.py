@@ -38,6 +38,8 @@ from fl_lightning import (
     Mediators,
     PartialWork,
     Scaffold,
+    TopK,
+    Transform,
 )
 from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.clients.faults import check_update
@@ -130,6 +132,36 @@ def test_a_round_goes_on_without_who_fails(kind, engine):
         torch.testing.assert_close(module.net.state_dict()[name], value, rtol=5e-6, atol=5e-6)
     assert [failure[:2] for failure in heard.failures] == [(0, 1), (1, 1), (2, 1)]
     assert all(cause in failure[2] for failure in heard.failures)
+
+
+class BreaksOnTheWay(Transform):
+    """Client 1's change is not finite in round 1, as the server reads it."""
+
+    def apply(self, message, sender):
+        broken = sender.client == 1 and sender.round_idx == 1
+        return replace(message, change=message.change * math.nan) if broken else message
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_client_keeps_nothing_of_an_update_that_was_rejected(engine):
+    """Error feedback and c_k remain those of round 0 after an update that broke on its way."""
+    transforms = [TopK(0.3), BreaksOnTheWay()]
+    federation = FederatedOrchestrator(Scaffold(), LocalTraining(engine=engine), transforms=transforms, faults=SKIP)
+    kept = []
+
+    class Keeps(FederationCallback):
+        def on_round_end(self, trainer, pl_module, round_idx):
+            kept.append(federation._run.memory.state_dict())
+
+    heard = Heard()
+    with pytest.warns(UserWarning, match="Round 1 goes on without client 1: .* not finite"):
+        trainer(2, federation, heard, Keeps()).fit(Plain(), FederatedDataModule(Blobs(shuffle=False), Consecutive()))
+    assert [failure[:2] for failure in heard.failures] == [(1, 1)]
+    before, after = kept
+    assert set(before[1]) == {"control", "transform 0 residual"}
+    assert all(float(tensor.abs().max()) > 0 for tensor in before[1].values())
+    assert same_bits(before[1], after[1])
+    assert not same_bits(before[0], after[0])  # an update that was good
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -243,6 +275,33 @@ def test_examples_that_cannot_be_read(strategy):
     with pytest.warns(UserWarning, match="Round 0 goes on without client 1: OSError: cannot be read"):
         federate(Plain(), 1, updates, data=WithUnreadable(shuffle=False), strategy=strategy(), faults=SKIP)
     assert [update.client for update in updates.rounds[0]] == [0, 2]
+
+
+class Sees(Heard):
+    """Whose Trainer the user's datamodule has, where a client has failed."""
+
+    def on_client_failed(self, trainer, pl_module, failure):
+        super().on_client_failed(trainer, pl_module, failure)
+        assert trainer.datamodule.datamodule.trainer is trainer
+
+
+@pytest.mark.filterwarnings("ignore:Round .* goes on without")
+@pytest.mark.parametrize("strategy", [FedAvg, Focus])  # FOCUS evaluates before it trains
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_client_that_failed_leaves_the_datamodule_its_trainer(engine, strategy):
+    data, sees = WithUnreadable(shuffle=False), Sees()
+    run = federate(Plain(), 2, sees, data=data, strategy=strategy(), faults=SKIP, local=LocalTraining(engine=engine))
+    assert [failure[:2] for failure in sees.failures] == [(0, 1), (1, 1)]
+    assert data.trainer is run
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_run_that_ends_with_a_client_s_error_leaves_the_datamodule_its_trainer(engine):
+    data = WithUnreadable(shuffle=False)
+    run = trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine)))
+    with pytest.raises(OSError, match="cannot be read"):
+        run.fit(Plain(), FederatedDataModule(data, Consecutive()))
+    assert data.trainer is run
 
 
 def test_who_cannot_even_begin_tries_again():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import byzfl
 import numpy as np
 import pytest
@@ -181,8 +183,35 @@ def test_pieces_do_not_matter(monkeypatch):
         np.testing.assert_allclose(combine(rule, states)[0], before, rtol=1e-9)
 
 
+def test_one_iteration_is_one_step_from_the_mean():
+    """Weiszfeld's step: shares in proportion to 1 / distance from the mean."""
+    states = [torch.randn(6, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
+    _, shares = combine(GeometricMedian(iterations=1), states)
+    many = np.stack(states)
+    inverse = 1 / np.linalg.norm(many - many.mean(axis=0), axis=1)
+    np.testing.assert_allclose(shares, inverse / inverse.sum(), rtol=1e-9)
+
+
+def test_a_trimmed_mean_of_one_model_is_the_median():
+    states = [torch.randn(6, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(5)]
+    np.testing.assert_allclose(combine(TrimmedMean(2), states)[0], np.median(np.stack(states), axis=0))
+
+
 def test_shares_of_attackers_are_rounded_up():
     assert [expected_attackers(share, 10) for share in (0.25, 0.2, 0.3, 0.0, 3)] == [3, 2, 3, 0, 3]
+
+
+@pytest.mark.parametrize("size", range(3, 12))
+def test_krum_lowers_a_share_to_what_a_small_round_can_bear(size):
+    """f is at most the largest with m >= 2 f + 3 (Blanchard et al., Proposition 1); by ``selected`` null m - f are kept."""
+    bearable = max(f for f in range(size) if size >= 2 * f + 3)
+    states = [torch.randn(5, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in range(size)]
+    for share in (0.25, 0.49):
+        attackers = min(math.ceil(share * size), bearable)
+        assert sum(combine(Krum(share, selected=None), states)[1]) == size - attackers
+        if attackers:  # byzfl counts one neighbour more than the paper: its f is ours and one
+            expected = byzfl.Krum(attackers + 1)(np.stack(states))
+            np.testing.assert_allclose(combine(Krum(share), states)[0], expected, rtol=1e-12)
 
 
 def test_too_few_models_are_refused():

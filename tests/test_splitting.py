@@ -53,6 +53,26 @@ def test_what_is_held_out_has_the_classes_proportions(case, with_labels):
         assert not up or not down or min(up) >= max(down)
 
 
+def test_the_generator_alone_decides_what_is_held_out():
+    """Ties between remainders, too: whatever torch's global generator is at."""
+    parts, sizes = Partition.of_parts(list(torch.arange(64).split(8))), torch.full((8,), 3)
+    labels, taken = torch.arange(64) % 4, []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        taken.append(hold_out(parts, sizes, labels, torch.Generator().manual_seed(5))[1].order.tolist())
+    assert taken[0] == taken[1]
+
+
+@pytest.mark.parametrize("scale", [10**12, 2**61])
+def test_the_numbers_of_the_classes_do_not_matter(scale):
+    """Whole numbers such as prices, far apart: as codes 0 .. C - 1, also where owners times numbers would overflow."""
+    codes = mixed([20, 30, 10])
+    parts, sizes = Partition.of_parts(list(torch.arange(60).split(15))), torch.tensor([3, 4, 5, 6])
+    _, expected = hold_out(parts, sizes, codes, torch.Generator().manual_seed(3))
+    _, taken = hold_out(parts, sizes, codes * scale - 7, torch.Generator().manual_seed(3))
+    assert [part.tolist() for part in taken] == [part.tolist() for part in expected]
+
+
 @pytest.mark.parametrize("size", [200, 400, 1037])
 def test_holds_out_as_many_of_each_class_as_scikit_learn(size):
     labels = mixed([523, 1187, 64, 302])

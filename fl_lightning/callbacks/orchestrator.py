@@ -204,7 +204,7 @@ class FederatedOrchestrator(Callback):
         forget_waiting()
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                plot_over_rounds(logger)
+                self._cleanup.enter_context(plot_over_rounds(logger))
 
     # ---------------------------------------------------------------- the round
 

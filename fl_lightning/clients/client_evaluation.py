@@ -9,6 +9,7 @@ from torchmetrics import Metric
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.metric_mode import higher_is_better
 
 _NAME = "federation.client_evaluation."
 
@@ -21,14 +22,14 @@ class ClientEvaluation:
         every_n_rounds: evaluate all clients after every n-th round, whoever took part, and after the last; 0 for never.
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
         mode: whether more (``max``) or less (``min``) is better; by default what the torchmetrics metric says of itself,
-            ``min`` for a name that ends in 'loss' and else ``max``.
+            or its name: see :func:`~fl_lightning.functional.metric_mode.known_direction`.
         personal_epochs: at the end every client fine-tunes the global model for so many epochs on its training part; 0 for
             none.
         compare_alone: at the end every client also trains by itself, from the model that the federation began with, for as
             many epochs as it trained in the federation (Fed-Star thesis, Table 5.8).
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
     """
 
     every_n_rounds: int = 0
@@ -40,6 +41,8 @@ class ClientEvaluation:
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 0, _NAME + "every_n_rounds", "0 or above", self.every_n_rounds)
         require(self.personal_epochs >= 0, _NAME + "personal_epochs", "0 or above", self.personal_epochs)
+        if self.active:
+            higher_is_better(self.metric, self.mode, _NAME + "mode")
 
     @property
     def compares(self) -> bool:
@@ -54,11 +57,7 @@ class ClientEvaluation:
     @property
     def higher_is_better(self) -> bool:
         """Whether more of the metric is better."""
-        if self.mode is not None:
-            return self.mode == "max"
-        if isinstance(self.metric, Metric):
-            return self.metric.higher_is_better is not False
-        return not self.metric.endswith("loss")
+        return higher_is_better(self.metric, self.mode, _NAME + "mode")
 
     def check(self, data: FederatedDataModule) -> None:
         """Refuse to measure on test parts that are not there.

@@ -15,7 +15,7 @@ from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.data.client_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.division import Division
 from fl_lightning.data.feature_noise import FeatureNoise
-from fl_lightning.data.labels import read_labels
+from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
 from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.rebalancing import LabelAveraging
@@ -48,6 +48,7 @@ class Holdings:
         rebalancing: LabelAveraging | None,
     ) -> None:
         self.division, self.source, self.labels = division, source, labels
+        self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
         self._wrong: dict[int, LabelAttack] = {}
         self._backdoors: Mapping[int, Backdoor] = {}
@@ -67,6 +68,22 @@ class Holdings:
             raise DataError(f"The clients have no {part} examples. Set 'data.client_{part}' to a share above 0, e.g. 0.2.")
         return partition
 
+    @property
+    def _dataset(self) -> Any:
+        """The training set.
+
+        Raises:
+            DataError: if it has another length than when it was divided: then nobody knows whose examples are whose.
+        """
+        dataset: Any = self.source.dataset
+        if len(dataset) != self._size:
+            raise DataError(
+                f"The training set has {len(dataset)} examples now, but had {self._size} when they were divided among the "
+                f"clients. Let {type(dataset).__name__} keep its examples during a run, and build a new FederatedDataModule "
+                "for another set."
+            )
+        return dataset
+
     def all_labels(self) -> Tensor:
         """The class of every example of the training set, read now where they were not before."""
         if self.labels is None:
@@ -77,9 +94,16 @@ class Holdings:
         """Classes 0 to the highest label.
 
         Raises:
-            DataError: if there is only one.
+            DataError: if there is only one, or labels are no numbers of classes.
         """
-        classes = int(self.all_labels().max()) + 1
+        labels = self.all_labels()
+        refuse_large_labels(labels)
+        if int(labels.min()) < 0:
+            raise DataError(
+                f"Classes are numbered from 0, but example {int(labels.argmin())} has the label {int(labels.min())}. Give it a "
+                "class, or leave it out."
+            )
+        classes = int(labels.max()) + 1
         if classes < 2:
             raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
         return classes
@@ -144,7 +168,8 @@ class Holdings:
 
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: bool = False) -> Any:
         """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
-        indices, changes, public = self.division.training[client], self._changes(client, "training"), self.division.public
+        whole, indices, public = self._dataset, self.division.training[client], self.division.public
+        changes = self._changes(client, "training")
         repeated = NOTHING
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
@@ -155,7 +180,7 @@ class Holdings:
             indices = torch.cat([indices, public]) if public.numel() else indices
             resident, dataset = self._workers(), self._training_set
         else:
-            dataset = changed_dataset(self.source.dataset, indices, changes)
+            dataset = changed_dataset(whole, indices, changes)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
@@ -192,7 +217,7 @@ class Holdings:
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """A part of a client's examples in order, each once."""
-        indices, changes, dataset = self.part(part)[client], self._changes(client, part), self.source.dataset
+        indices, changes, dataset = self.part(part)[client], self._changes(client, part), self._dataset
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)
             indices = torch.arange(len(indices))
@@ -200,7 +225,7 @@ class Holdings:
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
         """A part of all clients' examples as they have them, the public share with the training part: dataset and indices."""
-        partition, dataset = self.part(part), self.source.dataset
+        partition, dataset = self.part(part), self._dataset
         public = self.division.public if part == "training" else NOTHING
         if self._noise is None:
             return dataset, torch.cat([partition.order, public]).sort().values

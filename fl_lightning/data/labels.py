@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from fl_lightning.errors import DataError
 
+_MOST_CLASSES = 1_000_000
 _LONG = 10_000
 """Examples from which on reading them all shows its progress."""
 
@@ -24,7 +25,7 @@ def read_labels(dataset: Any) -> Tensor:
     Subset and ConcatDataset, and otherwise reads every example as (input, label, ...), with a bar where there are many.
 
     Raises:
-        DataError: if the examples have no integer label.
+        DataError: if the examples have no integer label, or one too large to be the number of a class.
     """
     found = _without_reading(dataset)
     if found is None:
@@ -43,7 +44,22 @@ def read_labels(dataset: Any) -> Tensor:
             f"{tuple(found.shape)}. What goes by classes (a partitioner, a public share, attackers' labels, mediators) needs "
             "such: use others, such as IIDPartitioner, or data with classes."
         )
+    refuse_large_labels(found)
     return found.long()
+
+
+def refuse_large_labels(labels: Tensor) -> None:
+    """Raise an error for labels that cannot be the numbers of classes: tables have a column for each class.
+
+    Raises:
+        DataError: naming the largest.
+    """
+    if labels.numel() and int(labels.max()) >= _MOST_CLASSES:
+        raise DataError(
+            f"Classes are numbered from 0 to below {_MOST_CLASSES:,}, but example {int(labels.argmax())} has the label "
+            f"{int(labels.max())}. Correct it, or number the classes in their order, for instance by "
+            "'torch.unique(labels, return_inverse=True)'."
+        )
 
 
 def labels_at_hand(dataset: Any) -> Tensor | None:

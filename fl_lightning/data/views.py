@@ -17,6 +17,7 @@ class _View(LightningDataModule):
     def __init__(self, base: LightningDataModule) -> None:
         super().__init__()
         self._base = base
+        self._inside = False
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, base, LightningDataModule):
                 vars(self)[hook] = getattr(base, hook)
@@ -28,10 +29,16 @@ class _View(LightningDataModule):
     def setup(self, stage: str) -> None:
         """The user's hooks see the Trainer that runs: the inner one."""
         self._outer_trainer, self._base.trainer = self._base.trainer, self.trainer
+        self._inside = True
 
     def teardown(self, stage: str) -> None:
         """Hand the outer Trainer back."""
-        self._base.trainer = self._outer_trainer
+        if self._inside:
+            self._base.trainer, self._inside = self._outer_trainer, False
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Hand the outer Trainer back: Lightning calls no ``teardown`` after an error."""
+        self.teardown("")
 
 
 class _ClientView(_View):

@@ -24,8 +24,8 @@ def hold_out(
     """
     owners, order = partition.owners(), partition.order
     classes = torch.zeros_like(order) if labels is None else labels[order]
-    classes = classes - classes.min() if classes.numel() else classes  # -1 may stand for 'unlabelled'
-    num_classes = int(classes.max()) + 1 if classes.numel() else 1
+    known, classes = torch.unique(classes, return_inverse=True)  # -1 may stand for 'unlabelled', and numbers may be large
+    num_classes = max(1, known.numel())
     group = owners * num_classes + classes
     shuffle = torch.randperm(len(order), generator=generator)
     place = shuffle[group[shuffle].argsort(stable=True)]  # by client and class, shuffled within

@@ -31,7 +31,8 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
 
     Raises:
-        ConfigurationError: for a metric where lower is better, and by :meth:`adapt` if it has not one value per class.
+        ConfigurationError: for a metric that does not say that higher is better; by :meth:`adapt`, if it does not give one
+            value per class.
     """
 
     server_buffers = ("class_weights",)
@@ -41,8 +42,8 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         super().__init__()
         require(num_classes >= 2, "num_classes", "at least 2", num_classes)
         require(0 < epsilon < 1, "epsilon", "above 0 and below 1", epsilon)
-        rising = metric.higher_is_better is not False
-        require(rising, "model.loss.metric", "a metric of which higher is better", type(metric).__name__)
+        wanted = "a metric of which higher is better, and say so by its class attribute 'higher_is_better'"
+        require(metric.higher_is_better is True, "model.loss.metric", wanted, type(metric).__name__)
         self.signal = PresentClasses(metric, num_classes)
         self.epsilon = epsilon
         self.register_buffer("class_weights", torch.ones(num_classes))

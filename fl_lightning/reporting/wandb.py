@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import netrc
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,14 +43,33 @@ def _has_api_key() -> bool:
         return False
 
 
-def plot_over_rounds(logger: Logger) -> None:
-    """Make ``round`` the x-axis of a W&B run; other loggers are left alone."""
-    if isinstance(logger, WandbLogger):
-        run: Any = logger.experiment
-        if hasattr(run, "define_metric"):
-            run.define_metric("round")
-            run.define_metric("*", step_metric="round", step_sync=True)
-            run.define_metric("val_*", step_metric="round", step_sync=True, summary="min,max,last")
+@contextmanager
+def plot_over_rounds(logger: Logger) -> Iterator[None]:
+    """Make ``round`` the x-axis of a W&B run and summarise each ``val_*`` by its min, max and last value.
+
+    Other loggers are left alone. Of two globs that match, W&B applies any: Lightning defines ``*``, so that each ``val_*`` is
+    defined by its whole name, just before it is logged for the first time.
+    """
+    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
+    if not hasattr(run, "define_metric"):
+        yield
+        return
+    run.define_metric("round")
+    run.define_metric("*", step_metric="round", step_sync=True)
+    log, defined = logger.log_metrics, set()
+
+    def define_and_log(metrics: dict[str, Any], step: int | None = None) -> None:
+        for name, value in metrics.items():
+            if name.startswith("val_") and name not in defined and isinstance(value, int | float):  # no table, no picture
+                run.define_metric(name, step_metric="round", step_sync=True, summary="min,max,last")
+                defined.add(name)
+        log(metrics, step)
+
+    vars(logger)["log_metrics"] = define_and_log
+    try:
+        yield
+    finally:
+        del vars(logger)["log_metrics"]
 
 
 def describe_run(logger: Logger, settings: dict[str, Any], origin: str) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.mixing import star_matrix
 from fl_lightning.routes.base import Cohort
 from fl_lightning.routes.periods import PeriodRoute
@@ -24,12 +25,17 @@ class FedStar(PeriodRoute):
     Args:
         periods: P, >= 1.
         metric: the accuracy, in [0, 1]: the name under which the module logs it in validation, or a torchmetrics metric.
+
+    Raises:
+        ConfigurationError: for a metric of which lower is better.
     """
 
     reads_data = True
 
     def __init__(self, periods: int = 2, metric: str | Metric = "val_accuracy") -> None:
         super().__init__(periods)
+        wanted = "a metric in [0, 1] of which higher is better, such as an accuracy"
+        require(known_direction(metric) is not False, "federation.route.metric", wanted, metric)
         self.metric = metric
 
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor:

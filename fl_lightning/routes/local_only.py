@@ -7,6 +7,7 @@ from typing import Literal
 
 from torchmetrics import Metric
 
+from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.routes.base import Cohort, Route
 
 
@@ -19,8 +20,11 @@ class LocalOnly(Route):
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        mode: whether the ``max`` or the ``min`` is best; by default what the torchmetrics metric says of itself, and
-            ``max`` for a name.
+        mode: whether the ``max`` or the ``min`` is best; by default what the torchmetrics metric says of itself, or its
+            name: see :func:`~fl_lightning.functional.metric_mode.known_direction`.
+
+    Raises:
+        ConfigurationError: without a mode where the metric does not tell.
     """
 
     needs_all_clients = True
@@ -29,8 +33,7 @@ class LocalOnly(Route):
 
     def __init__(self, metric: str | Metric = "val_accuracy", mode: Literal["max", "min"] | None = None) -> None:
         self.server_metric = metric
-        lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
-        self.mode = mode or ("min" if lower_is_better else "max")
+        self.mode = "max" if higher_is_better(metric, mode, "federation.route.mode") else "min"
 
     def run(self, cohort: Cohort) -> None:
         """See :meth:`Route.run`."""

@@ -8,6 +8,7 @@ from typing import Literal
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
+from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate
 
@@ -25,8 +26,12 @@ class AdaFed(WeightedAverage):
         power: exponent of the score, > 0.
         examples: also weigh by the number of training examples.
         mode: ``max`` where higher is better; ``min`` turns the score into 1 / (score + epsilon). By default what the
-            torchmetrics metric says of itself, and ``max`` for a name.
+            torchmetrics metric says of itself, or its name: see
+            :func:`~fl_lightning.functional.metric_mode.known_direction`.
         epsilon: added to a score of mode ``min``, > 0.
+
+    Raises:
+        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
     """
 
     def __init__(
@@ -42,8 +47,7 @@ class AdaFed(WeightedAverage):
         self.metric = metric
         self.power = power
         self.examples = examples
-        lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
-        self.mode = mode or ("min" if lower_is_better else "max")
+        self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.epsilon = epsilon
 
     def largest_weight(self, examples: Sequence[int]) -> float:

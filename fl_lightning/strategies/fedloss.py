@@ -10,8 +10,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
+from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import WeightedAverage
+from fl_lightning.strategies.broken import is_finite
 from fl_lightning.types import ClientUpdate
 
 _HIGH_LOSS = 16.0
@@ -27,6 +29,9 @@ class FedLoss(WeightedAverage):
     Args:
         loss: the name under which the module logs it in validation, or a torchmetrics metric.
         examples: exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, between them a mixture.
+
+    Raises:
+        ConfigurationError: for a negative exponent, or a metric of which higher is better.
     """
 
     needs_own_training = True
@@ -34,6 +39,8 @@ class FedLoss(WeightedAverage):
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
+        wanted = "a loss, of which lower is better"
+        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.local_metric = loss
         self.examples = examples
 
@@ -47,14 +54,14 @@ class FedLoss(WeightedAverage):
         return float(update.local_score * update.num_examples**self.examples)
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`WeightedAverage.take_in`; an update whose loss is not finite is rejected with a warning."""
+        """See :meth:`WeightedAverage.take_in`; rejects an update that is not finite, or whose loss is not, with a warning."""
         assert update.local_score is not None
-        if not math.isfinite(update.local_score):
-            warnings.warn(
-                f"FedLoss rejects the update of client {update.client} in round {update.round_idx}: its validation loss is "
-                f"{update.local_score}.",
-                stacklevel=2,
-            )
+        assert update.state is not None
+        why = "" if is_finite(update.state) else "its weights are not finite"
+        why = why if math.isfinite(update.local_score) else f"its validation loss is {update.local_score}"
+        if why:
+            who = f"the update of client {update.client} in round {update.round_idx}"
+            warnings.warn(f"FedLoss rejects {who}: {why}.", stacklevel=2)
             return 0.0
         return super().take_in(update, sums)
 
@@ -66,7 +73,7 @@ class FedLoss(WeightedAverage):
         """
         if not sums.sizes():
             raise ClientError(
-                "FedLoss has rejected every client of the round: no validation loss was finite. Lower the clients' learning "
-                "rate, or clip with 'federation.local.gradient_clip_val'."
+                "FedLoss has rejected every client of the round: no update had finite weights and a finite validation loss. "
+                "Lower the clients' learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
         return super().aggregate(sums)

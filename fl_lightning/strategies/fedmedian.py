@@ -11,13 +11,15 @@ from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.robust import coordinatewise
 from fl_lightning.strategies.base import JointStrategy, Worth
+from fl_lightning.strategies.broken import warn_of_broken
 from fl_lightning.types import ClientUpdate
 
 
 class FedMedian(JointStrategy):
     """Each weight becomes the median of the clients' weights, the mean of the two middle ones for an even cohort.
 
-    Numbers of examples do not count. Up to half of the clients may send anything.
+    Numbers of examples do not count. Up to half of the clients may send anything; a warning names those whose
+    weights are not finite.
     """
 
     tolerates_broken = True
@@ -34,6 +36,7 @@ class FedMedian(JointStrategy):
                 f"The median of {len(updates)} models is not finite: half of them or more have diverged. Lower the clients' "
                 "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
+        warn_of_broken("FedMedian", updates)
         return median, [1.0] * len(updates)
 
 

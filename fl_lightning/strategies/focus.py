@@ -9,6 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
+from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.strategies.base import JointStrategy, Worth, average
 from fl_lightning.types import ClientUpdate
 
@@ -22,12 +23,17 @@ class Focus(JointStrategy):
     Args:
         loss: the name under which the module logs it in validation, or a torchmetrics metric.
         temperature: > 0; the higher, the nearer to FedAvg.
+
+    Raises:
+        ConfigurationError: for a temperature that is not positive, or a metric of which higher is better.
     """
 
     needs_own_training = True
 
     def __init__(self, loss: str | Metric = "val_loss", temperature: float = 1.0) -> None:
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
+        wanted = "a loss, of which lower is better"
+        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.metric = loss
         self.global_metric = loss
         self.temperature = temperature

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
+from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.shapley import Coalition, exact_shapley, monte_carlo_shapley
 from fl_lightning.strategies.base import JointStrategy, Worth, average
@@ -25,12 +26,16 @@ class ShapleyValues(JointStrategy):
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        mode: ``max`` where higher is better; by default what the torchmetrics metric says, and ``max`` for a name.
-        exact_up_to: the largest cohort with exact values, 1 to 16.
+        mode: ``max`` where higher is better; by default what the torchmetrics metric says, or its name: see
+            :func:`~fl_lightning.functional.metric_mode.known_direction`.
+        exact_up_to: the largest cohort with exact values, 0 to 16; 0 estimates always.
         orders: random orders per round beyond that, >= 1.
         tolerance: an order is left when its coalition is worth v(all) to within this, >= 0, in the metric's units; -1
             never leaves one.
         seed: of the orders.
+
+    Raises:
+        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
     """
 
     def __init__(
@@ -45,9 +50,8 @@ class ShapleyValues(JointStrategy):
         require(0 <= exact_up_to <= 16, "federation.strategy.exact_up_to", "from 0 to 16 (2 ** m evaluations)", exact_up_to)
         require(orders >= 1, "federation.strategy.orders", "1 or above", orders)
         require(tolerance >= 0 or tolerance == -1, "federation.strategy.tolerance", "0 or above, or -1 for none", tolerance)
-        lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
         self.worth_metric = metric
-        self.mode = mode or ("min" if lower_is_better else "max")
+        self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.exact_up_to = exact_up_to
         self.orders = orders
         self.tolerance = tolerance

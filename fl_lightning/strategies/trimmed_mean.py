@@ -11,13 +11,14 @@ from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.robust import check_attackers, coordinatewise, expected_attackers
 from fl_lightning.strategies.base import JointStrategy, Worth
+from fl_lightning.strategies.broken import warn_of_broken
 from fl_lightning.types import ClientUpdate
 
 
 class TrimmedMean(JointStrategy):
     """Each weight becomes the mean of the clients' weights without the f smallest and the f largest of them.
 
-    Numbers of examples do not count.
+    Numbers of examples do not count. A warning names clients whose weights are not finite.
 
     Args:
         attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up.
@@ -50,4 +51,5 @@ class TrimmedMean(JointStrategy):
                 f"The trimmed mean of {len(updates)} models is not finite: more than {trim} have diverged. Lower the clients' "
                 "learning rate, clip with 'federation.local.gradient_clip_val', or raise 'federation.strategy.attackers'."
             )
+        warn_of_broken("TrimmedMean", updates)
         return mean, [1.0] * len(updates)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.layout import Table
@@ -31,7 +32,8 @@ class ReportOptions:
 
     Args:
         metric: that the runs are compared by.
-        mode: whether ``max`` or ``min`` of it is best.
+        mode: whether ``max`` or ``min`` of it is best; by default what its name says: see
+            :func:`~fl_lightning.functional.metric_mode.known_direction`.
         percent: show it, and the metrics of ``also``, times 100.
         also: metrics beside it in the table of final values.
         beside: metrics beside these as they are, of which neither direction is better, such as what privacy has cost.
@@ -44,11 +46,11 @@ class ReportOptions:
         draw: more metrics whose curves are drawn.
 
     Raises:
-        ConfigurationError: for numbers out of their ranges.
+        ConfigurationError: for numbers out of their ranges, or without a mode where the metric's name does not tell.
     """
 
     metric: str = "val_accuracy"
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] | None = None
     percent: bool = True
     also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
     beside: list[str] = field(default_factory=list)
@@ -64,15 +66,16 @@ class ReportOptions:
         require(self.every >= 1, "report.every", "at least 1", self.every)
         require(self.after >= 0, "report.after", "at least 0", self.after)
         require(self.last >= 1, "report.last", "at least 1", self.last)
+        higher_is_better(self.metric, self.mode, "report.mode")
 
     @property
     def measure(self) -> Measure:
         """The metric that the runs are compared by."""
-        return Measure(self.metric, self.mode == "max", self.percent, self.last)
+        return Measure(self.metric, higher_is_better(self.metric, self.mode, "report.mode"), self.percent, self.last)
 
     @property
     def measures(self) -> list[Measure]:
-        """All of the table of final values; what is called a loss or error is better if lower."""
+        """All of the table of final values; no value of a metric is marked as best where its name does not tell which is."""
         return [self.measure, *(self._other(name) for name in self.also if name != self.metric), *self.plain]
 
     @property
@@ -91,8 +94,8 @@ class ReportOptions:
         return [self.measure, *(self._other(name) for name in self.draw if name != self.metric)]
 
     def _other(self, name: str) -> Measure:
-        lower = any(word in name for word in ("loss", "error", "mae", "mape", "mse"))
-        return Measure(name, not lower, self.percent, self.last)
+        direction = known_direction(name)
+        return Measure(name, direction is not False, self.percent, self.last, ranked=direction is not None)
 
     def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
         """Refuse names that the study has not.

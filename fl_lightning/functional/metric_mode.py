@@ -1,0 +1,62 @@
+"""Whether more or less of a metric is better: one answer for every rule that compares by one."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError, require
+
+Mode = Literal["max", "min"]
+
+_WORD = re.compile(r"[A-Za-z]+\d*")
+_PART = re.compile(r"[A-Z]?[a-z]+\d*|[A-Z]+\d*")  # of a word such as OverallAccuracy
+_LOWER = re.compile(r".*(loss|error).*|nll|perplexity|r?mse|r?msle|mae|[sw]?mape")
+_HIGHER = re.compile(
+    r"acc(uracy)?\d*|m?ap|auc|auprc|auroc|dice|f1|m?iou|jaccard|kappa|mcc|precision|r2|recall|sensitivity|specificity"
+)
+
+
+def known_direction(metric: str | Metric) -> bool | None:
+    """Return whether higher is better, as far as the metric itself tells.
+
+    Args:
+        metric: a torchmetrics metric, which says it in ``higher_is_better``, or the name of a logged figure. A name tells by
+            its words: lower is better where one contains 'loss' or 'error' or is an abbreviation such as mae or rmse, higher
+            where one is an accuracy, f1, auroc, precision, recall or the like.
+
+    Returns:
+        None where the metric does not say, or the name says nothing or both.
+    """
+    if isinstance(metric, Metric):
+        return metric.higher_is_better
+    words = [word.lower() for word in (*_WORD.findall(metric), *_PART.findall(metric))]
+    lower = any(_LOWER.fullmatch(word) for word in words)
+    higher = any(_HIGHER.fullmatch(word) for word in words)
+    return None if lower == higher else higher
+
+
+def higher_is_better(metric: str | Metric, mode: Mode | None, setting: str) -> bool:
+    """Return whether higher is better: as ``mode`` says, otherwise as the metric does.
+
+    Args:
+        metric: see :func:`known_direction`.
+        mode: ``max`` or ``min``; None to ask the metric.
+        setting: the name of ``mode``, as the user types it.
+
+    Raises:
+        ConfigurationError: if the mode is neither, or is None and the metric does not say.
+    """
+    require(mode in ("max", "min", None), setting, "max, min or null", mode)
+    if mode is not None:
+        return mode == "max"
+    direction = known_direction(metric)
+    if direction is None:
+        what = f"the name '{metric}' does not" if isinstance(metric, str) else f"{type(metric).__name__} does not"
+        raise ConfigurationError(
+            f"'{setting}' is not set, and {what} tell whether higher or lower is better. Set '{setting}' to max if higher is "
+            "better and to min if lower is, or correct the metric."
+        )
+    return direction

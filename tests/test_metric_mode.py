@@ -1,0 +1,148 @@
+"""Whether more or less is better: told by the metric, said by the user, or asked for; never guessed."""
+
+from __future__ import annotations
+
+import pytest
+from federations import Plain, federate
+from test_strategies import Updates
+from torchmetrics import MeanMetric
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassHammingDistance,
+)
+from torchmetrics.regression import MeanAbsoluteError, R2Score
+
+from fl_lightning import (
+    AdaFed,
+    BestCheckpoint,
+    ClientEvaluation,
+    ConfigurationError,
+    FedLoss,
+    FedStar,
+    Focus,
+    LocalOnly,
+    MetricWeightedCrossEntropy,
+    ShapleyValues,
+)
+from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.studies.report import ReportOptions
+
+HIGHER = [
+    *("val_accuracy", "val_acc", "acc1", "val/acc", "val_f1_macro", "val_f1/0", "F1Score", "val_OverallAccuracy"),
+    *("valAUROC", "test_auc", "precision", "recall_macro", "val_r2", "mIoU"),
+]
+LOWER = ["val_loss", "valid_loss", "valloss", "val/loss_epoch", "val_mae", "val_mse", "RMSE", "val_mape", "top1_error", "nll"]
+UNKNOWN = ["score", "val_acuracy", "federation/client_mean", "accuracy_loss", "", "maelstrom", "accent", "backdoor_success"]
+
+
+def test_what_names_tell():
+    assert {name: known_direction(name) for name in HIGHER + LOWER + UNKNOWN} == (
+        dict.fromkeys(HIGHER, True) | dict.fromkeys(LOWER, False) | dict.fromkeys(UNKNOWN)
+    )
+
+
+def test_what_torchmetrics_say_of_themselves():
+    said = {MulticlassAccuracy(3): True, MulticlassAUROC(3): True, R2Score(): True}
+    said |= {MeanAbsoluteError(): False, MulticlassHammingDistance(3): False, MeanMetric(): None}
+    for metric, direction in said.items():
+        assert known_direction(metric) is direction, metric
+
+
+RULES = {
+    "federation.strategy.mode": (AdaFed, ShapleyValues),
+    "federation.route.mode": (LocalOnly,),
+    "federation.client_evaluation.mode": (lambda metric, mode=None: ClientEvaluation(1, metric, mode),),
+    "best_checkpoint.mode": (BestCheckpoint,),
+    "report.mode": (ReportOptions,),
+}
+EACH = [(rule, setting) for setting, rules in RULES.items() for rule in rules]
+
+
+def upward(rule) -> bool:
+    if isinstance(rule, ClientEvaluation):
+        return rule.higher_is_better
+    return rule.measure.higher if isinstance(rule, ReportOptions) else rule.mode == "max"
+
+
+@pytest.mark.parametrize(("make", "setting"), EACH)
+def test_each_rule_takes_the_direction_of_a_name_and_asks_where_there_is_none(make, setting):
+    assert upward(make("val_acc"))
+    assert not upward(make("val_loss"))
+    assert upward(make("val_loss", mode="max"))
+    assert upward(make("score", mode="max"))
+    assert not upward(make("score", mode="min"))
+    with pytest.raises(ConfigurationError, match=f"'{setting}' is not set, and the name 'score' does not tell whether"):
+        make("score")
+    with pytest.raises(ConfigurationError, match=f"'{setting}' must be max, min or null, but is 'lowest'"):
+        make("val_loss", mode="lowest")
+
+
+@pytest.mark.parametrize(("make", "setting"), EACH[:4])
+def test_each_rule_asks_of_a_torchmetrics_metric_that_does_not_say(make, setting):
+    assert not upward(make(MeanAbsoluteError()))
+    with pytest.raises(ConfigurationError, match=f"'{setting}' is not set, and MeanMetric does not tell whether higher"):
+        make(MeanMetric())
+
+
+def test_a_client_evaluation_that_measures_nothing_asks_nothing():
+    assert not ClientEvaluation(metric="score").active
+
+
+def test_adafed_by_the_loss_weighs_the_lowest_most():
+    updates = Updates()
+    federate(Plain(), 1, updates, strategy=AdaFed("val_loss", epsilon=0.5))
+    assert [u.weight for u in updates.rounds[0]] == pytest.approx([1 / (u.score + 0.5) for u in updates.rounds[0]])
+
+
+def test_local_only_by_the_loss_keeps_the_lowest():
+    updates = Updates()
+    run = federate(Plain(), 1, updates, route=LocalOnly("val_loss"))
+    scores = [update.score for update in updates.rounds[0]]
+    assert float(run.callback_metrics["val_loss"]) == pytest.approx(min(scores), rel=1e-5)
+    assert max(scores) > min(scores)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, of which lower is better"),
+        (lambda: FedLoss(MulticlassAccuracy(3)), "'federation.strategy.loss' must be a loss"),
+        (lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
+        (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. of which higher is better"),
+        (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric of which"),
+    ],
+)
+def test_rules_of_one_direction_refuse_the_other(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
+    class Large(Plain):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", 2.0)
+
+    message = "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'score' gave values from 2 to 2"
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Large(), 1, route=FedStar(metric="score"))
+
+
+def test_fedstar_takes_a_metric_that_is_zero():
+    """All models are wrong alike: everyone takes the mean, and the round is FedAvg of equal models."""
+
+    class Hopeless(Plain):
+        def on_validation_epoch_end(self) -> None:
+            self.log("score", 0.0)
+
+    assert federate(Hopeless(), 1, route=FedStar(metric="score")).global_step == 1
+
+
+def test_rules_of_one_direction_take_a_name_that_does_not_tell():
+    assert FedLoss("mine").local_metric == Focus("mine").metric == FedStar(metric="mine").metric == "mine"
+
+
+def test_a_report_marks_no_best_where_nothing_tells_which_it_is():
+    options = ReportOptions(also=["val_loss", "val_r2", "federation/client_mean"])
+    assert [measure.direction for measure in options.measures] == [True, False, True, None]
