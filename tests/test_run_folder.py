@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
@@ -22,6 +23,7 @@ from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationC
 from fl_lightning.callbacks import folder_lock
 from fl_lightning.callbacks.folder_lock import lock_folder
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.studies.execution import Job
 
 EVALUATE = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]
 SAVING = {"enable_checkpointing": True}
@@ -160,6 +162,17 @@ def test_what_a_killed_run_left_half_written_is_removed_by_the_next(tmp_path):
     left.write_bytes(b"half")
     federate(Plain(), 1, every_round(tmp_path), flags=SAVING)
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_study_resumes_a_run_whose_checkpoints_hold_classes_of_its_own(tmp_path, monkeypatch):
+    """It looks into the checkpoint first; what it cannot read it would delete and start again."""
+    monkeypatch.setattr("fl_lightning.studies.execution.rounds_logged", lambda folder: {0})
+    for settings, resumes in (("federation: {trusted_classes: [argparse.Namespace]}", True), ("federation: {}", False)):
+        job = Job("run", tmp_path, settings, ())
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        torch.save({"epoch": 0, "hyper_parameters": argparse.Namespace(width=8)}, tmp_path / "checkpoints" / "last.ckpt")
+        job.note(finished=False)
+        assert ("--ckpt_path=last" in job.prepare()) is resumes
 
 
 # ------------------------------------------------------------------ what evaluations read and write

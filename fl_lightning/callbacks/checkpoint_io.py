@@ -104,20 +104,26 @@ def _sync(folder: Path) -> None:
         os.close(opened)
 
 
-def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> None:
+def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] | None:
     """Let a Trainer save and load by :class:`AtomicCheckpointIO`, unless it has an IO of the user's own.
 
     Args:
         trainer: any; an IO that wraps another keeps its place.
         trusted: dotted paths of classes, see there.
+
+    Returns:
+        All that is trusted, or None where an IO of the user's own reads.
     """
     used, replace = trainer.strategy.checkpoint_io, partial(setattr, trainer.strategy, "checkpoint_io")
     while isinstance(used, _WrappingCheckpointIO) and used.checkpoint_io is not None:
         used, replace = used.checkpoint_io, partial(setattr, used, "_checkpoint_io")
-    if isinstance(used, AtomicCheckpointIO):
-        used.trusted_classes = list(dict.fromkeys([*used.trusted_classes, *trusted]))
-    elif type(used) is TorchCheckpointIO:
-        replace(AtomicCheckpointIO(trusted))
+    if type(used) is TorchCheckpointIO:
+        used = AtomicCheckpointIO()
+        replace(used)
+    if not isinstance(used, AtomicCheckpointIO):
+        return None
+    used.trusted_classes = list(dict.fromkeys([*used.trusted_classes, *trusted]))
+    return used.trusted_classes
 
 
 def checkpoint_folders(trainer: Trainer) -> list[Path]:

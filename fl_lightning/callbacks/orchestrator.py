@@ -136,7 +136,7 @@ class FederatedOrchestrator(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the module over for a fit; in other stages checkpoints are read safely, and the rest is left to Lightning."""
-        use_safe_checkpoints(trainer, self.trusted_classes)
+        self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
         if stage == "fit":
             adapt_losses(trainer, self._cleanup)
         if stage != "fit" or not self.enabled:
@@ -208,7 +208,8 @@ class FederatedOrchestrator(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Try a checkpoint, restore the global random state of a resumed run, and make rounds the x-axis."""
-        try_checkpoint(trainer, self.trusted_classes)
+        if self._trusted is not None:
+            try_checkpoint(trainer, self._trusted)
         if self._takeover is None:
             return
         self._run.restore_random_state()

@@ -85,10 +85,14 @@ class Job:
         kept = sorted((self.folder / "checkpoints").glob("last*.ckpt"))
         if not kept or self.record().get("finished"):
             return False
-        from torch import load  # not needed where nothing was cut off
+        # not needed where nothing was cut off
+        import yaml
+
+        from fl_lightning.checkpoint_file import read_checkpoint
 
         try:
-            done = int(load(kept[-1], map_location="cpu", weights_only=True)["epoch"]) + 1
+            federation = yaml.safe_load(self.settings).get("federation", {})
+            done = int(read_checkpoint(kept[-1], "cpu", federation.get("trusted_classes") or ())["epoch"]) + 1
         except Exception:
             return False
         return set(range(done)) <= rounds_logged(self.folder)
