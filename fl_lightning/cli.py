@@ -15,21 +15,22 @@ import yaml
 from jsonargparse import Namespace, dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 import fl_lightning
 from fl_lightning.allocator import keep_freed_memory
-from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO, unreadable
-from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, nothing_to_resume
+from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, choose_checkpoint, nothing_to_resume
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.exchange import lost_rank
 from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
+from fl_lightning.callbacks.folder_lock import lock_folder
+from fl_lightning.callbacks.interruption import interrupted
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
+from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.data.federated import FederatedDataModule
@@ -130,25 +131,10 @@ class FederationCLI(LightningCLI):
         parser.set_defaults({"trainer.default_root_dir": "runs/default"})
 
     def before_instantiate_classes(self) -> None:
-        """Check what can be checked before anything is built, and choose W&B's mode."""
+        """Check where a fit starts, before anything is built, and choose W&B's mode."""
         config = self._config
-        refuse_wrong_sections(config)
-        if config.config_version != CONFIG_VERSION:
-            raise ConfigurationError(
-                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
-                f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
-            )
         if config.keep_freed_memory and self.subcommand == "fit":
             keep_freed_memory()
-        config.trainer.default_root_dir = sweep_folder(config.trainer.default_root_dir)
-        root = Path(config.trainer.default_root_dir)
-        if root.exists() and not root.is_dir():
-            raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
-        folder = root / "checkpoints"
-        for section in ("best_checkpoint", "last_checkpoint"):
-            config[section].dirpath = config[section].dirpath or str(folder)
-        if config.get("ckpt_path") == "best":
-            config.ckpt_path = self._best(Path(config.best_checkpoint.dirpath))
         if self.subcommand == "fit" and _is_first_rank():
             self._choose_start(Path(config.last_checkpoint.dirpath))
         if config.trainer.logger is None:
@@ -161,12 +147,21 @@ class FederationCLI(LightningCLI):
         config: Namespace = self.config[self.config.subcommand]
         return config
 
-    def _best(self, folder: Path) -> str:
-        """The best checkpoint of the run's folder."""
-        path = folder / f"{BestCheckpoint().filename}.ckpt"
-        if not path.exists():
-            raise ConfigurationError(f"'ckpt_path best' finds no '{path}'. Give the path of a checkpoint, or fit first.")
-        return str(path)
+    def _settle_folders(self) -> None:
+        """Check what can be checked at once, and settle the folders of the run and of its checkpoints."""
+        config = self._config
+        refuse_wrong_sections(config)
+        if config.config_version != CONFIG_VERSION:
+            raise ConfigurationError(
+                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
+                f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
+            )
+        config.trainer.default_root_dir = sweep_folder(config.trainer.default_root_dir)
+        root = Path(config.trainer.default_root_dir)
+        if root.exists() and not root.is_dir():
+            raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
+        for section in ("best_checkpoint", "last_checkpoint"):
+            config[section].dirpath = config[section].dirpath or str(root / "checkpoints")
 
     def _choose_start(self, folder: Path) -> None:
         """Refuse to resume from nothing, and to write over an earlier run."""
@@ -191,13 +186,21 @@ class FederationCLI(LightningCLI):
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the command; a fit has its folder to itself."""
+        root = Path(self.trainer.default_root_dir)
+        cast(FederationTrainer, self.trainer).makes_folder = not root.exists()
+        if subcommand != "fit" or not _is_first_rank() or self._config.trainer.fast_dev_run:
+            super()._run_subcommand(subcommand)
+            return
+        with lock_folder(root):
+            self._choose_start(Path(self._config.last_checkpoint.dirpath))  # another run may have ended meanwhile
+            super()._run_subcommand(subcommand)
+
     def before_fit(self) -> None:
-        """Now that everything could be built: the run's folder, with W&B's id for those who resume."""
-        root, trainer = Path(self.trainer.default_root_dir), cast(FederationTrainer, self.trainer)
-        trainer.makes_folder = not root.exists()
+        """Now that everything could be built: W&B's id for those who resume."""
         if self._wandb_id:
-            root.mkdir(parents=True, exist_ok=True)
-            (root / "wandb_run_id.txt").write_text(self._wandb_id)
+            (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id)
 
     def instantiate_classes(self) -> None:
         """Build everything; what a constructor refuses is a wrong setting."""
@@ -213,22 +216,23 @@ class FederationCLI(LightningCLI):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigurationError(f"A setting is refused by {where}: {cause}. Change it.") from error
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the Trainer; central runs, too, never leave half a checkpoint."""
-        trainer = super().instantiate_trainer(**kwargs)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-        return trainer
-
     def _parse_ckpt_path(self) -> None:
-        """Let a checkpoint that cannot be read end in one message."""
-        path = self._config.get("ckpt_path") if self.config.get("subcommand") else None
+        """Choose the checkpoint; one that cannot be read ends in one message."""
+        if not self.config.get("subcommand"):
+            return
+        self._settle_folders()
+        config = self._config
+        choose_checkpoint(config, self.config.subcommand, _is_first_rank())
+        path, trusted = config.get("ckpt_path"), require_trusted(config.federation.trusted_classes)
+        if not path or not Path(path).is_file():
+            return
         try:
-            super()._parse_ckpt_path()
+            with checked(path, trusted):
+                super()._parse_ckpt_path()
         except (SystemExit, FederationError):
             raise
         except Exception as error:
-            raise unreadable(str(path), error) from error
+            raise unreadable(path, error) from error
 
     def after_fit(self) -> None:
         """Say what came out and where everything is."""
@@ -251,6 +255,10 @@ def main(args: ArgsType = None) -> None:
     except SIGTERMException:
         print("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not interrupted(error):
+            raise
+        sys.exit(128 + signal.SIGINT)
     except Exception as error:
         expected = _expected(error) or lost_rank(error)
         if expected is None:

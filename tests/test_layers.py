@@ -15,6 +15,7 @@ LAYER = {
     "allocator": 0,
     "types": 0,
     "functional": 1,
+    "checkpoint_file": 1,
     **dict.fromkeys(
         (
             "attacks",

@@ -38,7 +38,7 @@ SETTINGS = (
     "--federation.local.threads=1",
     "--partition_report.enabled=false",
 )
-PARTIAL = ".partial-checkpoint"
+UNFINISHED = ".*.ckpt.*.partial"
 
 
 def fit(folder: Path, resumes: bool) -> int:
@@ -76,13 +76,13 @@ def kill(process: int, folder: Path, seconds: float, in_checkpoint: bool) -> str
         if ended(process):
             return "was done"
         time.sleep(0.001)
-    partial = folder / "run" / "checkpoints" / PARTIAL
-    while in_checkpoint and not partial.exists():
+    checkpoints = folder / "run" / "checkpoints"
+    while in_checkpoint and not any(checkpoints.glob(UNFINISHED)):
         if ended(process):
             return "was done"
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-    return "in a checkpoint" if partial.exists() else "elsewhere"
+    return "in a checkpoint" if any(checkpoints.glob(UNFINISHED)) else "elsewhere"
 
 
 def can_go_on(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -98,4 +99,35 @@ def nothing_to_resume(folder: str) -> CheckpointError:
     return CheckpointError(
         f"'ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to start, or set "
         "'trainer.default_root_dir' to the folder of the run."
+    )
+
+
+def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
+    """Set ``ckpt_path`` to the best checkpoint of the run where it is ``best``, or none is given for an evaluation.
+
+    Args:
+        config: of a subcommand of the command line.
+        command: ``fit``, ``validate``, ``test`` or ``predict``; others read no checkpoint.
+        tell: whether to print the choice.
+
+    Raises:
+        ConfigurationError: if there is none; random weights would be evaluated without a word.
+    """
+    evaluates = command in ("validate", "test", "predict")
+    given = config.get("ckpt_path")
+    if given != "best" and (given or not evaluates):
+        return
+    best = Path(config.best_checkpoint.dirpath) / "best.ckpt"
+    last = Path(config.last_checkpoint.dirpath) / "last.ckpt"
+    if best.exists():
+        config.ckpt_path = str(best)
+        if tell and not given:
+            print(f"Checkpoint: {best}, the best of the run; '--ckpt_path' takes another.")
+        return
+    if given:
+        raise ConfigurationError(f"'ckpt_path best' finds no '{best}'. Give the path of a checkpoint, or fit first.")
+    other = f"'--ckpt_path {last}', the last round" if last.exists() else "'--ckpt_path'"
+    raise ConfigurationError(
+        f"'{command}' needs a trained model, and there is no '{best}'. Name a checkpoint by {other}, set "
+        "'trainer.default_root_dir' to the folder of a run, or fit first."
     )

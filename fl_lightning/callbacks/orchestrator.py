@@ -11,6 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from fl_lightning.callbacks.checkpoint_io import lock_checkpoints, use_safe_checkpoints
+from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
 from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.compatibility import (
     check_batch_norm,
@@ -28,6 +30,7 @@ from fl_lightning.callbacks.exchange import forget_waiting, leave_at_exit, share
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
+from fl_lightning.callbacks.interruption import tell_how_to_resume
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
 from fl_lightning.callbacks.round import FederationRound
@@ -35,6 +38,7 @@ from fl_lightning.callbacks.round_log import log_round, tell_failures, write_mat
 from fl_lightning.callbacks.round_result import RoundResult
 from fl_lightning.callbacks.run_state import RunState
 from fl_lightning.callbacks.takeover import Takeover
+from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.client_copy import client_copy
@@ -79,6 +83,8 @@ class FederatedOrchestrator(Callback):
             By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
         updates_in_memory: GiB of clients' models that each rank may hold for a strategy that needs a round's models all at
             once, such as FedMedian; beyond it they go to files in ``trainer.default_root_dir`` until the round's end.
+        trusted_classes: dotted paths of classes that checkpoints may hold beside tensors and plain values, such as those of
+            your module's hyperparameters. Making one of their objects must be harmless whatever its arguments are.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
 
@@ -101,6 +107,7 @@ class FederatedOrchestrator(Callback):
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
         updates_in_memory: float = 4.0,
+        trusted_classes: list[str] | None = None,
         seed: int = 0,
         enabled: bool = True,
     ) -> None:
@@ -118,6 +125,7 @@ class FederatedOrchestrator(Callback):
         self.server_optimizer = server_optimizer
         require(updates_in_memory >= 0, "federation.updates_in_memory", "0 or above, in GiB", updates_in_memory)
         self.updates_in_memory = updates_in_memory
+        self.trusted_classes = require_trusted(trusted_classes)
         self.seed = seed
         self.enabled = enabled
         self._run = RunState(self)
@@ -127,7 +135,8 @@ class FederatedOrchestrator(Callback):
     # ---------------------------------------------------------------- set-up
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the module over for a fit; other stages are left to Lightning."""
+        """Take the module over for a fit; in other stages checkpoints are read safely, and the rest is left to Lightning."""
+        self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
         if stage == "fit":
             adapt_losses(trainer, self._cleanup)
         if stage != "fit" or not self.enabled:
@@ -166,7 +175,8 @@ class FederatedOrchestrator(Callback):
         check_server_optimizer(self.strategy, self.route, self.server_optimizer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy the module for the clients: its networks exist by now, and a checkpoint has been read."""
+        """Lock the folders of checkpoints; copy the module for the clients: its networks exist, a checkpoint has been read."""
+        lock_checkpoints(trainer, self._cleanup)
         if self._takeover is None:
             return
         device = trainer.strategy.root_device
@@ -197,7 +207,9 @@ class FederatedOrchestrator(Callback):
         self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self.route.keeps_models)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the global random state of a resumed run, and make rounds the x-axis."""
+        """Try a checkpoint, restore the global random state of a resumed run, and make rounds the x-axis."""
+        if self._trusted is not None:
+            try_checkpoint(trainer, self._trusted)
         if self._takeover is None:
             return
         self._run.restore_random_state()
@@ -291,8 +303,9 @@ class FederatedOrchestrator(Callback):
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the module back: Lightning calls no ``teardown`` after an error."""
+        """Give the module back: Lightning calls no ``teardown`` after an error. Say how to resume after Ctrl+C."""
         self._release()
+        tell_how_to_resume(trainer, exception)
 
     def _release(self) -> None:
         self._cleanup.close()

@@ -8,9 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
-from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
+from lightning.pytorch.plugins import MixedPrecision
 
-from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
@@ -28,11 +27,9 @@ def outside_precision(trainer: Trainer) -> Iterator[None]:
 
 
 def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
-    """Fit the Trainer's own parts to rounds: log each, never leave half a checkpoint, no scaler on the server's step."""
+    """Fit the Trainer's own parts to rounds: log each, no scaler on the server's step."""
     cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
     trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
         cleanup.callback(setattr, plugin, "scaler", plugin.scaler)

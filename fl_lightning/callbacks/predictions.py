@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,58 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from fl_lightning.callbacks.exchange import gather_or_raise
+from fl_lightning.errors import ConfigurationError
+
+_NAME = re.compile(r"predictions(?:-(\d+))?-rank\d+\.pt")
+
 
 class PredictionFile(BasePredictionWriter):
-    """Writes the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch."""
+    """Writes the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch.
+
+    Earlier files stay: later ones are ``predictions-2-rank<r>.pt``, ``predictions-3-rank<r>.pt`` and so on, with the same
+    number on every rank. The file is made before the first batch, so that a folder that cannot be written is said at once.
+    """
 
     def __init__(self) -> None:
         super().__init__(write_interval="epoch")
+        self._path: Path | None = None
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the file.
+
+        Raises:
+            ConfigurationError: if it cannot be made.
+        """
+        folder = Path(trainer.default_root_dir)
+        number: int = trainer.strategy.broadcast(_next_number(folder))
+        path = folder / f"predictions{f'-{number}' if number > 1 else ''}-rank{trainer.global_rank}.pt"
+        failure: Exception | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+            self._path = path
+        except OSError as error:
+            failure = ConfigurationError(
+                f"The predictions cannot be written to '{path}' ({error.strerror}). Set 'trainer.default_root_dir' to a folder "
+                "that can be written."
+            )
+        gather_or_raise(trainer, None, failure)
 
     def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
         """Write the file and say where."""
-        path = Path(trainer.default_root_dir) / f"predictions-rank{trainer.global_rank}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(predictions, path)
-        print(f"Predictions: {path}")
+        assert self._path is not None
+        torch.save(predictions, self._path)
+        print(f"Predictions: {self._path}")
+        self._path = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave no empty file behind."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _next_number(folder: Path) -> int:
+    """Return one more than the highest number of the folder's files; the first has none."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("predictions*.pt"))
+    return 1 + max((int(match[1] or 1) for match in found if match), default=0)

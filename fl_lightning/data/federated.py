@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
+from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.division import Division, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
@@ -27,7 +28,7 @@ from fl_lightning.functional.partition import Partition
 from fl_lightning.partitioners.base import Partitioner
 
 
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(LoadsSafely, LightningDataModule):
     """Spreads the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds; without one it serves the

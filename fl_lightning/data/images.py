@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tqdm.auto import tqdm
 
+from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.augmentation import augment
 from fl_lightning.data.feature_noise import scaled_to_one
 from fl_lightning.data.tensor_loader import TensorLoader
@@ -21,7 +22,7 @@ _MANY = 20
 """Batches from which on computing features shows its progress."""
 
 
-class ImageDataModule(LightningDataModule):
+class ImageDataModule(LoadsSafely, LightningDataModule):
     """What datamodules of images share. Subclasses read the data in :meth:`load`.
 
     Loaders give batches of images in uint8, shape (B, C, H, W), and labels; after the transfer to the device they are

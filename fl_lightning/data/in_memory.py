@@ -8,11 +8,12 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
 
 
-class InMemoryDataModule(LightningDataModule):
+class InMemoryDataModule(LoadsSafely, LightningDataModule):
     """Serves a training set and the server's test set out of tensors. Subclasses make them in :meth:`load`.
 
     Args:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.callbacks.folder_lock import lock_folder
 from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
 from fl_lightning.studies.worker import context, kill, work
@@ -85,10 +85,14 @@ class Job:
         kept = sorted((self.folder / "checkpoints").glob("last*.ckpt"))
         if not kept or self.record().get("finished"):
             return False
-        from torch import load  # not needed where nothing was cut off
+        # not needed where nothing was cut off
+        import yaml
+
+        from fl_lightning.checkpoint_file import read_checkpoint
 
         try:
-            done = int(load(kept[-1], map_location="cpu", weights_only=True)["epoch"]) + 1
+            federation = yaml.safe_load(self.settings).get("federation", {})
+            done = int(read_checkpoint(kept[-1], "cpu", federation.get("trusted_classes") or ())["epoch"]) + 1
         except Exception:
             return False
         return set(range(done)) <= rounds_logged(self.folder)
@@ -102,27 +106,13 @@ class Job:
         return lines[-1].strip() if lines else "an empty log"
 
 
-@contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> AbstractContextManager[bool]:
     """Keep a second ``compare`` out of a study's folder.
 
     Raises:
-        ConfigurationError: if somebody is at it.
+        ConfigurationError: if another is at work there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigurationError(
-                f"Another 'compare' is at work in '{folder}'. Wait for it, end it, or set another 'folder'."
-            ) from None
-        yield
+    return lock_folder(folder, "'compare'", "folder")
 
 
 def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]]) -> Iterator[tuple[Job, int, float]]:

@@ -11,12 +11,13 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
+from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 
-class SupervisedTask(LightningModule):
+class SupervisedTask(LoadsSafely, LightningModule):
     """A LightningModule of a network and a loss for batches (input, target, ...).
 
     An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``, and a

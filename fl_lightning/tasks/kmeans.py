@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
+from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
@@ -26,7 +27,7 @@ _WITHOUT_EFFECT = {
 """Settings of local training that act on gradients, and what they are where they do nothing."""
 
 
-class KMeansTask(LightningModule):
+class KMeansTask(LoadsSafely, LightningModule):
     """K centroids that go to the means of their examples (Lloyd 1982; survey, Table II).
 
     A training epoch is one pass: each example belongs to the nearest centroid as it was when the pass began, and at its end

@@ -1,0 +1,91 @@
+"""A checkpoint that is written to memory and read back before the first round: can this run be resumed?"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from fl_lightning.checkpoint_file import can_run_code, read_checkpoint, refusal, trusting, untrusted
+from fl_lightning.errors import CheckpointError, ConfigurationError
+
+_REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
+
+
+def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
+    """Write what a checkpoint of this run will hold, without the numbers of its tensors, and read it back.
+
+    Every rank does the same, as when a checkpoint is saved. A run that saves no checkpoints is left alone.
+
+    Args:
+        trainer: about to begin its first round.
+        trusted: dotted paths of classes that may be loaded.
+
+    Raises:
+        ConfigurationError: with the classes to trust, or with what must not be in a checkpoint.
+    """
+    savers = trainer.checkpoint_callbacks
+    if not savers or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    only_weights = all(getattr(saver, "save_weights_only", False) for saver in savers)
+    owner, buffer = type(trainer.lightning_module).__name__, io.BytesIO()
+    try:
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(only_weights)
+    except Exception as error:  # of a hook that counts on a round having been done
+        warnings.warn(f"No checkpoint of {owner} could be tried before the first round: {error!r}.", stacklevel=2)
+        return
+    try:
+        torch.save(_without_numbers(checkpoint), buffer)
+    except Exception as error:
+        raise _not_saved(owner, str(error)) from error
+    missing = _missing(owner, buffer, trusted)
+    if missing:
+        raise ConfigurationError(
+            f"Checkpoints of {owner} hold objects of classes that are not trusted, so that no resume could load them; found "
+            f"before the first round. Set 'federation.trusted_classes' to [{', '.join([*trusted, *missing])}], or leave the "
+            "objects out, hyperparameters by self.save_hyperparameters(ignore=[...])."
+        )
+
+
+def _missing(owner: str, buffer: io.BytesIO, trusted: Sequence[str]) -> list[str]:
+    """Return the classes to trust beside those that are. They are trusted here: this run itself has made the objects."""
+    with trusting(trusted):
+        missing = untrusted(buffer)
+    while True:
+        bad = [name for name in missing if can_run_code(name)]
+        if bad:
+            raise _not_saved(owner, f"they need {', '.join(bad)}, which can run any code")
+        try:
+            read_checkpoint(buffer, None, [*trusted, *missing])
+            return missing
+        except CheckpointError as error:
+            why = refusal(str(error.__cause__))
+            found = _REFUSED_CLASS.search(why)
+            if found is None or found[1] in [*trusted, *missing]:
+                raise _not_saved(owner, why) from error
+            missing.append(found[1])  # such as a dtype of numpy's, which shows only when it is made
+
+
+def _not_saved(owner: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Checkpoints of {owner} hold objects that cannot be saved and loaded again ({why}); found before the first round. "
+        "Leave the objects out, hyperparameters by self.save_hyperparameters(ignore=[...])."
+    )
+
+
+def _without_numbers(value: Any) -> Any:
+    """Return the same with empty tensors."""
+    if type(value) in (Tensor, nn.Parameter):
+        return torch.empty(0, dtype=value.dtype)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _without_numbers(held)) for key, held in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_without_numbers(held) for held in value)
+    return value

