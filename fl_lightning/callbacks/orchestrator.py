@@ -30,6 +30,7 @@ from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
+from fl_lightning.callbacks.resume import Start
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
 from fl_lightning.callbacks.round_result import RoundResult
@@ -81,6 +82,7 @@ class FederatedOrchestrator(Callback):
             once, such as FedMedian; beyond it they go to files in ``trainer.default_root_dir`` until the round's end.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
+        resume_changed: let a resumed run have other settings than its checkpoint, which is refused otherwise.
 
     Raises:
         ConfigurationError: at the start of ``fit``, for a Trainer, module or datamodule that cannot be federated.
@@ -103,6 +105,7 @@ class FederatedOrchestrator(Callback):
         updates_in_memory: float = 4.0,
         seed: int = 0,
         enabled: bool = True,
+        resume_changed: bool = False,
     ) -> None:
         self.strategy = strategy or FedAvg()
         self.route = route or ServerRoute()
@@ -119,7 +122,7 @@ class FederatedOrchestrator(Callback):
         require(updates_in_memory >= 0, "federation.updates_in_memory", "0 or above, in GiB", updates_in_memory)
         self.updates_in_memory = updates_in_memory
         self.seed = seed
-        self.enabled = enabled
+        self.enabled, self.resume_changed = enabled, resume_changed
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
@@ -140,7 +143,7 @@ class FederatedOrchestrator(Callback):
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         self._check(trainer, data)
-        self._run.begin(data.indices, data.feature_noise)
+        self._run.begin(data.indices)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         self._hostility = Hostility(self.attackers, data, self.seed, trainer)
@@ -150,8 +153,9 @@ class FederatedOrchestrator(Callback):
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
+        start = Start(self, self._run, trainer, data, build, pl_module)
         run_round = partial(self._run_round, trainer, pl_module)
-        self._takeover = Takeover(pl_module, run_round, lambda: build(pl_module.parameters()))
+        self._takeover = Takeover(pl_module, run_round, start.server_optimizer, start.load)
         self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
 
@@ -278,11 +282,7 @@ class FederatedOrchestrator(Callback):
         return self._run.state_dict() if self.enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state back.
-
-        Raises:
-            CheckpointError: if the checkpoint belongs to a federation with another seed, strategy, cohort or number of clients.
-        """
+        """Take the state back; its settings have been compared by then."""
         if self.enabled and self._takeover is not None:
             self._run.load_state_dict(state_dict)
 

@@ -28,7 +28,7 @@ class LocalOnly(Route):
     keeps_models = True
 
     def __init__(self, metric: str | Metric = "val_accuracy", mode: Literal["max", "min"] | None = None) -> None:
-        self.server_metric = metric
+        self.metric = self.server_metric = metric
         lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
         self.mode = mode or ("min" if lower_is_better else "max")
 

@@ -31,7 +31,7 @@ class FedLoss(WeightedAverage):
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
-        self.local_metric = loss
+        self.loss = self.local_metric = loss
         self.examples = examples
 
     def weight(self, update: ClientUpdate) -> float:

@@ -28,8 +28,7 @@ class Focus(JointStrategy):
 
     def __init__(self, loss: str | Metric = "val_loss", temperature: float = 1.0) -> None:
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
-        self.metric = loss
-        self.global_metric = loss
+        self.loss = self.metric = self.global_metric = loss
         self.temperature = temperature
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:

@@ -46,7 +46,7 @@ class ShapleyValues(JointStrategy):
         require(orders >= 1, "federation.strategy.orders", "1 or above", orders)
         require(tolerance >= 0 or tolerance == -1, "federation.strategy.tolerance", "0 or above, or -1 for none", tolerance)
         lower_is_better = isinstance(metric, Metric) and metric.higher_is_better is False
-        self.worth_metric = metric
+        self._metric = self.worth_metric = metric
         self.mode = mode or ("min" if lower_is_better else "max")
         self.exact_up_to = exact_up_to
         self.orders = orders
