@@ -106,9 +106,9 @@ class RunState:
         others = [other_weights, *self._other_clients(state)]
         problems += [problem for problem in others if problem]
         stays = [change.name for change in found if change.kind is Kind.STAYS]
-        allowed = self._owner.resume_changed and not stays and len(problems) <= 1 and not any(others)
-        if problems and not allowed:
-            raise CheckpointError(" ".join([*problems, _remedy(stays, any(others), self._owner.resume_changed)]))
+        asked = self._owner.resume_changed
+        if stays or any(others) or (found and not asked):
+            raise CheckpointError(" ".join([*problems, _remedy(stays, any(others), asked)]))
         if state["threads"] != torch.get_num_threads():
             threads = state["threads"]
             warnings.warn(

@@ -82,10 +82,12 @@ class Describer:
         return None if found is _NOTHING else found
 
     def _describe(self, value: Any, where: str, exact: bool = False) -> Any:
+        if isinstance(value, np.generic):
+            value = value.item()
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, int | float | np.number):
-            return _number(value.item() if isinstance(value, np.number) else value, exact)
+        if isinstance(value, int | float):
+            return _number(value, exact)
         if isinstance(value, str):
             return str(value)
         if isinstance(value, Enum | torch.dtype | torch.device):
@@ -162,7 +164,10 @@ class Describer:
             if name not in states and not (callable(value) and hasattr(type(module), name)) and not isinstance(value, nn.Module)
         }
         buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
-        parameters = {name: _plain(value) for name, value in _without_paths(getattr(module, "hparams", {})).items()}
+        saved = getattr(module, "hparams", {})
+        parameters = {
+            name: _plain(value) for name, value in _without_paths(saved if isinstance(saved, Mapping) else {}).items()
+        }
         known = {name: value for name, value in parameters.items() if value is not _NOTHING and not name.startswith("_")}
         node = {CLASS: qualified_name(type(module))} | self._each(known, where) | self._each({**attributes, **buffers}, where)
         return node | {name: self._object(child, f"{where}.{name}") for name, child in _children(module, self._open)}
@@ -217,8 +222,8 @@ def _tells_types_apart(annotation: str) -> bool:
     return "int" in words and "float" in words
 
 
-def _number(value: Any, exact: bool) -> int | float | str:
-    if isinstance(value, complex) or not math.isfinite(value):
+def _number(value: int | float, exact: bool) -> int | float | str:
+    if not math.isfinite(value):
         return str(value)
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     number: int | float = int(value) if whole and not exact else value

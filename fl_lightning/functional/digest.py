@@ -33,7 +33,7 @@ class Digest:
         if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
             self._tensor(value.detach())
         elif isinstance(value, np.ndarray) and value.dtype.kind in "biufcUSM":
-            self._bytes(f"{value.dtype} {value.shape}", np.ascontiguousarray(value))
+            self._bytes(f"{value.dtype} {value.shape}", np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         elif isinstance(value, bytes | bytearray):
             self._bytes("bytes", value)
         elif value is None or isinstance(value, bool | int | float | complex | str | np.generic):
