@@ -54,6 +54,7 @@ from fl_lightning import (
     Yogi,
 )
 from fl_lightning.callbacks.resume_table import kind_of
+from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
 
 SAVED = {"enable_checkpointing": True}
@@ -535,7 +536,7 @@ def settings_of_this_package() -> list[tuple[type, str]]:
         "FederatedOrchestrator LocalTraining PartialWork ExamplePrivacy Faults Availability ClientEvaluation ServerEvaluation"
     )
     others += " SecureAggregation Attackers Backdoor LabelAveraging CellSite TransferLearning"
-    named = [getattr(fl_lightning, name) for name in others.split()]
+    named = [TorchvisionDataModule, *(getattr(fl_lightning, name) for name in others.split())]
     exported = [getattr(fl_lightning, name) for name in fl_lightning.__all__ if name != "__version__"]
     derived = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, bases)]
     return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]
