@@ -18,7 +18,7 @@ import yaml
 from command_line import ADAFED, small
 from federations import Blobs, Consecutive, Plain, every_round, federate
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 import fl_lightning
@@ -50,10 +50,12 @@ from fl_lightning import (
     ShapleyValues,
     SignFlip,
     TablePartitioner,
+    TensorLoader,
     TopK,
     Yogi,
 )
 from fl_lightning.callbacks.resume_table import kind_of
+from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
 
@@ -575,3 +577,54 @@ def test_arguments_are_described_under_their_names(made, expected):
     described = Describer().describe(made, "it")
     assert described.pop("class").endswith(type(made).__name__)
     assert described == expected
+
+
+# ------------------------------------------------------------------ contents
+
+
+class Files(Dataset):
+    """Images in files, as torchvision lists them."""
+
+    def __init__(self, folder: str, names: tuple[str, ...] = ("a.png", "b.png")) -> None:
+        self.samples = [(f"{folder}/cats/{name}", 0) for name in names]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.zeros(3, dtype=np.float32)
+
+
+def test_contents_tell_datasets_apart():
+    x, y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
+    whole = TensorDataset(x, y)
+    same = TensorDataset(x.clone(), y.clone())
+    different = [
+        TensorDataset(x + 1e-6 * (x == 3), y),
+        TensorDataset(x, y.int()),
+        TensorDataset(x.reshape(6, 1, 2), y),
+        TensorDataset(x.flip(0), y.flip(0)),
+        Subset(whole, [0, 1, 2]),
+        Subset(whole, [0, 1, 3]),
+        ConcatDataset([whole, whole]),
+        Lazy(),
+        Lazy(scale=1.01),
+        Files("/here"),
+        Files("/here", ("a.png", "c.png")),
+    ]
+    texts = [content(dataset)[0] for dataset in [whole, *different]]
+    assert len(set(texts)) == len(texts)
+    assert content(same) == content(whole) == (texts[0], True)
+    assert content(Files("/elsewhere")) == content(Files("/here"))  # a folder that moved is the same data
+    assert content(Lazy(noise=True)) == (content(Lazy(noise=True))[0], False)
+    assert texts[0].startswith("6 examples (")
+
+
+def test_evaluation_loaders_are_compared_by_what_they_read():
+    tensors = torch.arange(8.0), torch.arange(8)
+    part = TensorLoader(tensors, 3, torch.tensor([1, 2]))
+    found = [loader_content(loaders)[0] for loaders in (TensorLoader(tensors, 3), part, [part, part])]
+    assert [text.split(" (")[0] for text in found] == ["8 examples", "2 examples", "2 examples"]
+    assert len(set(found)) == 3
+    assert loader_content(DataLoader(TensorDataset(*tensors), 5))[1]
+    assert loader_content(iter(())) == ("tuple_iterator", False)
