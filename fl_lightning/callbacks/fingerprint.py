@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _SEEN_ELSEWHERE = ("model.optimizer", "model.lr_scheduler")
 """Attributes of modules that hold functions, which are compared by what 'configure_optimizers' returns."""
-_STACKED_ONLY = ("stack_size", "compile")
 _WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetch_factor|.*(root|dir|path|folder))$")
 """Attributes of a user's datamodule that say how and from where it reads: what it reads is compared."""
 
@@ -67,7 +66,9 @@ def fingerprint(
         local = federation["local"]
         local["precision"] = resolve_precision(owner.local.precision, str(trainer.precision), trainer.strategy.root_device)
         if local["engine"] not in ("stacked", "auto"):
-            federation["local"] = {name: value for name, value in local.items() if name not in _STACKED_ONLY}
+            federation["local"] = _without(local, "stack_size", "compile")
+        if not owner.client_evaluation.every_n_rounds:  # no earlier figures that it must go with
+            federation["client_evaluation"] = _without(federation["client_evaluation"], "metric", "mode")
         settings = {
             "federation": federation,
             "trainer": _trainer(describer, trainer),
@@ -76,6 +77,10 @@ def fingerprint(
             **_model(describer, client_copy(module), owner.local, data, trainer),
         }
     return Fingerprint(settings, tuple(name for name in describer.unseen if name not in settings))
+
+
+def _without(node: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if name not in names}
 
 
 def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
