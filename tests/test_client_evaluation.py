@@ -255,8 +255,9 @@ def test_a_run_that_is_over_makes_its_tables_again(tmp_path):
 
 
 def test_a_comparison_needs_the_first_model(tmp_path):
-    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
-    trainer(1, FederatedOrchestrator(), every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
+    data = FederatedDataModule(Blobs(n=50, shuffle=False), Consecutive(SIZES), client_test=0.25)
+    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2))
+    trainer(1, federation, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
     for rounds in (1, 2):
         with pytest.raises(CheckpointError, match=r"needs the model that the federation began with, .* Leave it false"):
             resume(rounds, tmp_path, ClientEvaluation(0, "val_acc", compare_alone=True))

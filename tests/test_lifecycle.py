@@ -496,7 +496,7 @@ def test_a_checkpoint_is_the_users_own(tmp_path):
     assert loaded.hparams.lr == 0.3
     assert same_bits(weights(loaded), weights(module))
     raw = torch.load(tmp_path / "last.ckpt", weights_only=True)  # refuses any class that is not plain
-    assert raw["callbacks"]["FederatedOrchestrator"]["seed"] == 0
+    assert raw["callbacks"]["FederatedOrchestrator"]["settings"]["federation"]["seed"] == 0
 
 
 def test_a_classification_task_is_loaded_with_its_class_weights(tmp_path):

@@ -33,6 +33,7 @@ from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.interruption import tell_how_to_resume
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
+from fl_lightning.callbacks.resume import Start, refuse_federations
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
 from fl_lightning.callbacks.round_result import RoundResult
@@ -87,6 +88,7 @@ class FederatedOrchestrator(Callback):
             your module's hyperparameters. Making one of their objects must be harmless whatever its arguments are.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
+        resume_changed: let a resumed run have other settings than its checkpoint, which is refused otherwise.
 
     Raises:
         ConfigurationError: at the start of ``fit``, for a Trainer, module or datamodule that cannot be federated.
@@ -110,6 +112,7 @@ class FederatedOrchestrator(Callback):
         trusted_classes: list[str] | None = None,
         seed: int = 0,
         enabled: bool = True,
+        resume_changed: bool = False,
     ) -> None:
         self.strategy = strategy or FedAvg()
         self.route = route or ServerRoute()
@@ -127,12 +130,10 @@ class FederatedOrchestrator(Callback):
         self.updates_in_memory = updates_in_memory
         self.trusted_classes = require_trusted(trusted_classes)
         self.seed = seed
-        self.enabled = enabled
+        self.enabled, self.resume_changed = enabled, resume_changed
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
-
-    # ---------------------------------------------------------------- set-up
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the module over for a fit; in other stages checkpoints are read safely, and the rest is left to Lightning."""
@@ -149,7 +150,7 @@ class FederatedOrchestrator(Callback):
                 f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         self._check(trainer, data)
-        self._run.begin(data.indices, data.feature_noise)
+        self._run.begin(data.indices)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         self._hostility = Hostility(self.attackers, data, self.seed, trainer)
@@ -159,8 +160,9 @@ class FederatedOrchestrator(Callback):
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
+        start = Start(self, self._run, trainer, data, build, pl_module)
         run_round = partial(self._run_round, trainer, pl_module)
-        self._takeover = Takeover(pl_module, run_round, lambda: build(pl_module.parameters()))
+        self._takeover = Takeover(pl_module, run_round, start.server_optimizer, start.load)
         self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
 
@@ -289,12 +291,13 @@ class FederatedOrchestrator(Callback):
         """The strategy's state, the global random state and what a resumed run must share; plain types only."""
         return self._run.state_dict() if self.enabled else {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state back.
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Refuse a federation's checkpoint in a fit without one."""
+        if not self.enabled and trainer.training:
+            refuse_federations(checkpoint, self.state_key)
 
-        Raises:
-            CheckpointError: if the checkpoint belongs to a federation with another seed, strategy, cohort or number of clients.
-        """
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state back; its settings have been compared by then."""
         if self.enabled and self._takeover is not None:
             self._run.load_state_dict(state_dict)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fl_lightning.callbacks.client_evaluation import ClientScores
+from fl_lightning.callbacks.fingerprint import Fingerprint
 from fl_lightning.callbacks.privacy_checks import privacy_in_words
+from fl_lightning.callbacks.resume_changes import Change, changes, in_words
+from fl_lightning.callbacks.resume_table import Kind
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.partition import Partition
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 
 FORMAT = 4
+_EQUAL_ON_CPU = ("trainer", "fabric")
+"""Engines of local training that give the same bits on a CPU."""
 
 
 class RunState:
@@ -37,32 +43,30 @@ class RunState:
         self.memory = ClientMemory()
         self.client_scores = ClientScores()
         self.engine: str | None = None
+        self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition, noise: float = 0.0) -> None:
-        """Set up for a fit, which may go on from an earlier one.
+    def begin(self, training: Partition) -> None:
+        """Set up for a fit, which may continue an earlier one.
 
         Args:
             training: the clients' training examples.
-            noise: on the clients' inputs.
         """
         self.num_clients = len(training)
-        self._partition = f"{training.digest()} {noise}"
+        self._partition = training.digest()
+        self.fingerprint = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""
         return {
             "format": FORMAT,
-            "strategy": type(self._owner.strategy).__name__,
+            "settings": {} if self.fingerprint is None else self.fingerprint.settings,
             "strategy_state": self._owner.strategy.state_dict(),
-            "route": type(self._owner.route).__name__,
             "route_state": self._owner.route.state_dict(),
             "memory": self.memory.state_dict(),
             "client_scores": self.client_scores.state_dict(),
             "engine": self.engine,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
-            "seed": self._owner.seed,
-            "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
             "partition": self._partition,
             "threads": torch.get_num_threads(),
@@ -70,17 +74,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state of a checkpoint over.
-
-        Raises:
-            CheckpointError: if it was written by a federation that this one cannot continue.
-        """
-        if state.get("format") != FORMAT:
-            raise CheckpointError(
-                f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
-                f"{FORMAT}. Resume with the version that wrote it."
-            )
-        self._compare(state)
+        """Take the state of a checkpoint over, after :meth:`compare`."""
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
@@ -88,28 +82,33 @@ class RunState:
         self.engine = state.get("engine")
         self._random_state = state["random_state"]
 
-    def _compare(self, state: dict[str, Any]) -> None:
-        """Refuse another federation; warn of another number of threads."""
-        owner = self._owner
-        mine = {
-            "strategy": type(owner.strategy).__name__,
-            "route": type(owner.route).__name__,
-            "seed": owner.seed,
-            "clients_per_round": owner.clients_per_round,
-        }
-        for setting, value in mine.items():
-            if state[setting] != value:
-                raise CheckpointError(
-                    f"The checkpoint was written with 'federation.{setting}' {state[setting]!r}, but this run has {value!r}. "
-                    "Resume with the same setting, or start again without 'ckpt_path'."
-                )
-        before, now = state.get("privacy", ""), privacy_in_words(owner.transforms, owner.local)
-        if before != now:
+    def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:
+        """Refuse the checkpoint of a federation that this one cannot continue; warn of what changes last bits.
+
+        Args:
+            state: of the checkpoint.
+            device: where clients train.
+            other_weights: how the checkpoint's model differs from this run's; empty where it does not.
+
+        Returns:
+            The settings that differ, where ``federation.resume_changed`` allows it.
+
+        Raises:
+            CheckpointError: naming everything that differs.
+        """
+        if state.get("format") != FORMAT:
             raise CheckpointError(
-                f"The checkpoint's rounds were done with {before or 'no differential privacy'}, and this run has "
-                f"{now or 'none'}: no epsilon would be true of both. Resume with the same settings, or start again without "
-                "'ckpt_path'."
+                f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
+                f"{FORMAT}. Resume with the version that wrote it."
             )
+        found = changes(*self._settings(state, device))
+        problems = [f"The checkpoint was written with {in_words(found)}."] if found else []
+        others = [other_weights, *self._other_clients(state)]
+        problems += [problem for problem in others if problem]
+        stays = [change.name for change in found if change.kind is Kind.STAYS]
+        asked = self._owner.resume_changed
+        if stays or any(others) or (found and not asked):
+            raise CheckpointError(" ".join([*problems, _remedy(stays, any(others), asked)]))
         if state["threads"] != torch.get_num_threads():
             threads = state["threads"]
             warnings.warn(
@@ -117,23 +116,62 @@ class RunState:
                 f"last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid it.",
                 stacklevel=2,
             )
+        return found
+
+    def _settings(self, state: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The settings of the checkpoint and of this run, with the engines that really train."""
+        assert self.fingerprint is not None
+        both: list[dict[str, Any]] = []
+        for settings in (state["settings"], self.fingerprint.settings):
+            federation = settings["federation"]
+            local = federation["local"]
+            engine = state["engine"] or local["engine"] if local["engine"] == "auto" else local["engine"]
+            equal = device.type == "cpu" and engine in _EQUAL_ON_CPU
+            local = local | {"engine": " or ".join(_EQUAL_ON_CPU) if equal else engine}
+            both.append(settings | {"federation": federation | {"local": local}})
+        return both[0], both[1]
+
+    def _other_clients(self, state: dict[str, Any]) -> list[str]:
+        """What differs in clients, their examples and their privacy."""
+        problems = []
+        before, now = state.get("privacy", ""), privacy_in_words(self._owner.transforms, self._owner.local)
+        if before != now:
+            problems.append(
+                f"The checkpoint's rounds were done with {before or 'no differential privacy'}, and this run has "
+                f"{now or 'none'}: no epsilon would be true of both."
+            )
         if state["clients"] != self.num_clients:
-            raise CheckpointError(
-                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}. Resume "
-                "with the same data and partitioner, or start again without 'ckpt_path'."
+            problems.append(
+                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}."
             )
-        if state["partition"] != self._partition:
-            raise CheckpointError(
+        elif state["partition"] != self._partition:
+            problems.append(
                 "The checkpoint's clients held other training examples than those of this run. Resume with the same data, "
-                "partitioner and its seed, 'data.client_validation', 'client_test', 'public_share' and 'feature_noise', or "
-                "start again without 'ckpt_path'."
+                "partitioner and its seed, 'data.client_validation', 'client_test' and 'public_share'."
             )
+        return problems
 
     def restore_random_state(self) -> None:
         """Put the global random state of the checkpoint in place, once."""
         if self._random_state is not None:
             _set_random_state(self._random_state)
             self._random_state = None
+
+
+def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
+    """What to do about settings that differ.
+
+    Args:
+        stays: settings that no resumed run may change.
+        others: whether clients or the model differ.
+        allowed: whether the user allows changes.
+    """
+    again = "or start again without 'ckpt_path'."
+    if not stays and not others:
+        return f"Resume with the same settings, set 'federation.resume_changed' to true to change them on purpose, {again}"
+    names = ", ".join(f"'{name}'" for name in stays)
+    limit = f" 'federation.resume_changed' does not allow to change {names or 'these'}." if allowed else ""
+    return f"Resume with the same settings, {again}{limit}"
 
 
 def _random_state() -> dict[str, Any]:

@@ -35,24 +35,43 @@ class Takeover:
     Args:
         module: the user's module; its class is not touched.
         run_round: called with nothing, in place of ``training_step``.
-        configure_optimizers: gives the server's optimizer.
+        configure_optimizers: gives the server's optimizer; called while the module is as it was.
+        before_load: called likewise with a checkpoint, before the module is restored from it.
 
     Raises:
         ConfigurationError: if ``training_step`` was replaced on the instance: no copy of it would work on the copy.
     """
 
-    def __init__(self, module: LightningModule, run_round: Callable[[], None], configure_optimizers: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        module: LightningModule,
+        run_round: Callable[[], None],
+        configure_optimizers: Callable[[], Any],
+        before_load: Callable[[dict[str, Any]], None],
+    ) -> None:
         self._module = module
         self._automatic = module.automatic_optimization
 
         def training_step(batch: Any, batch_idx: int) -> None:  # Lightning looks at the names of the parameters
             run_round()
 
+        def server_optimizer() -> Any:
+            with self.suspended():
+                return configure_optimizers()
+
+        own_load = module.on_load_checkpoint
+
+        def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
+            with self.suspended():
+                before_load(checkpoint)
+            own_load(checkpoint)
+
         replaced: dict[str, Any] = {name: _do_nothing for name in _TRAINING_HOOKS if is_overridden(name, module)}
         for name in _TRANSFER_HOOKS:
             if is_overridden(name, module):
                 replaced[name] = unless_round(getattr(module, name))
-        replaced |= {"training_step": training_step, "configure_optimizers": configure_optimizers}
+        replaced |= {"training_step": training_step, "configure_optimizers": server_optimizer}
+        replaced |= {"on_load_checkpoint": on_load_checkpoint}
         self._replaced = replaced
         self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
         for name, method in self._before.items():

@@ -32,7 +32,7 @@ class LocalOnly(Route):
     keeps_models = True
 
     def __init__(self, metric: str | Metric = "val_accuracy", mode: Literal["max", "min"] | None = None) -> None:
-        self.server_metric = metric
+        self.metric = self.server_metric = metric
         self.mode = "max" if higher_is_better(metric, mode, "federation.route.mode") else "min"
 
     def run(self, cohort: Cohort) -> None:

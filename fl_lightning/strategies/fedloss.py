@@ -41,7 +41,7 @@ class FedLoss(WeightedAverage):
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
         wanted = "a loss, of which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
-        self.local_metric = loss
+        self.loss = self.local_metric = loss
         self.examples = examples
 
     def largest_weight(self, examples: Sequence[int]) -> float:

@@ -34,8 +34,7 @@ class Focus(JointStrategy):
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
         wanted = "a loss, of which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
-        self.metric = loss
-        self.global_metric = loss
+        self.loss = self.metric = self.global_metric = loss
         self.temperature = temperature
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:

@@ -50,7 +50,7 @@ class ShapleyValues(JointStrategy):
         require(0 <= exact_up_to <= 16, "federation.strategy.exact_up_to", "from 0 to 16 (2 ** m evaluations)", exact_up_to)
         require(orders >= 1, "federation.strategy.orders", "1 or above", orders)
         require(tolerance >= 0 or tolerance == -1, "federation.strategy.tolerance", "0 or above, or -1 for none", tolerance)
-        self.worth_metric = metric
+        self._metric = self.worth_metric = metric
         self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
         self.exact_up_to = exact_up_to
         self.orders = orders
