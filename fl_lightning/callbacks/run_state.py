@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fl_lightning.callbacks.client_evaluation import ClientScores
+from fl_lightning.callbacks.privacy_account import PrivacyAccount
 from fl_lightning.callbacks.privacy_checks import privacy_in_words
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
@@ -35,6 +36,7 @@ class RunState:
         self.num_clients = 0
         self._partition = ""
         self.memory = ClientMemory()
+        self.account = PrivacyAccount()
         self.client_scores = ClientScores()
         self.engine: str | None = None
         self._random_state: dict[str, Any] | None = None
@@ -61,6 +63,7 @@ class RunState:
             "client_scores": self.client_scores.state_dict(),
             "engine": self.engine,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
+            "privacy_account": self.account.state_dict(),
             "seed": self._owner.seed,
             "clients_per_round": self._owner.clients_per_round,
             "clients": self.num_clients,
@@ -84,6 +87,7 @@ class RunState:
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
+        self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.engine = state.get("engine")
         self._random_state = state["random_state"]
