@@ -43,6 +43,6 @@ def normals(count, *fields, call=0):
     return drawn[:count]
 
 
-def key_of(seed):
-    """The key of a ``noise_seed``."""
-    return hashlib.shake_256(part("noise seed") + part(seed)).digest(32)
+def key_of(noise_seed, seed=0):
+    """The key of a ``noise_seed`` and the federation's seed."""
+    return hashlib.shake_256(part("noise seed") + part(noise_seed) + part(seed)).digest(32)

@@ -116,5 +116,5 @@ def test_a_key_gets_into_no_file():
 
 
 def test_a_seed_gives_its_key():
-    assert SecretKey.from_seed(7).reveal() == shake.key_of(7)
-    assert SecretKey.from_seed(7).reveal() != SecretKey.from_seed(8).reveal()
+    assert SecretKey.from_seed(7, 0).reveal() == shake.key_of(7)
+    assert len({SecretKey.from_seed(*seeds).reveal() for seeds in ((7, 0), (0, 7), (7, 1), (70,), (7,))}) == 5

@@ -180,7 +180,7 @@ class FederatedOrchestrator(Callback):
             data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
         account = self._run.account
-        account.begin(trainer, self.transforms, self.local.privacy)
+        account.begin(trainer, self.transforms, self.local.privacy, self.seed)
         settings = (precision, device, self.seed, fast, logger, anomalies)
         local = LocalTrainer(client, self.local, *settings, memory, single, self.faults.deadline, account.secret)
         if self.local.engine == "auto" and self._run.engine is not None:  # a resumed run goes on as it began

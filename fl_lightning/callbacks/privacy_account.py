@@ -68,8 +68,14 @@ class PrivacyAccount:
 
     # ---------------------------------------------------------------- start and checkpoints
 
-    def begin(self, trainer: Trainer, transforms: Sequence[Transform], examples: ExamplePrivacy | None) -> None:
+    def begin(self, trainer: Trainer, transforms: Sequence[Transform], examples: ExamplePrivacy | None, seed: int) -> None:
         """Share a key, and find the account that a resumed run goes on with.
+
+        Args:
+            trainer: the user's.
+            transforms: of what clients send.
+            examples: how their examples are private; None without.
+            seed: of the federation, which a simulated key follows from, too: runs of a study then draw other noise.
 
         Raises:
             CheckpointError: if there is no whole ledger of the run that is resumed.
@@ -84,7 +90,7 @@ class PrivacyAccount:
         opened, failure = None, None
         if trainer.is_global_zero:
             try:
-                opened = self._open(trainer, before)
+                opened = self._open(trainer, before, seed)
             except FederationError as error:
                 failure = error
         key, self._run, spending, self._lines = gather_or_raise(trainer, opened, failure)[0]
@@ -94,10 +100,10 @@ class PrivacyAccount:
         if self.noise_seed is not None:
             rank_zero_warn(SIMULATED.format(self.noise_seed))
 
-    def _open(self, trainer: Trainer, before: Mapping[str, Any]) -> tuple[bytes, str, Entry, int]:
+    def _open(self, trainer: Trainer, before: Mapping[str, Any], seed: int) -> tuple[bytes, str, Entry, int]:
         """Return key, name of the run, what it has spent, and the lines of its ledger."""
-        seed = self.noise_seed
-        key = (SecretKey.draw() if seed is None else SecretKey.from_seed(seed)).reveal()
+        chosen = self.noise_seed
+        key = (SecretKey.draw() if chosen is None else SecretKey.from_seed(chosen, seed)).reveal()
         run = str(before.get("run") or secrets.token_hex(8))
         if not self._written:
             return key, run, before.get("spending") or Spending().state_dict(), 0

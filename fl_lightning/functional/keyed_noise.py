@@ -41,9 +41,9 @@ class SecretKey:
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
-    def from_seed(cls, seed: int) -> SecretKey:
-        """Return the key of a seed: anyone who knows the seed knows the key."""
-        return cls(hashlib.shake_256(encode("noise seed", seed)).digest(KEY_BYTES))
+    def from_seed(cls, *seeds: int) -> SecretKey:
+        """Return the key of seeds: anyone who knows them knows the key."""
+        return cls(hashlib.shake_256(encode("noise seed", *seeds)).digest(KEY_BYTES))
 
     def reveal(self) -> bytes:
         """Return the key itself, to send it to another rank."""

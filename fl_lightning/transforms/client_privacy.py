@@ -37,8 +37,8 @@ class ClientPrivacy(ClipUpdate):
         noise_multiplier: z > 0.
         noise: who adds it.
         delta: in (0, 1); below 1 / number of clients.
-        noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number the run can be
-            repeated bit for bit, by anyone who knows the number: a simulation that protects no client.
+        noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number they follow from it
+            and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
     """
 
     def __init__(
