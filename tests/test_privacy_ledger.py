@@ -22,8 +22,10 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from run_private import MODES, MOMENTS
 from test_epsilon import attained, gaussian_epsilon, renyi
 from test_processes import launch
+from test_strategies import Updates
 
 from fl_lightning import (
+    Availability,
     CheckpointError,
     ClientPrivacy,
     ConfigurationError,
@@ -34,6 +36,8 @@ from fl_lightning import (
     FederatedOrchestrator,
     FederationCallback,
     LocalTraining,
+    PartialWork,
+    TopK,
 )
 from fl_lightning.functional import derive_seed
 
@@ -256,6 +260,34 @@ class Twice(Plain):
         if Twice.left:
             Twice.left -= 1
             raise RuntimeError("the step is done, its noise drawn")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_epochs": 2},
+        {"limit_train_batches": 0.5},
+        {"limit_train_batches": 2, "max_epochs": 2},
+        {"limit_train_batches": 9},
+        {"max_steps": 3},
+        {"max_epochs": -1, "max_steps": 5},
+        {"full_batch": True, "max_epochs": 3},
+        {"max_epochs": 4, "partial_work": PartialWork(0.7)},
+    ],
+)
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_what_is_charged_beforehand_is_what_is_done(settings, engine, tmp_path):
+    """Nothing comes back: a line a round, with the clients' steps. Compression before it is no noisy message."""
+    updates = Updates()
+    local = LocalTraining(**settings, engine=engine, privacy=ExamplePrivacy(1.0, 2.0))
+    more = {"availability": Availability(slow=0.4, slowness=2.0), "transforms": [TopK(0.5)]}
+    federate(Plain(), 2, updates, local=local, flags={"default_root_dir": str(tmp_path)}, **more)
+    written = lines(tmp_path)
+    assert [set(line) for line in written] == [{"run", "round", "period", "steps", "rates"}] * 2
+    for line, round_ in zip(written, updates.rounds, strict=True):
+        assert line["steps"] == {str(update.client): update.num_steps for update in round_}
+        rates = {str(k): 1.0 if local.full_batch else B / size for k, size in enumerate(SIZES)}
+        assert line["rates"] == pytest.approx(rates)
 
 
 def test_clients_that_failed_send_nothing(tmp_path):

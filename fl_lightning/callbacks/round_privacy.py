@@ -70,10 +70,9 @@ class RoundPrivacy:
         for name, planned in self._planned.items():
             change = Counter({client: -count for client, count in planned.items()})
             for theirs in everyone:
-                change.update(theirs[name])
-            change = Counter({client: count for client, count in change.items() if count})
-            if change:
-                difference[name] = dict(change)
+                change.update(theirs[name] if planned else {})
+            if any(change.values()):
+                difference[name] = {client: count for client, count in sorted(change.items()) if count}
         if difference:
             self._account.charge(self._federation.trainer, {"round": self._round_idx, **difference})
 
