@@ -102,7 +102,8 @@ class ClientUpdate:
             as the strategy has taken it in.
         counters: its integer and boolean buffers as one int64 vector, shape (c,).
         control: change of its SCAFFOLD control variate, shape (p,), where the strategy sent one.
-        epsilon: what the client has given away of an example so far, where its training is differentially private.
+        epsilon: what the client has given away of an example so far, where its training is differentially private; known
+            when all clients of the round have trained.
     """
 
     client: int

@@ -127,18 +127,18 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "private clients": lambda: {
         "strategy": FedAvg("uniform"),
-        "transforms": [ClientPrivacy(0.5, 0.3)],
+        "transforms": [ClientPrivacy(0.5, 0.3, noise_seed=7)],
         "clients_per_round": 3,
         "batchnorm": False,
     },
     "local privacy": lambda: {
         "strategy": AdaFed("val_acc"),
-        "transforms": [TopK(0.5), ClientPrivacy(0.5, 0.1, "local"), Quantize()],
+        "transforms": [TopK(0.5), ClientPrivacy(0.5, 0.1, "local", noise_seed=7), Quantize()],
         "clients_per_round": 3,
         "batchnorm": False,
     },
     "private examples": lambda: {
-        "local": {"privacy": ExamplePrivacy(1.0, 0.5), "proximal_mu": 0.1},
+        "local": {"privacy": ExamplePrivacy(1.0, 0.5, noise_seed=7), "proximal_mu": 0.1},
         "momentum": 0.9,
         "clients_per_round": 3,
         "batchnorm": False,

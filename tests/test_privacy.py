@@ -10,15 +10,17 @@ import dp_accounting
 import lightning as L
 import numpy as np
 import pytest
+import shake
 import torch
 from by_hand import B, averaged, build, flat
 from command_line import small
 from dp_accounting.rdp import RdpAccountant
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
-from scipy import optimize, stats
+from scipy import stats
+from test_epsilon import attained, gaussian_epsilon, renyi
 from test_strategies import DTYPES, Updates, assert_follows, clients_of
 from torch import nn
 from torch.nn import functional as F
@@ -43,82 +45,43 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.data.poisson_loader import PoissonBatches
-from fl_lightning.functional import derive_seed, epsilon_of_clients, epsilon_of_examples
+from fl_lightning.functional import epsilon_of_clients
+from fl_lightning.functional.keyed_noise import SecretKey
 
-REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 NO_NOISE = 1e-9
-
-
-# ---------------------------------------------------------------- what it costs
-
-
-def gaussian_epsilon(sigma, delta):
-    """Of one Gaussian mechanism of noise ``sigma`` times the sensitivity, exactly (Balle and Wang 2018, Theorem 8)."""
-
-    def excess(epsilon):
-        low, high = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
-        return stats.norm.cdf(low) - math.exp(epsilon) * stats.norm.cdf(high) - delta
-
-    return optimize.brentq(excess, 0, 500)
-
-
-@pytest.mark.parametrize(("z", "rounds"), [(4.0, 1), (8.0, 10), (20.0, 100), (2.0, 3)])
-def test_epsilon_of_clients_is_near_the_exact_one(z, rounds):
-    """All clients in every round: Gaussians compose to one of sqrt(rounds) less noise; replacing a client moves by 2 C."""
-    exact = gaussian_epsilon(z / 2 / math.sqrt(rounds), 1e-5)
-    bound = epsilon_of_clients(z, 7, 7, rounds, 1e-5)
-    assert exact <= bound <= 1.25 * exact
-
-
-@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 4), (5.0, 30)])
-def test_epsilon_of_examples_is_near_the_exact_one(sigma, steps):
-    exact = gaussian_epsilon(sigma / math.sqrt(steps), 1e-5)
-    assert exact <= epsilon_of_examples(sigma, 1.0, steps, 1e-5) <= 1.25 * exact
-
-
-@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.01, 1000), (0.7, 0.1, 50), (3.0, 0.5, 20)])
-def test_epsilon_of_examples_is_another_librarys(sigma, rate, steps):
-    accountant = RdpAccountant()
-    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
-    accountant.compose(event, steps)
-    assert epsilon_of_examples(sigma, rate, steps, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.03)
-
-
-@settings(deadline=None, max_examples=15)
-@given(st.floats(1, 20), st.integers(1, 30), st.integers(1, 30), st.integers(1, 50))
-def test_drawing_clients_costs_less_and_rounds_cost_more(z, sampled, others, rounds):
-    population = sampled + others
-    spent = epsilon_of_clients(z, sampled, population, rounds, 1e-5)
-    assert 0 < spent <= epsilon_of_clients(z, population, population, rounds, 1e-5) * (1 + 1e-9)
-    assert spent <= epsilon_of_clients(z, sampled, population, rounds + 1, 1e-5)
-    assert epsilon_of_clients(z, sampled, population, 0, 1e-5) == 0
 
 
 # ---------------------------------------------------------------- clients
 
 
 def sender(seed=0, kept=None):
-    return Sender(0, 0, torch.Generator().manual_seed(seed), {} if kept is None else kept)
+    return Sender(0, 0, torch.Generator(), {} if kept is None else kept, secret(seed))
 
 
-def test_noise_at_the_client_is_gaussian_and_counted():
-    change, kept = torch.zeros(200_000, dtype=torch.float64), {}
+def secret(seed=0):
+    return SecretKey.from_seed(seed).stream("test", 0)
+
+
+def coins(seed):
+    return lambda batch, count: SecretKey.from_seed(seed).stream("coins", 0, step=batch).uniforms(count)
+
+
+def test_noise_at_the_client_is_gaussian():
+    change = torch.zeros(200_000, dtype=torch.float64)
     change[0] = 50.0
     local = ClientPrivacy(2.0, 1.5, "local")
-    sent = local.apply(Message(change, 8, torch.tensor([0]), 4), sender(3, kept))
+    sent = local.apply(Message(change, 8, torch.tensor([0]), 4), sender(3))
     noise = sent.change.clone()
     noise[0] -= 2.0  # what is left of 50
     assert stats.kstest(noise.numpy() / 3.0, "norm").pvalue > 1e-3
     assert (sent.positions, sent.nbytes) == (None, 4 * 200_000)  # which numbers were sent would not be private
-    local.apply(Message(change, 32), sender(4, kept))
-    assert int(kept["messages"]) == 2
-    assert torch.equal(local.receive(change, 2, 3, torch.Generator()), change)
+    assert torch.equal(local.receive(change, 2, 3, torch.Generator(), secret()), change)
 
 
 def test_noise_at_the_server_is_that_of_the_sum():
     central = ClientPrivacy(2.0, 1.5)
     change = torch.zeros(200_000, dtype=torch.float64)
-    noise = central.receive(change, 6, 6, torch.Generator().manual_seed(1)).numpy()
+    noise = central.receive(change, 6, 6, torch.Generator(), secret(1)).numpy()
     assert stats.kstest(noise / (2.0 * 1.5 / 6), "norm").pvalue > 1e-3
     assert torch.equal(central.apply(Message(change, 32), sender()).change, change)
 
@@ -144,7 +107,8 @@ def test_the_noise_is_in_proportion(noise):
     for z in (NO_NOISE, 0.5, 2.0):
         module = Wide()
         strategy = FedAvg("uniform")
-        federate(module, 1, strategy=strategy, transforms=[ClientPrivacy(0.3, z, noise)], flags={"precision": "64-true"})
+        privacy = ClientPrivacy(0.3, z, noise, noise_seed=1)
+        federate(module, 1, strategy=strategy, transforms=[privacy], flags={"precision": "64-true"})
         finals[z] = flat(module)[0]
     small_, large = finals[0.5] - finals[NO_NOISE], finals[2.0] - finals[NO_NOISE]
     np.testing.assert_allclose(large, 4 * small_, atol=1e-8)
@@ -170,21 +134,20 @@ def test_epsilon_of_a_federation_counts_cohorts_and_rounds():
     strategy = FedAvg("uniform")
     transforms = [TopK(0.5), ClientPrivacy(0.5, 8.0, delta=1e-3)]
     run = federate(Plain(), 3, strategy=strategy, transforms=transforms, clients_per_round=1)
-    accountant = RdpAccountant(neighboring_relation=REPLACE)
-    noisy = dp_accounting.GaussianDpEvent(8.0 / 2)
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(3, 1, noisy), 3)
-    assert logged(run)["federation/epsilon_of_clients"] == pytest.approx(accountant.get_epsilon(1e-3), rel=0.01)
+    spent = logged(run)["federation/epsilon_of_clients"]
+    assert attained(8.0, 1, 3, 3, 1e-3)[0] <= spent <= renyi(8.0, 1, 3, 3, 1e-3)
+    assert spent > attained(8.0, 1, 3, 2, 1e-3)[1]
+    assert spent == pytest.approx(epsilon_of_clients(8.0, 1, 3, 3, 1e-3), rel=1e-6)
 
 
 def test_epsilon_of_local_noise_is_that_of_the_client_that_sent_most():
     updates = Updates()
-    privacy = ClientPrivacy(0.5, 4.0, "local", 1e-3)
+    privacy = ClientPrivacy(0.5, 4.0, "local", 1e-3, noise_seed=1)
     run = federate(Plain(), 4, updates, transforms=[privacy], clients_per_round=1)
     sent = [sum(any(u.client == k for u in r) for r in updates.rounds) for k in range(3)]
     assert 1 < max(sent) < 4
-    accountant = RdpAccountant(neighboring_relation=REPLACE)
-    accountant.compose(dp_accounting.GaussianDpEvent(4.0 / 2), max(sent))
-    assert logged(run)["federation/epsilon_of_clients"] == pytest.approx(accountant.get_epsilon(1e-3), rel=0.01)
+    exact = gaussian_epsilon(4.0 / 2 / math.sqrt(max(sent)), 1e-3)
+    assert logged(run)["federation/epsilon_of_clients"] == pytest.approx(exact, rel=1e-3)
 
 
 # ---------------------------------------------------------------- examples
@@ -234,7 +197,7 @@ def test_batches_are_drawn_by_coins(batch_size):
     torch.manual_seed(2)
     module = Plain()
     by_hand = copy.deepcopy(module.net)
-    privacy = ExamplePrivacy(0.5, NO_NOISE)
+    privacy = ExamplePrivacy(0.5, NO_NOISE, noise_seed=4)
     updates = Updates()
     federate(module, 2, updates, data=data, local=LocalTraining(max_epochs=2, privacy=privacy))
     x, y = data.train
@@ -242,10 +205,10 @@ def test_batches_are_drawn_by_coins(batch_size):
     for t in range(2):
         clients, start = [], 0
         for k, size in enumerate(SIZES):
-            draw = torch.Generator().manual_seed(derive_seed(0, t, k, "shuffle"))
             batches = []
-            for _ in range(2 * math.ceil(size / batch_size)):
-                chosen = start + (torch.rand(size, generator=draw) < min(batch_size, size) / size).nonzero().flatten()
+            for step in range(2 * math.ceil(size / batch_size)):
+                thrown = shake.uniforms(size, shake.key_of(4), t, k, step, 0, "coins of examples, period 0")
+                chosen = start + torch.tensor([i for i, x in enumerate(thrown) if x < min(batch_size, size) / size]).long()
                 empty += not chosen.numel()
                 batches.append((x[chosen], y[chosen]))
             clients.append(private_sgd(by_hand, batches, 0.5, expected=min(batch_size, size)))
@@ -286,7 +249,7 @@ def test_examples_that_are_read_one_by_one_are_drawn_alike():
     for source in (Blobs, OneByOne, ByWorkers):
         torch.manual_seed(0)
         module = Plain()
-        federate(module, 2, data=source(), local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8)))
+        federate(module, 2, data=source(), local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8, noise_seed=1)))
         finals.append(weights(module))
     assert same_bits(finals[0], finals[1])
     assert same_bits(finals[0], finals[2])
@@ -297,7 +260,8 @@ def test_the_engines_agree_to_the_last_bit():
     for engine in ("trainer", "fabric"):
         torch.manual_seed(0)
         module = Plain(momentum=0.9)
-        federate(module, 2, local=LocalTraining(engine=engine, max_epochs=2, privacy=ExamplePrivacy(0.5, 1.0)))
+        privacy = ExamplePrivacy(0.5, 1.0, noise_seed=1)
+        federate(module, 2, local=LocalTraining(engine=engine, max_epochs=2, privacy=privacy))
         finals.append(weights(module))
     assert same_bits(*finals)
 
@@ -308,7 +272,7 @@ def test_the_noise_of_a_step():
     for sigma in (NO_NOISE, 1.0):
         torch.manual_seed(0)
         module = Wide()
-        privacy = ExamplePrivacy(0.7, sigma)
+        privacy = ExamplePrivacy(0.7, sigma, noise_seed=1)
         local = LocalTraining(full_batch=True, privacy=privacy)
         federate(module, 1, partitioner=Consecutive([40]), local=local)
         finals[sigma] = flat(module)[0]
@@ -318,7 +282,7 @@ def test_the_noise_of_a_step():
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 9))
 def test_poisson_batches(size, batch_size, seed):
-    batches = PoissonBatches(size, batch_size, torch.Generator().manual_seed(seed))
+    batches = PoissonBatches(size, batch_size, coins(seed))
     drawn = list(batches)
     assert len(drawn) == len(batches) == math.ceil(size / batch_size)
     assert batches.rate == min(batch_size, size) / size
@@ -332,7 +296,7 @@ def test_poisson_batches(size, batch_size, seed):
 
 def test_coins_have_their_probability():
     """20,000 coins of 0.15, and no two examples that come together more often than they should."""
-    batches = PoissonBatches(20, 3, torch.Generator().manual_seed(0))
+    batches = PoissonBatches(20, 3, coins(0))
     there = np.zeros((0, 20))
     for _ in range(150):
         rows = np.zeros((len(batches), 20))
@@ -454,7 +418,7 @@ def test_momentum_at_the_server_costs_nothing():
         for strategy in (FedAvg("uniform"), FedAvgM(0.9, weighting="uniform")):
             torch.manual_seed(0)
             module = Plain()
-            run = federate(module, rounds, transforms=[ClientPrivacy(1.0, 1.0)], strategy=strategy)
+            run = federate(module, rounds, transforms=[ClientPrivacy(1.0, 1.0, noise_seed=1)], strategy=strategy)
             finals[rounds, type(strategy)] = weights(module)
             spent[rounds, type(strategy)] = logged(run)["federation/epsilon_of_clients"]
     assert same_bits(finals[1, FedAvg], finals[1, FedAvgM])
@@ -506,7 +470,7 @@ def test_a_change_that_is_not_finite_is_not_told():
 
 
 def test_flags_of_batches_drawn_ahead_are_forgotten():
-    batches = PoissonBatches(30, 1, torch.Generator().manual_seed(0))
+    batches = PoissonBatches(30, 1, coins(0))
     ahead = iter(batches)
     for _ in range(5):
         next(ahead)
@@ -599,7 +563,7 @@ def test_two_optimizers_are_refused():
 
     from fl_lightning.clients.example_privacy import PrivateSteps
 
-    steps = PrivateSteps(ExamplePrivacy(1.0, 1.0))
+    steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), SecretKey.draw())
     outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     module = Two()
     outer.strategy.optimizers = module.configure_optimizers()

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from test_strategies import DTYPES, Updates, assert_follows, clients_of
 
 from fl_lightning import Attackers, ClipUpdate, Message, Quantize, ScaledUpdate, Sender, TopK
+from fl_lightning.functional.keyed_noise import SecretKey
 
 
 def sender(seed=0, kept=None):
-    return Sender(0, 0, torch.Generator().manual_seed(seed), {} if kept is None else kept)
+    secret = SecretKey.from_seed(seed).stream("test", 0)
+    return Sender(0, 0, torch.Generator().manual_seed(seed), {} if kept is None else kept, secret)
 
 
 def message(values):

@@ -9,6 +9,7 @@ from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.errors import ClientError
+from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
 
 
@@ -41,6 +42,8 @@ class Drawing:
         availability: says who is there, slow, or lost.
         faults: how many must be left.
         seed: of the federation.
+        secret: draws cohorts, and who of them drops out or does less, where nobody may know whom they are of; None for
+            the seed.
     """
 
     def __init__(
@@ -51,9 +54,10 @@ class Drawing:
         availability: Availability,
         faults: Faults,
         seed: int,
+        secret: SecretKey | None = None,
     ) -> None:
         self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
-        self._availability, self._faults = availability, faults
+        self._availability, self._faults, self._secret = availability, faults, secret
         slow = availability.slow_clients(num_clients, seed)
         self._slowness = dict.fromkeys(slow, availability.slowness)
 
@@ -64,11 +68,15 @@ class Drawing:
             ClientError: if fewer clients are left than the round needs.
         """
         there = self._availability.present(self._num_clients, self._seed, round_idx)
-        cohort = draw_cohort(self._num_clients, self._per_round, self._seed, round_idx, there)
-        lost = self._availability.dropped_out(cohort, self._seed, round_idx)
+        order, seed = None, self._seed
+        if self._secret is not None:
+            order = self._secret.stream("cohort", round_idx).permutation(self._num_clients)
+            seed = self._secret.stream("cohort's seed", round_idx).integer()
+        cohort = draw_cohort(self._num_clients, self._per_round, seed, round_idx, there, order)
+        lost = self._availability.dropped_out(cohort, seed, round_idx)
         work, epochs = self._local.partial_work, {}
         if work.share:
-            epochs = work.epochs(cohort, self._local.max_epochs, self._seed, round_idx)
+            epochs = work.epochs(cohort, self._local.max_epochs, seed, round_idx)
         gone = {*lost, *(epochs if work.drops else ())}
         left = tuple(client for client in cohort if client not in gone)
         if len(left) < self._faults.needed(len(cohort)) or not left:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from lightning.pytorch import Trainer
 
+from fl_lightning.callbacks.privacy_account import PrivacyAccount
 from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.faults import Faults
@@ -38,6 +39,7 @@ class Federation:
         faults: what happens where a client fails.
         secure_aggregation: masks what clients send; None without.
         updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
+        privacy: the key of the noise, and the account of what is released.
     """
 
     trainer: Trainer
@@ -52,6 +54,7 @@ class Federation:
     faults: Faults = field(default_factory=Faults)
     secure_aggregation: SecureAggregation | None = None
     updates_in_memory: float = math.inf
+    privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
 
     @property
     def size(self) -> int:

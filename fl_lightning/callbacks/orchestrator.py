@@ -191,9 +191,10 @@ class FederatedOrchestrator(Callback):
         if not moves_batches(pl_module, data):  # its hooks expect batches where they were loaded
             data.place(device)
         single, memory = check_batch_norm(pl_module, data), self._run.memory
-        local = LocalTrainer(
-            client, self.local, precision, device, self.seed, fast, logger, anomalies, memory, single, self.faults.deadline
-        )
+        account = self._run.account
+        account.begin(trainer, self.transforms, self.local.privacy, self.seed)
+        settings = (precision, device, self.seed, fast, logger, anomalies)
+        local = LocalTrainer(client, self.local, *settings, memory, single, self.faults.deadline, account.secret)
         if self.local.engine == "auto" and self._run.engine is not None:  # a resumed run goes on as it began
             local.engine = self._run.engine
         inference = trainer.validate_loop.inference_mode
@@ -203,8 +204,10 @@ class FederatedOrchestrator(Callback):
         check_convex(self.route, pl_module, self.local)
         check_private_model(self.transforms, self.local, precision, client, server)
         who = (self.seed, self.attackers, self.transforms, self.faults, self.secure_aggregation)
-        self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit)
-        self._drawing = Drawing(data.num_clients, self.clients_per_round, self.local, self.availability, self.faults, self.seed)
+        self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit, account)
+        secret = None if account.clients is None else account.secret
+        rules = (self.clients_per_round, self.local, self.availability, self.faults, self.seed)
+        self._drawing = Drawing(data.num_clients, *rules, secret)
         scores = self._run.client_scores
         self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self.route.keeps_models)
 
@@ -280,10 +283,13 @@ class FederatedOrchestrator(Callback):
             announce(trainer, "on_round_end", trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the final model with models of the clients' own, where that was asked for; also in a run that was over."""
-        if self._takeover is not None and self.client_evaluation.active:
+        """Compare the final model with models of the clients' own, where that was asked for; say if noise was simulated."""
+        if self._takeover is None:
+            return
+        if self.client_evaluation.active:
             with outside_precision(trainer):
                 self._evaluator.conclude(trainer.current_epoch)
+        self._run.account.conclude()
 
     # ---------------------------------------------------------------- state and end
 

@@ -40,6 +40,7 @@ def check_privacy(owner: FederatedOrchestrator, data: FederatedDataModule) -> No
     _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability, data)
     _check_examples(owner.local, owner.strategy, owner.route, data)
     _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
+    _check_noise_seeds(owner.transforms, owner.local)
 
 
 def check_private_model(
@@ -57,11 +58,21 @@ def check_private_model(
 def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> str:
     """What must be the same in all rounds for an epsilon to be true of them; empty without privacy."""
     private = [
-        f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta})"
+        f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta}, noise_seed={one.noise_seed})"
         for one in transforms
         if isinstance(one, ClientPrivacy)
     ]
     return " and ".join([*private, *([] if local.privacy is None else [str(local.privacy)])])
+
+
+def _check_noise_seeds(transforms: Sequence[Transform], local: LocalTraining) -> None:
+    """Refuse noise of which one part could be subtracted, and the other not."""
+    of_clients = {one.noise_seed for one in transforms if isinstance(one, ClientPrivacy)}
+    if of_clients and local.privacy is not None and local.privacy.noise_seed not in of_clients:
+        raise ConfigurationError(
+            f"'noise_seed' of ClientPrivacy is {next(iter(of_clients))}, and that of 'federation.local.privacy' "
+            f"{local.privacy.noise_seed}. Set both to the same number for a simulation, or neither."
+        )
 
 
 def _check_clients(

@@ -23,6 +23,7 @@ from fl_lightning.callbacks.exchange import (
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.round_log import tell_failures
+from fl_lightning.callbacks.round_privacy import RoundPrivacy
 from fl_lightning.callbacks.round_result import RoundResult, as_one, require_weights, shared_out, with_shares
 from fl_lightning.callbacks.uplink import Uplink
 from fl_lightning.clients.faults import too_few
@@ -63,6 +64,7 @@ class FederationRound(Cohort):
         self._failure: Exception | None = None
         self._training = CohortTraining(self.federation, self.round_idx, self.draw)
         self._uplink = Uplink(self.federation, self.round_idx)
+        self._privacy = RoundPrivacy(self.federation, self.round_idx, self.draw)
         self._waiting: dict[int, list[ClientUpdate]] = {}
 
     # ---------------------------------------------------------------- what routes ask for
@@ -70,6 +72,7 @@ class FederationRound(Cohort):
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
+        self._privacy.charge(chains, 0)
         self._chains = chains
         control = self.federation.strategy.control
         try:
@@ -87,6 +90,7 @@ class FederationRound(Cohort):
         pulled: Mapping[int, Pull] | None = None,
     ) -> list[ClientUpdate]:
         """See :meth:`Cohort.train`."""
+        self._privacy.charge(chains, period)
         mine: list[ClientUpdate] = []
         failure: Exception | None = None
         try:
@@ -234,6 +238,8 @@ class FederationRound(Cohort):
         """
         updates = gather_updates(self._trainer, self._updates, self._failure)
         failures = self._failures(len(updates))
+        self._privacy.settle(self._uplink.sent if self.federation.transforms else {})
+        updates = [replace(update, epsilon=self.federation.privacy.epsilon_of(update.client)) for update in updates]
         if self._chosen is not None:
             return RoundResult(wide(self._chosen.vector), self._chosen.counters, updates, failures)
         strategy = self.federation.strategy
@@ -252,8 +258,8 @@ class FederationRound(Cohort):
 
     def figures(self) -> dict[str, float]:
         """What privacy has cost, and what else transforms have to say, once the ranks have shared what clients keep."""
-        epsilon = self.federation.local.memory.epsilon()
-        return self._uplink.figures(self.draw.drawn) | ({} if epsilon is None else {"epsilon_of_examples": epsilon})
+        spent = self.federation.privacy.figures(self.federation.data.num_clients)
+        return self._uplink.figures(self.draw.drawn) | spent
 
     def _failures(self, good: int) -> list[ClientFailure]:
         """Of all ranks.

@@ -12,6 +12,7 @@ import torch
 
 from fl_lightning.callbacks.client_evaluation import ClientScores
 from fl_lightning.callbacks.fingerprint import Fingerprint
+from fl_lightning.callbacks.privacy_account import PrivacyAccount
 from fl_lightning.callbacks.privacy_checks import privacy_in_words
 from fl_lightning.callbacks.resume_changes import Change, changes, in_words
 from fl_lightning.callbacks.resume_table import Kind
@@ -41,6 +42,7 @@ class RunState:
         self.num_clients = 0
         self._partition = ""
         self.memory = ClientMemory()
+        self.account = PrivacyAccount()
         self.client_scores = ClientScores()
         self.engine: str | None = None
         self.fingerprint: Fingerprint | None = None
@@ -67,6 +69,7 @@ class RunState:
             "client_scores": self.client_scores.state_dict(),
             "engine": self.engine,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
+            "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
             "partition": self._partition,
             "threads": torch.get_num_threads(),
@@ -78,6 +81,7 @@ class RunState:
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
+        self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.engine = state.get("engine")
         self._random_state = state["random_state"]

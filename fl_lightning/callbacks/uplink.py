@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -32,10 +33,14 @@ class Uplink:
     Args:
         federation: what stays.
         round_idx: from 0.
+
+    Attributes:
+        sent: messages of each of this rank's clients that went through transforms.
     """
 
     def __init__(self, federation: Federation, round_idx: int) -> None:
         self._federation, self._round_idx = federation, round_idx
+        self.sent: Counter[int] = Counter()
         attackers = federation.attackers
         self._attack = attackers.model if attackers.active(round_idx) else None
         self._hostile = attackers.members(federation.data.num_clients, federation.seed)
@@ -101,7 +106,8 @@ class Uplink:
             if type(transform).receive is Transform.receive:  # nothing to do, and no last bit to lose
                 continue
             draw = generator(parts.seed, self._round_idx, "server", "transform", number)
-            changed = transform.receive(aggregate[: self._size] - start.to(aggregate), received, expected, draw)
+            secret = parts.privacy.secret.stream(f"transform {number}", self._round_idx)
+            changed = transform.receive(aggregate[: self._size] - start.to(aggregate), received, expected, draw, secret)
             aggregate = torch.cat([start.to(changed) + changed, aggregate[self._size :]])
         return aggregate
 
@@ -121,10 +127,13 @@ class Uplink:
         assert update.state is not None
         width = update.state.element_size()
         message = Message(self._change(update), 8 * width)
+        attempt = self.sent[update.client]
+        self.sent[update.client] += 1
         for number, transform in enumerate(parts.transforms):
             draw = generator(parts.seed, self._round_idx, update.client, "transform", number)
+            secret = parts.privacy.secret.stream(f"transform {number}", self._round_idx, update.client, attempt=attempt)
             kept = parts.local.memory.drawer(update.client, _kept_by(number))
-            message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept))
+            message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
         bytes_up = update.bytes_up - self._size * width + message.nbytes
         return self._with_change(replace(update, bytes_up=bytes_up), message.change)
 

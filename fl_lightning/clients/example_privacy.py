@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.data.holdings import Holdings
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+from fl_lightning.functional.keyed_noise import KeyedStream, SecretKey
+from fl_lightning.functional.privacy import require_package
 from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.types import ClientUpdate
 
 _NAME = "federation.local.privacy."
 
@@ -36,6 +39,8 @@ class ExamplePrivacy:
         max_grad_norm: largest L2 norm of an example's gradient, > 0.
         noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
         delta: in (0, 1); below 1 / examples of a client.
+        noise_seed: None draws noise and batches from a secret key that is new at each start. With a number they follow from it
+            and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
 
     Raises:
         ConfigurationError: for a value outside its range, or without Opacus.
@@ -44,6 +49,7 @@ class ExamplePrivacy:
     max_grad_norm: float
     noise_multiplier: float
     delta: float = 1e-5
+    noise_seed: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_grad_norm", "noise_multiplier"):
@@ -83,26 +89,42 @@ class PrivateSteps(Callback):
 
     Args:
         settings: norm and noise.
+        secret: of the noise and of the batches' coins.
     """
 
-    def __init__(self, settings: ExamplePrivacy) -> None:
-        self._settings = settings
+    def __init__(self, settings: ExamplePrivacy, secret: SecretKey) -> None:
+        self._settings, self._secret = settings, secret
         self._hooks: Any = None
         self._optimizer: Any = None
+        self._taken: Counter[int] = Counter()
+        self._attempts: Counter[tuple[int, int, int]] = Counter()
 
-    def begin(self, batches: PoissonBatches) -> None:
-        """Prepare for the next fit, on batches drawn like these."""
-        self._batches = batches
+    def begin(self, holdings: Holdings, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
+        """Prepare for a client's next fit, with noise and coins of its own also where an earlier one failed.
 
-    def spent(self, memory: ClientMemory, client: int, steps: int) -> float:
-        """Epsilon of a client's examples after so many more steps than it has done, at the highest rate of all."""
-        rate = max(self._batches.rate, memory.rate(client))
-        return epsilon_of_examples(self._settings.noise_multiplier, rate, memory.steps(client) + steps, self._settings.delta)
+        Returns:
+            The batches that it must train on.
+        """
+        attempt = self._attempts[round_idx, client, period]
+        self._attempts[round_idx, client, period] += 1
+        self._client, self._step = client, 0
 
-    def remember(self, memory: ClientMemory, update: ClientUpdate) -> None:
-        """Count the steps of the fit that was the last to begin, since its update was good."""
-        assert update.epsilon is not None
-        memory.remember_steps(update.client, update.num_steps, self._batches.rate, update.epsilon)
+        def stream(what: str, step: int) -> KeyedStream:
+            return self._secret.stream(f"{what} of examples, period {period}", round_idx, client, step, attempt)
+
+        def coins(batch: int, count: int) -> torch.Tensor:
+            return stream("coins", batch).uniforms(count)
+
+        self._stream = stream
+        self._batches = holdings.poisson_batches(client, full_batch, coins)
+        return self._batches
+
+    def take(self) -> dict[int, int]:
+        """Return the noisy steps of each client since the last call, those of attempts that failed included."""
+        taken = dict(self._taken)
+        self._taken.clear()
+        self._attempts.clear()
+        return taken
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the layers keep each example's gradient.
@@ -153,10 +175,20 @@ class PrivateSteps(Callback):
                 "first, or leave it out."
             )
         private.clip_and_accumulate()
-        private.add_noise()
+        self._add_noise(private.params)
         private.scale_grad()
         for parameter in private.params:
             parameter.grad_sample = parameter.summed_grad = None
+
+    def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Do what Opacus's ``add_noise`` does, with noise from the key in place of torch's generator."""
+        self._taken[self._client] += 1  # before there is any
+        sizes = [parameter.numel() for parameter in parameters]
+        drawn = self._stream("noise", self._step).normals(sum(sizes))
+        self._step += 1
+        drawn *= self._settings.noise_multiplier * self._settings.max_grad_norm
+        for parameter, noise in zip(parameters, torch.split(drawn, sizes), strict=True):
+            parameter.grad = parameter.summed_grad + noise.view_as(parameter).to(parameter.summed_grad)  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the module as it was."""

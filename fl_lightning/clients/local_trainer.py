@@ -19,6 +19,7 @@ from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.engines.stacked import StackedEngine
 from fl_lightning.clients.engines.stacked_fit import Assignment
 from fl_lightning.clients.engines.trainer import TrainerEngine
+from fl_lightning.clients.example_privacy import PrivateSteps
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.partial_work import PartialWork
@@ -26,6 +27,7 @@ from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import Turn
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.local_steps import control_change, control_correction
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
@@ -50,6 +52,7 @@ class LocalTrainer:
         memory: what clients keep over rounds.
         drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
         deadline: seconds that a client's training may take; None for any.
+        secret: of the noise and the coins where single examples are private.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class LocalTrainer:
         memory: ClientMemory | None = None,
         drop_single: bool = False,
         deadline: float | None = None,
+        secret: SecretKey | None = None,
     ) -> None:
         self.module, self.local, self._drop_single = module, local, drop_single
         self.engine: str = local.engine
@@ -74,7 +78,8 @@ class LocalTrainer:
         self.seed = seed
         self.memory = memory or ClientMemory()
         self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly)
-        self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline, local.privacy)
+        self.private = None if local.privacy is None else PrivateSteps(local.privacy, secret or SecretKey.draw())
+        self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline, self.private)
         self._engine: TrainerEngine | FabricEngine | None = None
         self._stacked: StackedEngine | None = None
         self._bytes = (0, 0)
@@ -121,7 +126,6 @@ class LocalTrainer:
             optimizer=self._session.optimizer,
             state=state.vector(),
             counters=state.counters(),
-            epsilon=None if self._session.private is None else self._session.private.spent(self.memory, client, steps),
         )
         self._session.end()
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
@@ -134,9 +138,6 @@ class LocalTrainer:
             final: whether what the client kept before is needed no more.
         """
         self.memory.remember(update.client, update.snapshot)
-        if update.epsilon is not None:
-            assert self._session.private is not None
-            self._session.private.remember(self.memory, update)
         if update.control is not None:
             self.memory.change_control(update.client, update.control, in_place=final)
 
@@ -245,10 +246,10 @@ class LocalTrainer:
         key = self._key(turn.client, round_idx, turn.period)
         with isolated_rng(derive_seed(*key, "training"), self.device):
             shuffle = derive_seed(*key, "shuffle")
-            private = self._session.private
-            examples = data.client(turn.client, shuffle, self.local.full_batch, self._drop_single, private is not None)
+            private, full_batch, poisson = self._session.private, self.local.full_batch, None
             if private is not None:
-                private.begin(examples.train_dataloader().batch_sampler)
+                poisson = private.begin(data.holdings, full_batch, round_idx, turn.client, turn.period)
+            examples = data.client(turn.client, shuffle, full_batch, self._drop_single, poisson)
             return self._engine.fit(self.module, examples, turn.epochs)
 
     def _correction(self, client: int, control: Tensor) -> Tensor:
@@ -282,7 +283,7 @@ class LocalTrainer:
         """
         other = copy.copy(self)
         other.local = replace(self.local, proximal_mu=0.0, partial_work=PartialWork(), privacy=None, **changes)
-        other.engine = changes.get("engine", self.engine)
+        other.engine, other.private = changes.get("engine", self.engine), None
         other.memory = ClientMemory()
         other._session = ClientSession(0.0, self.local.lr_decay)
         other._engine = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -98,6 +99,20 @@ class LocalTraining:
         require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
         threads = self.threads
         require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
+
+    def steps(self, batches: int, epochs: int | None = None) -> int:
+        """Return the optimizer steps of a fit that nothing ends early.
+
+        Args:
+            batches: of a whole epoch.
+            epochs: fewer local epochs than ``max_epochs``; None for these.
+        """
+        limit = self.limit_train_batches
+        used = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        most = self.max_steps if self.max_steps > 0 else math.inf
+        local = self.max_epochs if self.max_epochs > 0 else math.inf
+        planned = min(math.ceil(used / self.accumulate_grad_batches) * (local if epochs is None else min(epochs, local)), most)
+        return int(planned)
 
 
 # Flags of the outer Trainer that would act on the round instead of on the clients' batches, and be lost silently.

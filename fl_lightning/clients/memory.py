@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_lightning.types import Snapshot
 
 Kept = dict[str, Tensor]
-"""By name: ``control``, ``vector``, ``counters``, ``score``, ``steps``, ``rate``, ``epsilon``, and those of drawers."""
+"""By name: ``control``, ``vector``, ``counters``, ``score``, and those of drawers."""
 
 
 class ClientMemory:
@@ -67,24 +67,6 @@ class ClientMemory:
     def remember_score(self, client: int, score: float) -> None:
         """Keep a score for rounds in which nothing is measured."""
         self.put(client, score=torch.tensor(score, dtype=torch.float64))
-
-    def steps(self, client: int) -> int:
-        """Optimizer steps of a client in all rounds, where they are kept."""
-        return int(self._kept.get(client, {}).get("steps", 0))
-
-    def rate(self, client: int) -> float:
-        """The highest rate at which those have drawn examples; 0 where none is kept."""
-        return float(self._kept.get(client, {}).get("rate", 0.0))
-
-    def remember_steps(self, client: int, steps: int, rate: float, epsilon: float) -> None:
-        """Add steps at a rate, and keep what all have given away of an example."""
-        kept = {"steps": self.steps(client) + steps, "rate": max(rate, self.rate(client)), "epsilon": epsilon}
-        self.put(client, **{name: torch.tensor(value, dtype=torch.float64) for name, value in kept.items()})
-
-    def epsilon(self) -> float | None:
-        """The highest of all clients; None where none is kept."""
-        kept = [float(own["epsilon"]) for own in self._kept.values() if "epsilon" in own]
-        return max(kept, default=None)
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
         """What the client keeps under names that begin with a prefix: reads and writes through."""

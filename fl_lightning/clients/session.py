@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.clients.example_privacy import ExamplePrivacy, PrivateSteps
+from fl_lightning.clients.example_privacy import PrivateSteps
 from fl_lightning.clients.sgd_rules import describe, follow, overflowed, require_plain_sgd, sgd_settings
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
@@ -31,21 +31,20 @@ class ClientSession(Callback):
         proximal_mu: FedProx's mu, >= 0.
         lr_decay: factor on the learning rates per round.
         deadline: seconds that a fit may take, looked at between steps; None for any.
-        privacy: of single examples; None without.
+        private: makes steps private; None without.
 
     Attributes:
         optimizer: the client's optimizer in words.
         skipped: steps that gradient scaling has left out, since gradients were not finite.
-        private: what makes steps private, where they are.
     """
 
     def __init__(
-        self, proximal_mu: float, lr_decay: float, deadline: float | None = None, privacy: ExamplePrivacy | None = None
+        self, proximal_mu: float, lr_decay: float, deadline: float | None = None, private: PrivateSteps | None = None
     ) -> None:
         self.proximal_mu = proximal_mu
         self.lr_decay = lr_decay
         self.deadline = deadline
-        self.private = None if privacy is None else PrivateSteps(privacy)
+        self.private = private
         self.server: ModelState | None = None
         self.round_idx = 0
         self.optimizer = ""

@@ -19,6 +19,7 @@ from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
+from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.triggered_loader import TriggeredLoader
@@ -209,7 +210,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     # ---------------------------------------------------------------- loaders
 
     def client(
-        self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: bool = False
+        self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
     ) -> LightningDataModule:
         """The data of one client for an inner Trainer.
 
@@ -218,7 +219,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             seed: fixes the order of its examples, and which of them are repeated.
             full_batch: all examples in one batch.
             drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
-            poisson: draw each batch's examples by coins; see :class:`PoissonBatches`.
+            poisson: its batches where they are drawn by coins; see :meth:`Holdings.poisson_batches`.
         """
         loader = self.holdings.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)

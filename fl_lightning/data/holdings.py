@@ -18,6 +18,7 @@ from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
 from fl_lightning.data.placement import free_memory, placed
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader, close_all
 from fl_lightning.errors import DataError
@@ -166,7 +167,17 @@ class Holdings:
         stamped = self._stamped(client, part)
         return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
 
-    def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: bool = False) -> Any:
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return batches of a client's training part, the public share included, that are drawn by coins."""
+        public = self.division.public
+        size = self.division.training[client].numel() + public.numel()
+        batch_size = size if full_batch else self.source.batch_size
+        assert batch_size is not None
+        return PoissonBatches(size, batch_size, coins)
+
+    def training_loader(
+        self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
+    ) -> Any:
         """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
         whole, indices, public = self._dataset, self.division.training[client], self.division.public
         changes = self._changes(client, "training")
@@ -184,8 +195,8 @@ class Holdings:
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
-        if poisson:
-            return poisson_loader(self.source, indices, order, dataset, size)
+        if poisson is not None:
+            return poisson_loader(self.source, indices, order, dataset, poisson)
         return client_loader(
             self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
         )

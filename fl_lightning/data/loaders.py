@@ -112,13 +112,11 @@ def client_loader(
 
 
 def poisson_loader(
-    source: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batch_size: int | None
+    source: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batches: PoissonBatches
 ) -> Any:
-    """A loader like ``source`` whose batches are drawn by coins; see :class:`PoissonBatches`, its ``batch_sampler``."""
+    """A loader like ``source`` whose batches are drawn by coins."""
     dataset = source.dataset if dataset is None else dataset
-    size = source.batch_size if batch_size is None else batch_size
-    assert size is not None
-    batches = PoissonBatches(indices.numel(), size, order)
+    assert batches.size == indices.numel()
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
         return PoissonLoader(dataset.tensors, indices, batches)
     sampler: Any = batches

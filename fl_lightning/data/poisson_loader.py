@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+Coins = Callable[[int, int], Tensor]
+"""Of a batch's number, from 0, and a count: so many numbers of [0, 1), shape (count,). They are the same whenever asked for."""
 
 
 class PoissonBatches:
@@ -15,7 +18,7 @@ class PoissonBatches:
     Args:
         size: n, examples of a client.
         batch_size: B, how many a batch has on average; at most n.
-        generator: of the coins.
+        coins: an example is in a batch if its number is below the rate. The number of a batch goes on over iterations.
 
     Attributes:
         expected: B.
@@ -24,19 +27,20 @@ class PoissonBatches:
             same, since networks want one, and that must not count.
     """
 
-    def __init__(self, size: int, batch_size: int, generator: torch.Generator) -> None:
+    def __init__(self, size: int, batch_size: int, coins: Coins) -> None:
         self.expected = min(batch_size, size)
         self.rate = self.expected / size
         self.nobody: deque[bool] = deque()
-        self._size, self._generator = size, generator
+        self.size, self._coins, self._iterations = size, coins, 0
 
     def __len__(self) -> int:
-        return -(-self._size // self.expected)
+        return -(-self.size // self.expected)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.nobody.clear()  # of batches that were drawn ahead and never used
-        for _ in range(len(self)):
-            chosen = (torch.rand(self._size, generator=self._generator) < self.rate).nonzero().flatten().tolist()
+        first, self._iterations = self._iterations * len(self), self._iterations + 1
+        for number in range(first, first + len(self)):
+            chosen = (self._coins(number, self.size) < self.rate).nonzero().flatten().tolist()
             self.nobody.append(not chosen)
             yield chosen or [0]
 

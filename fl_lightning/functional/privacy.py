@@ -1,4 +1,4 @@
-"""What a run with noise gives away: (epsilon, delta) by the Rényi accountants of dp-accounting and Opacus."""
+"""What a run with noise gives away: (epsilon, delta) by the accountants of dp-accounting and Opacus."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from fl_lightning.errors import ConfigurationError
 
 _LEAST_NOISE = 1e-6
 """Below it nothing is private, and accountants divide by zero."""
+
+_LEAST_TOGETHER = 1e-3
+"""Below it epsilon is above two million."""
+
+_TAIL = 9.0
+"""Standard deviations beyond which a loss counts as infinite: a probability of 1e-19."""
+
+_LEAST_STEP, _MOST_STEPS = 1e-3, 20_000
+"""Of the grid of losses: rounding up to it costs less than 1 % of epsilon; finer would only take time."""
 
 _ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 256, 512, 1024]
 
@@ -37,50 +46,73 @@ def require_package(module: str, package: str, setting: str) -> None:
 
 
 def epsilon_of_clients(noise_multiplier: float, sampled: int, population: int, rounds: int, delta: float) -> float:
-    """Epsilon of a whole client against everybody who sees the models: of Gaussian sums over clients drawn without replacement.
+    """Return epsilon of a whole client against everybody who sees the models: Gaussian sums over clients drawn at random.
 
     Two federations are neighbours if one client's data are replaced by anything (the number of clients is public, and so is
-    the size of a cohort): one client then moves a sum of changes of norm C by up to 2 C (Wang et al. 2019, Theorem 27).
+    the size of a cohort): one client then moves a sum of changes of norm C by up to 2 C. Let delta_G be the privacy profile
+    of that Gaussian mechanism (Balle and Wang 2018, Theorem 8), and q = m / K. A round with a cohort of m of K clients, drawn
+    without replacement, has the profile ``q * delta_G(log(1 + (e^epsilon - 1) / q))`` at most, which one federation attains
+    (Balle, Barthe and Gaboardi 2018, amplification for replaced examples). The profile belongs to a pair of distributions
+    that dominates the round, and so its privacy losses add up over rounds (Zhu, Dong and Wang 2022). They are rounded up to
+    a grid (Doroshenko et al. 2022) and convolved by dp-accounting.
 
     Args:
         noise_multiplier: z > 0; the noise on the sum has the standard deviation z * C in each number.
         sampled: clients of a round, m.
         population: clients that they are drawn from, K >= m.
-        rounds: how many there were.
+        rounds: how many there were, repeated ones included.
         delta: in (0, 1).
 
     Returns:
-        Infinity where no bound can be had.
+        An upper bound; infinity where no bound can be had.
     """
-    from dp_accounting.rdp import compute_epsilon
-
     if not rounds:
         return 0.0
-    if noise_multiplier < _LEAST_NOISE:
+    together = noise_multiplier / math.sqrt(rounds)  # rounds of all clients are one with so much noise
+    if together < _LEAST_TOGETHER:
         return math.inf
-    return float(compute_epsilon(_ORDERS, rounds * _client_divergence(noise_multiplier, sampled, population), delta)[0])
+    everyone = _clients_losses(together, 1.0).get_epsilon_for_delta(delta)
+    if sampled >= population:
+        return float(everyone)
+    drawn = _clients_losses(noise_multiplier, sampled / population).self_compose(rounds).get_epsilon_for_delta(delta)
+    return float(min(everyone, drawn))  # both bounds hold
 
 
 @lru_cache(maxsize=64)
-def _client_divergence(noise_multiplier: float, sampled: int, population: int) -> Any:
-    """Rényi divergence of one round at each of the orders; half a second where clients are drawn."""
-    import dp_accounting
+def _clients_losses(noise_multiplier: float, share: float) -> Any:
+    """Return the privacy loss distribution of one round in which a share of the clients takes part."""
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    noisy = dp_accounting.GaussianDpEvent(noise_multiplier / 2)  # relative to 2 C
-    everyone = _divergence(noisy)
-    if sampled >= population:
-        return everyone
-    # Both bounds hold, by quasi-convexity; that of drawing is the worse one where most are drawn.
-    return np.minimum(everyone, _divergence(dp_accounting.SampledWithoutReplacementDpEvent(population, sampled, noisy)))
+    shift = 2 / noise_multiplier  # of the sum, in standard deviations of the noise
+    most = _loss_after_drawing(shift * shift / 2 + _TAIL * shift, share)
+    step = max(_LEAST_STEP, most / _MOST_STEPS)
+    count = math.ceil(most / step)
+    losses = np.arange(count + 1) * step
+    above = share * _gaussian_profile(_loss_before_drawing(losses, share), shift)
+    # Neighbours may change places, so that delta(-epsilon) = 1 - e^-epsilon + e^-epsilon delta(epsilon).
+    below = (-np.expm1(-losses) + np.exp(-losses) * above)[:0:-1]
+    profile = np.clip(np.concatenate([below, above]), 0.0, 1.0)
+    profile = np.maximum.accumulate(profile[::-1])[::-1]  # it falls, but for rounding: never to less than it is
+    return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(step, -count, count, profile))
 
 
-def _divergence(event: Any) -> Any:
-    import dp_accounting
-    from dp_accounting.rdp import RdpAccountant
+def _gaussian_profile(epsilon: Any, shift: float) -> Any:
+    """Return delta at each epsilon >= 0 of two normal distributions of variance 1 that lie ``shift`` apart."""
+    from scipy import special
 
-    accountant = RdpAccountant(_ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(event)
-    return accountant._rdp  # divergences of rounds add up, which no public name lets one use
+    nearer, farther = shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift
+    return np.maximum(special.ndtr(nearer) - np.exp(epsilon + special.log_ndtr(farther)), 0.0)
+
+
+def _loss_before_drawing(epsilon: Any, share: float) -> Any:
+    """Return ``log(1 + (e^epsilon - 1) / share)`` without overflow."""
+    return epsilon - math.log(share) + np.log1p((share - 1) * np.exp(-epsilon))
+
+
+def _loss_after_drawing(epsilon: float, share: float) -> float:
+    """Return the inverse, ``log(1 + share * (e^epsilon - 1))``."""
+    return epsilon + math.log(share + (1 - share) * math.exp(-epsilon))
 
 
 def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:

@@ -26,7 +26,12 @@ def cohort_size(num_clients: int, clients_per_round: int | float) -> int:
 
 
 def draw_cohort(
-    num_clients: int, clients_per_round: int | float, seed: int, round_idx: int, present: Sequence[int] | None = None
+    num_clients: int,
+    clients_per_round: int | float,
+    seed: int,
+    round_idx: int,
+    present: Sequence[int] | None = None,
+    order: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """The clients of a round, ascending, uniformly without replacement; depends on (seed, round_idx) alone.
 
@@ -36,12 +41,14 @@ def draw_cohort(
         seed: of the federation.
         round_idx: from 0.
         present: those who are there; all of them come where they are fewer than the round asks for.
+        order: all clients in the order in which they are taken; None draws it.
     """
     size = cohort_size(num_clients, clients_per_round)
     there = range(num_clients) if present is None else present
     if size >= len(there):
         return tuple(there)
-    order: list[int] = torch.randperm(num_clients, generator=generator(seed, round_idx, "cohort")).tolist()
+    if order is None:
+        order = torch.randperm(num_clients, generator=generator(seed, round_idx, "cohort")).tolist()
     if len(there) < num_clients:
         known = set(there)
         order = [client for client in order if client in known]

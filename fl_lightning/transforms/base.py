@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.keyed_noise import KeyedStream
+
 
 @dataclass(frozen=True)
 class Message:
@@ -45,14 +47,16 @@ class Sender:
     Attributes:
         client: its id.
         round_idx: from 0.
-        draw: random numbers of this client, round and transform, on the CPU.
+        draw: random numbers of this client, round and transform, on the CPU. They follow from the federation's seed.
         kept: what the client keeps over rounds for this transform, by name; what is put there outlives checkpoints.
+        secret: random numbers as ``draw`` gives them, from a key that is in no file: for noise that must hide something.
     """
 
     client: int
     round_idx: int
     draw: torch.Generator
     kept: MutableMapping[str, Tensor]
+    secret: KeyedStream
 
 
 class Transform(ABC):
@@ -70,14 +74,15 @@ class Transform(ABC):
             sender: who sends it.
         """
 
-    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator) -> Tensor:
+    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator, secret: KeyedStream) -> Tensor:
         """What the server makes of the round's average, the same on every rank; it leaves it as it is by default.
 
         Args:
             change: ``average - w_t`` of the parameters, float64, shape (p,).
             received: how many updates it is of.
             expected: of how many clients, those included that failed.
-            draw: random numbers of this round and transform, on the CPU.
+            draw: random numbers of this round and transform, on the CPU. They follow from the federation's seed.
+            secret: random numbers of the same, from a key that is in no file: for noise that must hide something.
         """
         return change
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
+from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
+from fl_lightning.functional.spending import Spending
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
 
 _NAME = "federation.transforms."
-_KEPT = "messages"
 
 
 class ClientPrivacy(ClipUpdate):
@@ -28,8 +28,8 @@ class ClientPrivacy(ClipUpdate):
     change before it is sent, for any strategy: the model that the server sees is private already, and the average of m is
     sqrt(m) times as noisy as above.
 
-    ``federation/epsilon_of_clients`` is what the rounds so far have given away; see
-    :func:`~fl_lightning.functional.epsilon_of_clients`. Without trust in the server no client is hidden by being drawn or
+    ``federation/epsilon_of_clients`` is what the run has given away so far, rounds that were repeated after a kill included;
+    see :func:`~fl_lightning.functional.epsilon_of_clients`. Without trust in the server no client is hidden by being drawn or
     not: there it is that of the client that has sent most often.
 
     Args:
@@ -37,10 +37,17 @@ class ClientPrivacy(ClipUpdate):
         noise_multiplier: z > 0.
         noise: who adds it.
         delta: in (0, 1); below 1 / number of clients.
+        noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number they follow from it
+            and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
     """
 
     def __init__(
-        self, max_norm: float, noise_multiplier: float, noise: Literal["central", "local"] = "central", delta: float = 1e-5
+        self,
+        max_norm: float,
+        noise_multiplier: float,
+        noise: Literal["central", "local"] = "central",
+        delta: float = 1e-5,
+        noise_seed: int | None = None,
     ) -> None:
         super().__init__(max_norm)
         positive = 0 < noise_multiplier < math.inf
@@ -51,6 +58,7 @@ class ClientPrivacy(ClipUpdate):
         self.noise_multiplier = noise_multiplier
         self.noise = noise
         self.delta = delta
+        self.noise_seed = noise_seed
 
     def apply(self, message: Message, sender: Sender) -> Message:
         """See :meth:`Transform.apply`; with noise of its own a message is dense, in float32 at least.
@@ -61,23 +69,24 @@ class ClientPrivacy(ClipUpdate):
         clipped = super().apply(message if whole else replace(message, change=torch.zeros_like(message.change)), sender)
         if self.noise == "central":
             return clipped
-        sender.kept[_KEPT] = sender.kept.get(_KEPT, torch.zeros((), dtype=torch.int64)) + 1
-        noisy = self._noisy(clipped.change, 1, sender.draw)
+        noisy = self._noisy(clipped.change, 1, sender.secret)
         return replace(clipped, change=noisy, bits=max(32, clipped.bits), positions=None, overhead=0)
 
-    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator) -> Tensor:
+    def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator, secret: KeyedStream) -> Tensor:
         """See :meth:`Transform.receive`."""
-        return change if self.noise == "local" else self._noisy(change * (received / expected), expected, draw)
+        return change if self.noise == "local" else self._noisy(change * (received / expected), expected, secret)
 
-    def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """See :meth:`Transform.figures`."""
+    def epsilon(self, spending: Spending, population: int) -> float:
+        """Return what a run has given away of a client.
+
+        Args:
+            spending: what the run has released.
+            population: all clients of the federation.
+        """
         if self.noise == "central":
-            spent = epsilon_of_clients(self.noise_multiplier, drawn, len(kept), rounds, self.delta)
-        else:
-            most = max((int(own[_KEPT]) for own in kept if _KEPT in own), default=0)
-            spent = epsilon_of_clients(self.noise_multiplier, 1, 1, most, self.delta)
-        return {"epsilon_of_clients": spent}
+            return epsilon_of_clients(self.noise_multiplier, spending.drawn, population, spending.sums, self.delta)
+        return epsilon_of_clients(self.noise_multiplier, 1, 1, max(spending.sent.values(), default=0), self.delta)
 
-    def _noisy(self, change: Tensor, count: int, draw: torch.Generator) -> Tensor:
-        noise = torch.randn(change.shape, generator=draw, dtype=torch.float64)
-        return change + noise.to(change.device) * (self.noise_multiplier * self.max_norm / count)
+    def _noisy(self, change: Tensor, count: int, secret: KeyedStream) -> Tensor:
+        noise = secret.normals(change.numel()).to(change.device)
+        return change + noise * (self.noise_multiplier * self.max_norm / count)

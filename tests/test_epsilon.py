@@ -1,0 +1,142 @@
+"""Epsilon against closed forms and against other accountants: never too small, and near them."""
+
+from __future__ import annotations
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opacus.accountants import PRVAccountant
+from scipy import optimize, stats
+
+from fl_lightning.functional import epsilon_of_clients, epsilon_of_examples
+
+REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
+
+
+def gaussian_epsilon(sigma, delta):
+    """Of one Gaussian mechanism of noise ``sigma`` times the sensitivity, exactly (Balle and Wang 2018, Theorem 8)."""
+
+    def excess(epsilon):
+        low, high = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
+        return stats.norm.cdf(low) - math.exp(epsilon + stats.norm.logcdf(high)) - delta
+
+    return optimize.brentq(excess, 0, 1 / sigma**2 + 20 / sigma) if excess(0) > 0 else 0.0
+
+
+def attained(z, sampled, population, rounds, delta):
+    """Epsilon of two federations, by Opacus's accountant (Gopi et al. 2021), and its error.
+
+    All other clients change by -C, one by C or by -C: the sums are those of a Gaussian mechanism on a Poisson sample, of
+    noise z / 2 in units of the distance 2 C. No bound that holds may be lower.
+    """
+    accountant = PRVAccountant()
+    accountant.history = [(z / 2, sampled / population, rounds)]
+    privacy_losses = accountant._get_dprv(eps_error=0.01, delta_error=delta / 1000)
+    low, _, high = privacy_losses.compute_epsilon(delta, delta / 1000, 0.01)
+    return low, high
+
+
+def renyi(z, sampled, population, rounds, delta):
+    """The bound of Wang et al. (2019), Theorem 27."""
+    accountant = RdpAccountant(neighboring_relation=REPLACE)
+    noisy = dp_accounting.GaussianDpEvent(z / 2)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(population, sampled, noisy), rounds)
+    return accountant.get_epsilon(delta)
+
+
+# ---------------------------------------------------------------- clients
+
+
+@pytest.mark.parametrize(("z", "rounds"), [(4.0, 1), (8.0, 10), (20.0, 100), (2.0, 3), (0.1, 30), (0.01, 1)])
+def test_all_clients_cost_what_gaussians_cost(z, rounds):
+    """Gaussians compose to one of sqrt(rounds) less noise; replacing a client moves by 2 C."""
+    exact = gaussian_epsilon(z / 2 / math.sqrt(rounds), 1e-5)
+    bound = epsilon_of_clients(z, 7, 7, rounds, 1e-5)
+    assert exact * (1 - 1e-9) <= bound <= exact * 1.001
+
+
+@pytest.mark.parametrize("z", [0.5, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize(("sampled", "population"), [(1, 1000), (5, 50), (9, 10)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-6])
+def test_one_round_of_drawn_clients(z, sampled, population, delta):
+    """Exactly: delta is q times that of the mechanism, at log(1 + (e^epsilon - 1) / q)."""
+    q = sampled / population
+    exact = math.log1p(q * math.expm1(gaussian_epsilon(z / 2, delta / q))) if delta < q else 0.0
+    bound = epsilon_of_clients(z, sampled, population, 1, delta)
+    assert exact * (1 - 1e-9) <= bound <= exact * 1.001 + 2e-3
+
+
+@pytest.mark.parametrize("z", [1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize(("sampled", "population", "rounds"), [(1, 100, 100), (10, 100, 10), (50, 100, 30), (90, 100, 100)])
+def test_rounds_of_drawn_clients_against_other_accountants(z, sampled, population, rounds):
+    """Not below what two federations attain, at most an eighth above, and less than by Rényi's divergence."""
+    setting = (z, sampled, population, rounds, 1e-5)
+    low, high = attained(*setting)
+    bound = epsilon_of_clients(*setting)
+    assert low <= bound <= 1.125 * high + 0.01
+    assert bound < renyi(*setting) / 1.25
+
+
+def test_losses_of_both_directions_add_up_by_hand():
+    """Three rounds: the privacy losses of a pair with the round's profile, on a grid of my own, convolved one by one."""
+    z, q, rounds, delta, step = 3.0, 0.2, 3, 1e-4, 2e-3
+    shift, grid = 2 / z, np.arange(-4000, 4001) * 2e-3
+
+    def profile(epsilon):
+        base = np.log1p(np.expm1(np.maximum(epsilon, 0)) / q)
+        return q * (stats.norm.cdf(shift / 2 - base / shift) - np.exp(base) * stats.norm.cdf(-shift / 2 - base / shift))
+
+    both = np.where(grid >= 0, profile(grid), 1 - np.exp(grid) + np.exp(grid) * profile(-grid))
+    # delta'' + delta' is the density of the losses under the upper distribution; here by differences, rounded up
+    mass = np.diff(np.diff(both)) / step**2 - np.diff(both)[1:] / step
+    mass = np.maximum(mass, 0) * step
+    assert mass.sum() == pytest.approx(1, abs=1e-3)
+    losses, total = grid[1:-1], mass
+    for _ in range(rounds - 1):
+        total = np.convolve(total, mass)
+    losses = rounds * losses[0] + np.arange(len(total)) * step
+
+    def excess(epsilon):
+        above = losses > epsilon
+        return (total[above] * -np.expm1(epsilon - losses[above])).sum() - delta
+
+    by_hand = optimize.brentq(excess, 0, 20)
+    assert epsilon_of_clients(z, 20, 100, rounds, delta) == pytest.approx(by_hand, rel=0.02)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(1, 20), st.integers(1, 30), st.integers(1, 30), st.integers(1, 50))
+def test_drawing_clients_costs_less_and_rounds_cost_more(z, sampled, others, rounds):
+    population = sampled + others
+    spent = epsilon_of_clients(z, sampled, population, rounds, 1e-5)
+    assert 0 < spent <= epsilon_of_clients(z, population, population, rounds, 1e-5) * (1 + 1e-9)
+    assert spent <= epsilon_of_clients(z, sampled, population, rounds + 1, 1e-5)
+    assert epsilon_of_clients(z, sampled, population, 0, 1e-5) == 0
+
+
+def test_without_noise_there_is_no_bound():
+    assert epsilon_of_clients(1e-5, 3, 10, 30, 1e-4) == math.inf
+    assert epsilon_of_clients(1e-9, 10, 10, 1, 1e-4) == math.inf
+    assert epsilon_of_clients(0.01, 3, 10, 30, 1e-4) > 1e5
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize(("sigma", "steps"), [(2.0, 4), (5.0, 30)])
+def test_epsilon_of_examples_is_near_the_exact_one(sigma, steps):
+    exact = gaussian_epsilon(sigma / math.sqrt(steps), 1e-5)
+    assert exact <= epsilon_of_examples(sigma, 1.0, steps, 1e-5) <= 1.25 * exact
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.01, 1000), (0.7, 0.1, 50), (3.0, 0.5, 20)])
+def test_epsilon_of_examples_is_another_librarys(sigma, rate, steps):
+    accountant = RdpAccountant()
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma))
+    accountant.compose(event, steps)
+    assert epsilon_of_examples(sigma, rate, steps, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.03)

@@ -1,0 +1,120 @@
+"""Random numbers from a key: by hand from hashlib, their distribution, and who can repeat them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import shake
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fl_lightning.functional.keyed_noise import SecretKey, encode
+
+KEY = bytes(range(32))
+FIELDS = (3, 5, 7, 1, "noise")
+
+
+def stream(key=KEY, purpose="noise", round_idx=3, client=5, step=7, attempt=1):
+    return SecretKey(key).stream(purpose, round_idx, client, step, attempt)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 2**16, 2**16 + 3, 2**17 + 2])
+def test_numbers_by_hand(count):
+    drawn = stream()
+    np.testing.assert_array_equal(drawn.uniforms(count).numpy(), shake.uniforms(count, KEY, *FIELDS))
+    np.testing.assert_allclose(drawn.normals(count).numpy(), shake.normals(count, KEY, *FIELDS, call=1), rtol=0, atol=1e-13)
+
+
+def test_an_order_by_hand():
+    words = [word for block in shake.words(50, 0, KEY, *FIELDS) for word in block]
+    assert stream().permutation(50) == sorted(range(50), key=words.__getitem__)
+    assert stream().permutation(0) == []
+    assert stream().integer() == words_of_one() >> 1
+
+
+def words_of_one():
+    return shake.words(1, 0, KEY, *FIELDS)[0][0]
+
+
+def test_normals_are_normal():
+    drawn = stream().normals(400_000).numpy()
+    assert stats.kstest(drawn, "norm").pvalue > 1e-3
+    assert stats.kstest(drawn[:1000], "norm").pvalue > 1e-3
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        spread = np.sqrt(stats.norm.moment(2 * power) / len(drawn))
+        assert abs(np.mean(drawn**power) - moment) < 5 * spread
+    halves = drawn[: 2**15], drawn[2**15 : 2**16]  # one radius gave both
+    assert abs(stats.pearsonr(*halves).statistic) < 5 / 2**7.5
+    assert abs(stats.pearsonr(*(h**2 for h in halves)).statistic) < 5 / 2**7.5
+
+
+def test_uniforms_are_uniform():
+    drawn = stream().uniforms(200_000).numpy()
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-3
+    assert 0 <= drawn.min() < drawn.max() < 1
+
+
+def test_orders_are_uniform():
+    counts = {}
+    for round_idx in range(6000):
+        order = tuple(stream(round_idx=round_idx).permutation(3))
+        counts[order] = counts.get(order, 0) + 1
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+    assert len(counts) == 6
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": bytes(range(1, 33))},
+        {"purpose": "coins"},
+        {"round_idx": 4},
+        {"client": 6},
+        {"step": 8},
+        {"attempt": 2},
+        {"round_idx": 5, "client": 3},  # the same digits
+        {"round_idx": 35, "client": 7, "step": 1},
+    ],
+)
+def test_every_field_gives_other_numbers(other):
+    one, two = stream().normals(2000), stream(**other).normals(2000)
+    assert abs(stats.pearsonr(one.numpy(), two.numpy()).statistic) < 0.1
+    assert torch.equal(one, stream().normals(2000))
+
+
+def test_a_second_call_gives_new_numbers():
+    drawn = stream()
+    first, second = drawn.normals(1000), drawn.normals(1000)
+    assert not (first == second).any()
+
+
+@given(st.lists(st.one_of(st.integers(), st.text(), st.binary()), max_size=4), st.lists(st.text(), max_size=4))
+def test_fields_are_told_apart(one, other):
+    assert (encode(*one) == encode(*other)) == (one == other)
+
+
+def test_a_key_is_32_random_bytes():
+    drawn = {SecretKey.draw().reveal() for _ in range(100)}
+    assert len(drawn) == 100
+    assert {len(key) for key in drawn} == {32}
+    with pytest.raises(ValueError, match="A key has 32 bytes, not 31"):
+        SecretKey(bytes(31))
+
+
+def test_a_key_gets_into_no_file():
+    secret = SecretKey(KEY)
+    with pytest.raises(TypeError, match="must not be in any file"):
+        pickle.dumps({"state": secret})
+    assert copy.deepcopy([secret])[0] is secret
+    assert copy.copy(secret) is secret
+    assert repr(secret) == "SecretKey(...)"
+
+
+def test_a_seed_gives_its_key():
+    assert SecretKey.from_seed(7, 0).reveal() == shake.key_of(7)
+    assert len({SecretKey.from_seed(*seeds).reveal() for seeds in ((7, 0), (0, 7), (7, 1), (70,), (7,))}) == 5
