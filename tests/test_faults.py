@@ -7,6 +7,7 @@ import csv
 import math
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fl_lightning import (
     Transform,
 )
 from fl_lightning.callbacks.drawing import Drawing
+from fl_lightning.clients import availability as availability_module
 from fl_lightning.clients.faults import check_update
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
@@ -390,7 +392,7 @@ def test_a_slow_client_does_the_first_steps_of_a_fast_one(engine):
 @given(st.integers(1, 60), st.floats(0.05, 1), st.floats(0.05, 1), st.integers(0, 99), st.integers(0, 20))
 def test_who_is_there(clients, leave, back, seed, round_idx):
     availability = Availability(leave=leave, come_back=back, drop_out=0.3)
-    there = availability.present(clients, seed, round_idx)
+    there = next(islice(availability.present(clients, seed), round_idx, None))
     assert there == sorted(set(there))
     assert set(there) <= set(range(clients))
     assert round_idx or len(there) == clients
@@ -400,9 +402,22 @@ def test_who_is_there(clients, leave, back, seed, round_idx):
     assert availability.dropped_out(cohort, seed, round_idx) <= set(cohort)
 
 
+def test_a_round_draws_who_comes_and_goes_once(monkeypatch):
+    """However many rounds came before; also where rounds are left out, and from the beginning again."""
+    draws = []
+    draw = availability_module.generator
+    monkeypatch.setattr(availability_module, "generator", lambda *key: draws.append(key) or draw(*key))
+    rules = (0.5, LocalTraining(), Availability(leave=0.2, come_back=0.4), Faults(), 3)
+    drawing = Drawing(30, *rules)
+    found = [drawing.round(round_idx).clients for round_idx in range(50)]
+    assert len([key for key in draws if key[-1] == "coming and going"]) == 49
+    assert [Drawing(30, *rules).round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
+    assert drawing.round(12).clients == found[12]
+
+
 def test_shares_in_the_long_run():
     availability = Availability(leave=0.1, come_back=0.3, drop_out=0.3, slow=0.25)
-    there = [len(availability.present(100, seed, 60)) for seed in range(40)]
+    there = [len(next(islice(availability.present(100, seed), 60, None))) for seed in range(40)]
     assert sum(there) / 4000 == pytest.approx(0.3 / 0.4, abs=0.02)
     lost = [len(availability.dropped_out(range(100), 0, r)) for r in range(100)]
     assert sum(lost) / 10_000 == pytest.approx(0.3, abs=0.02)

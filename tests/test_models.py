@@ -260,7 +260,7 @@ def test_features_that_take_too_much_memory_are_not_kept(caplog):
     data = FederatedDataModule(Pictures(batch_size=7), DirichletPartitioner(3, 5.0, min_examples=5))
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         trainer(1, FederatedOrchestrator(), FeatureCache(memory_limit=1e-6)).fit(task(), data)
-    assert "those of 90 images take 0.0 GB, above 'feature_cache.memory_limit' 1e-06" in caplog.text
+    assert "those of 90 images take 0.0 GiB, above 'feature_cache.memory_limit' 1e-06" in caplog.text
     with pytest.raises(ConfigurationError, match=r"'feature_cache.memory_limit' must be 0 or above"):
         FeatureCache(memory_limit=-1)
 

@@ -78,5 +78,5 @@ def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
 
 
 def test_a_share_outside_its_range_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'data\.device_memory' must be from 0 to 1"):
-        federate(Plain(), 1, data=FederatedDataModule(Blobs(), Consecutive(), device_memory=2))
+    with pytest.raises(ConfigurationError, match=r"'data\.memory_limit' must be 0 or above, in GiB, or null"):
+        federate(Plain(), 1, data=FederatedDataModule(Blobs(), Consecutive(), memory_limit=-1))

@@ -256,7 +256,7 @@ STAYS: dict[str, tuple[Run, Run, str]] = {
 FREE: dict[str, tuple[Run, Run]] = {
     "engine with the same bits": ({}, local(engine="fabric")),
     "faults": ({}, {"faults": Faults("skip", retries=1)}),
-    "memory": ({}, {"updates_in_memory": 0.5}),
+    "memory": ({}, {"memory_limit": 0.5}),
     "logger": ({}, {"flags": {"logger": True}}),
     "the same optimizer by other code": (
         {"module": ClassificationTask(Plain().net, 3, optimizer=functools.partial(torch.optim.SGD, lr=0.1))},

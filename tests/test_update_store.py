@@ -78,7 +78,7 @@ def test_a_federation_on_disk_is_the_one_in_memory(tmp_path, strategy, kept):
     for limit, files in ((4.0, 0), (0.0, 9)):
         torch.manual_seed(3)
         module = Plain()
-        federate(module, 3, strategy=strategy(), updates_in_memory=limit, flags={"default_root_dir": tmp_path})
+        federate(module, 3, strategy=strategy(), memory_limit=limit, flags={"default_root_dir": tmp_path})
         finals.append(weights(module))
         assert len(kept) == files
     assert same_bits(*finals)
@@ -94,7 +94,7 @@ class Fails(FederationCallback):
 
 def test_files_do_not_outlive_an_error(tmp_path, kept):
     with pytest.raises(ZeroDivisionError):
-        federate(Plain(), 2, Fails(), strategy=FedMedian(), updates_in_memory=0, flags={"default_root_dir": tmp_path})
+        federate(Plain(), 2, Fails(), strategy=FedMedian(), memory_limit=0, flags={"default_root_dir": tmp_path})
     assert kept
     assert not (tmp_path / "updates").exists()
 
@@ -110,5 +110,5 @@ def test_two_runs_in_one_folder_keep_apart(tmp_path):
 
 
 def test_a_negative_limit_is_refused():
-    with pytest.raises(ConfigurationError, match=r"'federation.updates_in_memory' must be 0 or above, in GiB"):
-        FederatedOrchestrator(updates_in_memory=-1)
+    with pytest.raises(ConfigurationError, match=r"'federation.memory_limit' must be 0 or above, in GiB"):
+        FederatedOrchestrator(memory_limit=-1)

@@ -32,7 +32,7 @@ class Arrivals:
         self._kept: list[ClientUpdate] = []
         self._store: UpdateStore | None = None
         needed = len(draw.clients) * federation.server.nbytes(upward=True)
-        if isinstance(self._strategy, JointStrategy) and needed > federation.updates_in_memory:
+        if isinstance(self._strategy, JointStrategy) and needed > federation.memory_limit:
             self._store = UpdateStore(Path(trainer.default_root_dir) / "updates", trainer.global_rank)
         secure = federation.secure_aggregation
         everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # stragglers, too, who may be dropped

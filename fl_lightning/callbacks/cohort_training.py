@@ -14,6 +14,7 @@ from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.engines.choice import choose
 from fl_lightning.clients.faults import check_update, describe, is_clients_fault
+from fl_lightning.clients.stored_state import Kept, StoredState
 from fl_lightning.clients.turn import Turn
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.scheduling import balanced_shares
@@ -39,7 +40,7 @@ class CohortTraining:
         self.turns: list[tuple[int, int, int, int]] = []
         self.failures: list[ClientFailure] = []
         self._pulled: Mapping[int, Pull] = {}
-        self._before: dict[int, dict[str, Tensor]] = {}  # what clients kept before this round's update
+        self._before: dict[int, Kept | StoredState] = {}  # what clients kept before this round's update
 
     def train(
         self,
@@ -207,6 +208,6 @@ class CohortTraining:
         parts = self._federation
         check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
         if parts.faults.skips:
-            self._before[update.client] = dict(parts.local.memory.kept(update.client))
+            self._before[update.client] = parts.local.memory.entry(update.client)
         parts.local.accept(update, final=not parts.faults.skips)
         return replace(update, global_score=before)

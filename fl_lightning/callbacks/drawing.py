@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.faults import Faults
@@ -58,8 +59,19 @@ class Drawing:
     ) -> None:
         self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
         self._availability, self._faults, self._secret = availability, faults, secret
+        self._rounds, self._next_round = availability.present(num_clients, seed), 0
         slow = availability.slow_clients(num_clients, seed)
         self._slowness = dict.fromkeys(slow, availability.slowness)
+
+    def _present(self, round_idx: int) -> list[int]:
+        """Return who is there: a step on from the round before, all steps only in a resumed run's first round."""
+        if not self._availability.leave:
+            return list(range(self._num_clients))
+        if round_idx < self._next_round:
+            self._rounds, self._next_round = self._availability.present(self._num_clients, self._seed), 0
+        there = next(islice(self._rounds, round_idx - self._next_round, None))
+        self._next_round = round_idx + 1
+        return there
 
     def round(self, round_idx: int) -> Draw:
         """The draw of a round.
@@ -67,7 +79,7 @@ class Drawing:
         Raises:
             ClientError: if fewer clients are left than the round needs.
         """
-        there = self._availability.present(self._num_clients, self._seed, round_idx)
+        there = self._present(round_idx)
         order, seed = None, self._seed
         if self._secret is not None:
             order = self._secret.stream("cohort", round_idx).permutation(self._num_clients)

@@ -165,6 +165,7 @@ def share_memory(trainer: Trainer, memory: ClientMemory) -> dict[str, float]:
     Returns:
         On several ranks ``waiting_seconds``, what a rank has lost in the round on average by waiting for the others.
     """
+    memory.settle({client: size for sizes in gather(trainer, memory.sizes()) for client, size in sizes.items()})
     changes = memory.changes()
     if trainer.world_size == 1:
         return {}

@@ -27,11 +27,11 @@ class FeatureCache(Callback):
 
     Args:
         enabled: whether it does.
-        memory_limit: gigabytes (1e9 bytes) that the features of all images may take.
+        memory_limit: GiB that the features of all images may take.
     """
 
     def __init__(self, enabled: bool = True, memory_limit: float = 8.0) -> None:
-        require(memory_limit >= 0, "feature_cache.memory_limit", "0 or above", memory_limit)
+        require(memory_limit >= 0, "feature_cache.memory_limit", "0 or above, in GiB", memory_limit)
         self.enabled = enabled
         self.memory_limit = memory_limit
         self._data: Any = None
@@ -56,10 +56,10 @@ class FeatureCache(Callback):
 
     def _too_large(self, network: FrozenBackbone, images: ImageDataModule, device: torch.device) -> str:
         one, examples = images.first_images(1), images.num_images
-        size = _computer(network, device)(one).numel() * examples * 4 / 1e9
+        size = _computer(network, device)(one).numel() * examples * 4 / 2**30
         if size <= self.memory_limit:
             return ""
-        return f"those of {examples} images take {size:.1f} GB, above 'feature_cache.memory_limit' {self.memory_limit}"
+        return f"those of {examples} images take {size:.1f} GiB, above 'feature_cache.memory_limit' {self.memory_limit}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the images back."""

@@ -38,7 +38,7 @@ class Federation:
         transforms: of what clients send, in their order.
         faults: what happens where a client fails.
         secure_aggregation: masks what clients send; None without.
-        updates_in_memory: bytes of models that a strategy which needs all of a round may hold in memory.
+        memory_limit: bytes of models that a strategy which needs all of a round may hold in memory.
         privacy: the key of the noise, and the account of what is released.
     """
 
@@ -53,7 +53,7 @@ class Federation:
     transforms: Sequence[Transform] = ()
     faults: Faults = field(default_factory=Faults)
     secure_aggregation: SecureAggregation | None = None
-    updates_in_memory: float = math.inf
+    memory_limit: float = math.inf
     privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
 
     @property
@@ -84,8 +84,8 @@ class Federation:
         control = self.strategy.control
         own = {"vector": self.size, "control": self.server.num_parameters}
         stale = control is not None and control.numel() != own["control"]
-        for name, vector in self.local.memory.vectors():
-            stale = stale or vector.numel() in outdated or vector.numel() != own.get(name, vector.numel())
+        for name, length in self.local.memory.vectors():
+            stale = stale or length in outdated or length != own.get(name, length)
         if stale:
             raise ConfigurationError(
                 f"What is trained has changed in round {self.trainer.current_epoch}, and control variates, error feedback or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from fl_lightning.callbacks.checkpoint_io import lock_checkpoints, use_safe_checkpoints
 from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
 from fl_lightning.callbacks.client_evaluation import ClientEvaluator
+from fl_lightning.callbacks.client_files import sweep_client_files
 from fl_lightning.callbacks.compatibility import (
     check_batch_norm,
     check_cohort,
@@ -82,8 +84,10 @@ class FederatedOrchestrator(Callback):
         clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: given the parameters, steps on the pseudo-gradient ``w_t - average`` once per round.
             By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
-        updates_in_memory: GiB of clients' models that each rank may hold for a strategy that needs a round's models all at
-            once, such as FedMedian; beyond it they go to files in ``trainer.default_root_dir`` until the round's end.
+        memory_limit: GiB that each rank may hold of the models of a round, for a strategy that needs them all at once such as
+            FedMedian, and as much of what clients keep over rounds, such as SCAFFOLD's control variates. Beyond it they are
+            files in ``trainer.default_root_dir``, the former until the round's end, the latter in ``client_state`` as long as
+            a checkpoint refers to them.
         trusted_classes: dotted paths of classes that checkpoints may hold beside tensors and plain values, such as those of
             your module's hyperparameters. Making one of their objects must be harmless whatever its arguments are.
         seed: of cohorts, shuffling and the clients' random numbers.
@@ -108,7 +112,7 @@ class FederatedOrchestrator(Callback):
         server_evaluation: ServerEvaluation = ServerEvaluation(),  # noqa: B008 (frozen)
         clients_per_round: int | float = 1.0,
         server_optimizer: OptimizerCallable | None = None,
-        updates_in_memory: float = 4.0,
+        memory_limit: float = 4.0,
         trusted_classes: list[str] | None = None,
         seed: int = 0,
         enabled: bool = True,
@@ -126,8 +130,8 @@ class FederatedOrchestrator(Callback):
         self.server_evaluation = server_evaluation
         self.clients_per_round = clients_per_round
         self.server_optimizer = server_optimizer
-        require(updates_in_memory >= 0, "federation.updates_in_memory", "0 or above, in GiB", updates_in_memory)
-        self.updates_in_memory = updates_in_memory
+        require(memory_limit >= 0, "federation.memory_limit", "0 or above, in GiB", memory_limit)
+        self.memory_limit = memory_limit
         self.trusted_classes = require_trusted(trusted_classes)
         self.seed = seed
         self.enabled, self.resume_changed = enabled, resume_changed
@@ -151,6 +155,7 @@ class FederatedOrchestrator(Callback):
             )
         self._check(trainer, data)
         self._run.begin(data.indices)
+        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         self._hostility = Hostility(self.attackers, data, self.seed, trainer)
@@ -200,7 +205,7 @@ class FederatedOrchestrator(Callback):
         inference = trainer.validate_loop.inference_mode
         limit = trainer.limit_val_batches
         measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
-        server, memory_limit = ModelState(pl_module), self.updates_in_memory * 2**30
+        server, memory_limit = ModelState(pl_module), self.memory_limit * 2**30
         check_convex(self.route, pl_module, self.local)
         check_private_model(self.transforms, self.local, precision, client, server)
         who = (self.seed, self.attackers, self.transforms, self.faults, self.secure_aggregation)
@@ -242,6 +247,7 @@ class FederatedOrchestrator(Callback):
             self.strategy.reset()
             self.route.reset()
         self._federation.check_kept(outdated)
+        sweep_client_files(trainer, self._run.memory)
         keepers = self._hostility.begin_round(round_idx)
         everyone = frozenset(range(self._federation.data.num_clients))
         self._run.memory.keepers = everyone if self.route.keeps_models else keepers

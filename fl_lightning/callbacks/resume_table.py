@@ -33,7 +33,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
         stays="strategy route transforms clients_per_round seed",
-        free="faults updates_in_memory enabled resume_changed",
+        free="faults memory_limit enabled resume_changed",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
     ),
     "LocalTraining": Row(
@@ -88,7 +88,7 @@ TABLE: dict[str, Row] = {
     "WarmStart": Row(stays="route", on_purpose="rounds"),
     # data; the partition and the examples themselves are compared
     "FederatedDataModule": Row(
-        free="partitioner client_validation client_test public_share device_memory",
+        free="partitioner client_validation client_test public_share memory_limit",
         on_purpose="datamodule server_set feature_noise rebalancing",
     ),
     "LabelAveraging": Row(on_purpose="augmentation"),

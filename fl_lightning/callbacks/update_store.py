@@ -42,7 +42,7 @@ class StoredUpdate:
         if not Path(self.path).exists():
             raise ClientError(
                 f"A client's model was written to '{self.path}' by another rank, and this one does not find it. Let "
-                "'trainer.default_root_dir' be on a file system that all ranks share, or raise 'federation.updates_in_memory'."
+                "'trainer.default_root_dir' be on a file system that all ranks share, or raise 'federation.memory_limit'."
             )
         mapped = np.memmap(self.path, dtype=self.dtype, mode="c", offset=self.offset, shape=(self.size,))
         return replace(self.update, state=torch.from_numpy(mapped))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -53,16 +54,16 @@ class Availability:
         order = torch.randperm(num_clients, generator=generator(seed, "slow clients")).tolist()
         return frozenset(order[: round(self.slow * num_clients)])
 
-    def present(self, num_clients: int, seed: int, round_idx: int) -> list[int]:
-        """Who is there in a round, ascending."""
-        if not self.leave:
-            return list(range(num_clients))
+    def present(self, num_clients: int, seed: int) -> Iterator[list[int]]:
+        """Yield who is there in round 0, in round 1, and so on, ascending.
+
+        Each round's draws are its own, so that a resumed run finds the same clients.
+        """
         there = torch.ones(num_clients, dtype=torch.bool)
-        for earlier in range(round_idx):  # each round's draws are its own, so that a resumed run finds the same clients
-            draw = torch.rand(num_clients, generator=generator(seed, earlier, "coming and going"))
+        for round_idx in count():
+            yield there.nonzero().flatten().tolist()
+            draw = torch.rand(num_clients, generator=generator(seed, round_idx, "coming and going"))
             there = torch.where(there, draw >= self.leave, draw < self.come_back)
-        found: list[int] = there.nonzero().flatten().tolist()
-        return found
 
     def dropped_out(self, cohort: Sequence[int], seed: int, round_idx: int) -> frozenset[int]:
         """Who of a cohort does not deliver."""

@@ -51,8 +51,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
             parts (feature skew; FedLoss thesis, 3.2). Images are scaled to [0, 1] before.
         rebalancing: clients repeat examples of rare classes; none do by default.
-        device_memory: share of a GPU's free memory, in [0, 1], that the training set's tensors may take, so that batches are
-            indexed there; 0 leaves them in the CPU's.
+        memory_limit: GiB of a GPU's memory that the training set's tensors may take, so that batches are indexed there; by
+            default half of what is free, and 0 leaves them in the CPU's.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -68,17 +68,17 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         public_share: float = 0.0,
         feature_noise: float = 0.0,
         rebalancing: LabelAveraging | None = None,
-        device_memory: float = 0.5,
+        memory_limit: float | None = None,
     ) -> None:
         super().__init__()
         check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
-        require(0 <= device_memory <= 1, "data.device_memory", "from 0 to 1", device_memory)
+        require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         self.datamodule, self.partitioner = datamodule, partitioner
         self.client_validation, self.client_test = client_validation, client_test
-        self.server_set, self.device_memory = server_set, device_memory
+        self.server_set, self.memory_limit = server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
         self._holdings: Holdings | None = None
         self._serves_rounds, self._large_batch = False, 0
@@ -185,7 +185,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors where the clients train, if they fit; after ``setup('fit')``."""
         self._device = device
-        self.holdings.place(device, self.device_memory)
+        self.holdings.place(device, self.memory_limit)
 
     def reload(self) -> None:
         """Take the datamodule's training set anew: the same examples in another form."""

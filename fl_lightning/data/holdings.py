@@ -201,11 +201,16 @@ class Holdings:
             self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
         )
 
-    def place(self, device: torch.device, share: float) -> None:
-        """Keep the training set's tensors on a device, if they take at most a share of its memory and batches are indexed."""
+    def place(self, device: torch.device, limit: float | None) -> None:
+        """Keep the training set's tensors on a GPU, if batches are indexed and they fit.
+
+        Args:
+            device: where the clients train.
+            limit: GiB that they may take; None for half of what is free.
+        """
         self._placed = None, None  # first, so that there are never two copies
         if indexes(self.source):
-            self._placed = self.source.dataset, placed(self.source.dataset, device, share * free_memory(device))
+            self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
 
     def release(self) -> None:
         """Give the device's memory back, and let workers go."""
@@ -257,3 +262,9 @@ def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
         columns = zip(*(part.tensors for part in parts if isinstance(part, TensorDataset)), strict=True)
         return TensorDataset(*(torch.cat(column) for column in columns))
     return ConcatDataset(parts)
+
+
+def _room(device: torch.device, limit: float | None) -> float:
+    """Bytes that tensors may take on a device."""
+    free = free_memory(device)
+    return free / 2 if limit is None else min(limit * 2**30, free)

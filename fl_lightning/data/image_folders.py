@@ -40,7 +40,7 @@ class ImageFolderDataModule(ImageDataModule):
         mean: of each channel, for images in [0, 1]; None leaves them in [0, 1].
         std: of each channel.
         augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
-        memory_limit: gigabytes (1e9 bytes) that the images of one set may take in memory.
+        memory_limit: GiB that the images of one set may take in memory.
         unreadable: an image that cannot be read is an ``error`` that names it, or one to ``skip`` with a warning.
         num_workers: processes that read images which are not in memory.
         seed: of the draw of a test share.
@@ -66,7 +66,7 @@ class ImageFolderDataModule(ImageDataModule):
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
         require(image_size is None or image_size >= 1, "data.datamodule.image_size", "1 or above, or null", image_size)
-        require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above", memory_limit)
+        require(memory_limit >= 0, "data.datamodule.memory_limit", "0 or above, in GiB", memory_limit)
         fits = mean is None or len(mean) == channels
         require(fits, "data.datamodule.mean", f"one number for each of {channels} channels", mean)
         self.root, self.test_root, self.test_share = root, test_root, test_share
@@ -125,7 +125,7 @@ class ImageFolderDataModule(ImageDataModule):
     def _read(self, files: ImageFiles) -> Dataset[Any]:
         reader = ImageReader(self.channels, self.image_size)
         shape = reader.shape(files.paths)
-        if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 1e9:
+        if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 2**30:
             return LazyImages(self._without(files, self._check(files, reader, shape)), reader)
         images = torch.empty(len(files.paths), *shape, dtype=torch.uint8)
         odd: list[str] = []

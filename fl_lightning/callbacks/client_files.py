@@ -1,0 +1,49 @@
+"""When the files of what clients keep may be deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from fl_lightning.callbacks.checkpoint_io import checkpoint_folders
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.stored_state import stored_files
+
+_SUFFIX = ".ckpt"
+_read: dict[tuple[str, int, int], set[str]] = {}
+
+
+def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
+    """Delete what neither the round nor a checkpoint in the Trainer's folders refers to; on rank 0, between rounds.
+
+    A checkpoint that cannot be read may refer to anything: then nothing is deleted.
+    """
+    if not (memory.has_files and trainer.is_global_zero):
+        return
+    needed: set[str] = set()
+    for path in (path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")):
+        files = _referred(path)
+        if files is None:
+            return
+        needed |= files
+    memory.sweep(needed)
+
+
+def _referred(path: Path) -> set[str] | None:
+    try:
+        status = path.stat()
+        key = (str(path), status.st_mtime_ns, status.st_size)
+        if key not in _read:
+            checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            _read[key] = _files_of(checkpoint)
+    except Exception:
+        return None
+    return _read[key]
+
+
+def _files_of(checkpoint: dict[str, Any]) -> set[str]:
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    return {file for state in states for file in stored_files(state.get("memory", {}))}
