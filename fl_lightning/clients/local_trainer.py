@@ -148,7 +148,9 @@ class LocalTrainer:
 
     def recover(self) -> None:
         """After a client's error: let go of what it may have left half done, and of the memory that it took."""
-        self._engine = self._stacked = None
+        self._engine = None
+        if self._stacked is not None:
+            self._stacked.recover()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

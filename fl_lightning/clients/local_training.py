@@ -28,7 +28,7 @@ class LocalTraining:
             that calls what the module and callbacks override, equal to the last bit on a CPU; ``stacked``, many clients at
             once, equal within rounding; ``auto``, the fastest of them here, by a trial in the first round.
         stack_size: clients that ``stacked`` trains at once, >= 1: memory grows with it.
-        compile: let ``stacked`` compile each shape of a step: half a minute once, then faster.
+        compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
         channels_last: keep the weights of convolutions in channels_last order: faster for larger images and channels, other
             last bits.
         max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.

@@ -53,7 +53,11 @@ class StackedEngine:
         self._fast, self._logger = options.fast_dev_run, options.logger
         self._precision.convert_module(module)
         module.to(device)
-        self._step = StackedStep(module, self._precision.forward_context, local.compile)
+        self._step = StackedStep(module, self._precision.forward_context, local)
+
+    def recover(self) -> None:
+        """Forget what a client's error may have left behind, but keep the compiled graphs."""
+        self._step.recover()
 
     def fit(
         self, assignments: Sequence[Assignment], server: ModelState, state: ModelState, round_idx: int

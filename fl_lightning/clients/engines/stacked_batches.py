@@ -14,6 +14,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fl_lightning.clients.engines.stacked_padding import padded
 from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader
@@ -71,6 +72,10 @@ class StackedBatch:
     def size(self) -> int:
         """Examples in one client's batch."""
         return self.leaves[0].shape[1] if self.leaves and self.leaves[0].ndim > 1 else 1
+
+    def padded(self, rows: int) -> StackedBatch:
+        """Return the batches of as many clients, the last one's repeated."""
+        return StackedBatch(padded(self.leaves, rows), self._rest, self._spec)
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """The batch with other tensors in the place of its own."""

@@ -11,12 +11,15 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
 
 from fl_lightning.clients.engines.client_stack import Tensors
 from fl_lightning.clients.engines.stacked_batches import StackedBatch
 from fl_lightning.clients.engines.stacked_dropout import StackedDropout
 from fl_lightning.clients.engines.stacked_notes import Notes, tensors_of
+from fl_lightning.clients.engines.stacked_padding import padded, padded_size
 from fl_lightning.clients.engines.stacked_trial import REMEDY, Trial, attempt
+from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.errors import ConfigurationError
 
 
@@ -43,18 +46,23 @@ class StackedStep:
     Args:
         module: the clients' module.
         context: in which the step runs, for the precision.
-        compiled: compile each shape of stack and batch once.
+        local: the settings of the local training, for ``compile`` and ``stack_size``.
     """
 
-    def __init__(self, module: LightningModule, context: Callable[[], Any], compiled: bool = False) -> None:
+    def __init__(self, module: LightningModule, context: Callable[[], Any], local: LocalTraining) -> None:
         self._module = module
         self._step = _Step(module, context)
-        self._compiled = compiled
+        self._compiled, self._largest = local.compile, local.stack_size
         # One layer under two names would be put in place twice, and the second time over the first.
         self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
         self._notes = Notes(module)
         self._trials: dict[Any, Trial] = {}
         self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
+
+    def recover(self) -> None:
+        """Try each shape again after a client's error. The graphs hold nothing of any client, so they stay."""
+        self._trials.clear()
+        self._notes = Notes(self._module)
 
     def trial(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
         """What the step needs for such a batch: found out once for each shape, unless it depends on the time.
@@ -98,7 +106,7 @@ class StackedStep:
         trial: Trial,
         scale: float,
     ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
-        """One step of K clients.
+        """Compute the gradients of one step of K clients, which share a compiled graph with groups of similar size.
 
         Args:
             parameters: to differentiate by, each of shape (K, ...).
@@ -113,6 +121,25 @@ class StackedStep:
             Gradients of shape (K, ...), without those of parameters that the loss does not reach; unscaled losses, shape
             (K,); the buffers afterwards; what was logged, for :func:`~fl_lightning.clients.engines.stacked_notes.replay`.
         """
+        clients = len(batch.leaves[0])
+        rows = padded_size(clients, self._largest) if self._compiled else clients
+        if rows == clients:
+            return self._gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
+        parameters, buffers, masks = padded((parameters, buffers, masks), rows)
+        found = self._gradients(parameters, buffers, batch.padded(rows), batch_idx, masks, trial, scale)
+        gradients, losses, after = tree_map(lambda tensor: tensor[:clients], found[:3])
+        return gradients, losses, after, found[3]
+
+    def _gradients(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        batch: StackedBatch,
+        batch_idx: int,
+        masks: list[Tensor],
+        trial: Trial,
+        scale: float,
+    ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
         kept: list[Any] = []
 
         def objective(
@@ -127,7 +154,7 @@ class StackedStep:
         arguments = (parameters, buffers, batch.leaves, masks)
         with self._notes:
             if self._compiled:
-                key = _shapes(parameters), batch.key, scale
+                key = _shapes(parameters), batch.key, scale, tuple(spec.key for spec in trial.masks)
                 if key not in self._graphs:
                     self._graphs[key] = self._compile(objective, arguments, batch_idx), kept
                 graph, kept = self._graphs[key]

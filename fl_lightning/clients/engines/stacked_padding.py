@@ -1,0 +1,39 @@
+"""Sizes that compiled stacks of clients are padded to, so that groups of similar size share a graph."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+Tree = TypeVar("Tree")
+
+
+def padded_size(clients: int, largest: int) -> int:
+    """Return the number of clients that a group's graph is compiled for.
+
+    It depends on nothing but its arguments: a resumed run must compute with the same graphs as one that was not interrupted.
+
+    Args:
+        clients: in the group, from 1 to ``largest``.
+        largest: the size of a full stack.
+
+    Returns:
+        The next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ... or ``largest``, whichever is smaller: less than 1.5 times ``clients``.
+    """
+    power = 1 << (clients - 1).bit_length()
+    between = power * 3 // 4
+    return min(between if clients <= between else power, largest)
+
+
+def padded(tree: Tree, rows: int) -> Tree:
+    """Repeat the last client's tensors, each of shape (K, ...), until their shape is (rows, ...)."""
+
+    def longer(tensor: Tensor) -> Tensor:
+        last = tensor[-1:].expand(rows - len(tensor), *tensor.shape[1:])
+        return torch.cat([tensor, last])
+
+    repeated: Tree = tree_map(longer, tree)
+    return repeated

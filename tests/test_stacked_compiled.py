@@ -1,0 +1,141 @@
+"""The engine ``stacked`` with a compiled step: few graphs for any numbers of clients, kept after a client's failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import differences, trained
+from federations import CLASSES, Blobs, Consecutive, Plain, federate, same_bits, weights
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn, optim
+
+from fl_lightning import ClassificationTask, Faults, LocalTraining
+from fl_lightning.clients.engines import stacked_step
+from fl_lightning.clients.engines.stacked_padding import padded_size
+
+GROUPS = [5] * 5 + [10] * 7 + [15] * 6 + [20] * 8
+"""Examples of 5, 7, 6 and 8 clients that have one, two, three and four batches of 5."""
+
+
+@pytest.fixture
+def compilations(monkeypatch) -> list[Any]:
+    """What torch.compile hands to its backend, run as it is: inductor would take half a minute."""
+    compile, graphs = torch.compile, []
+
+    def backend(graph, inputs):
+        graphs.append([tuple(one.shape) for one in inputs])
+        return graph.forward
+
+    monkeypatch.setattr(stacked_step.torch, "compile", lambda graph, **options: compile(graph, backend=backend, **options))
+    return graphs
+
+
+def regularized() -> ClassificationTask:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES))
+    return ClassificationTask(net, CLASSES, None, lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
+
+
+def many() -> Blobs:
+    return Blobs(sum(GROUPS))
+
+
+@pytest.mark.parametrize("make", [lambda: Plain(batchnorm=True, momentum=0.9), regularized])
+def test_groups_of_any_size_share_graphs(make, compilations):
+    """5 and 6 clients share one, 7 and 8 another; dropout, BatchNorm and what is logged are each client's own."""
+    assert differences("stacked", make, 1e-5, data=many, sizes=GROUPS, compile=True) == []
+    assert len(compilations) == 2
+
+
+def test_last_batches_of_any_sizes_give_the_same_model(compilations):
+    assert differences("stacked", regularized, 1e-5, sizes=(8, 8, 8, 8, 8), compile=True) == []
+    assert len(compilations) == 2  # 5 clients with batches of 5, and with 3 examples left
+    del compilations[:]
+    assert differences("stacked", regularized, 1e-5, sizes=(8, 7, 8, 8, 9), stack_size=5, compile=True) == []
+
+
+def test_copies_of_a_client_change_nothing(compilations):
+    """``stack_size`` 5 leaves 5 clients as they are, 6 pads them: the same in float64 within its rounding."""
+    runs = []
+    for size in (5, 6):
+        stacked = {"sizes": (8, 8, 8, 8, 8), "stack_size": size, "compile": True, "flags": {"precision": "64-true"}}
+        runs.append(trained("stacked", lambda: regularized().double(), lambda: Blobs(dtype=torch.float64), **stacked))
+    (one, figures), (other, others) = runs
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert figures == pytest.approx(others, abs=1e-12)
+    assert len(compilations) == 4  # two of 5 clients, two of 6
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_padded_convolution_shares_its_graph(channels_last, compilations):
+    """Whatever the layout in memory of the weights."""
+
+    class Images(Plain):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Unflatten(1, (4, 1, 1)), nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(4, 3))
+
+    sizes = [5] * 5 + [10] * 6
+    local = LocalTraining(max_epochs=1, engine="stacked", compile=True, channels_last=channels_last)
+    federate(Images(), 2, data=Blobs(sum(sizes)), partitioner=Consecutive(sizes), local=local)
+    assert len(compilations) == 1
+
+
+# ---------------------------------------------------------------- failures
+
+
+class Stumbles(Plain):
+    """Raises in the second round's second stack, as often as it is told."""
+
+    stacked_hooks = ("on_train_epoch_start",)
+    calls = 0
+    failures = 0
+
+    def on_train_epoch_start(self):
+        kind = type(self)
+        kind.calls += 1
+        if kind.calls == 5 + 3 + 1 and kind.failures:
+            kind.failures -= 1
+            kind.calls -= 1
+            raise ZeroDivisionError("here")
+
+
+def stumbled(failures: int, faults: Faults) -> dict[str, Tensor]:
+    """Weights after three rounds of stacks of 3 and 2 clients, each with batches of 5 and of 3 examples."""
+    torch.manual_seed(1)
+    module = type("Stumbling", (Stumbles,), {"failures": failures})()
+    local = LocalTraining(max_epochs=1, engine="stacked", compile=True, stack_size=3)
+    federate(module, 3, data=Blobs(40), partitioner=Consecutive((8,) * 5), local=local, faults=faults)
+    assert type(module).failures == 0
+    return weights(module)
+
+
+def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
+    smooth = stumbled(0, Faults())
+    assert len(compilations) == 4
+    assert same_bits(stumbled(2, Faults(retries=2)), smooth)
+    assert len(compilations) == 4 + 4
+
+
+def test_a_client_that_is_left_out_compiles_nothing(compilations):
+    with pytest.warns(UserWarning, match="Round 1 goes on without client"):
+        stumbled(1, Faults("skip"))
+    assert len(compilations) == 4
+
+
+# ---------------------------------------------------------------- sizes
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_padding_costs_less_than_half_as_much_again(clients, largest):
+    largest = max(clients, largest)
+    rows = padded_size(clients, largest)
+    assert clients <= rows <= largest
+    assert rows < 1.5 * clients
+
+
+def test_full_stacks_have_few_sizes():
+    assert sorted({padded_size(clients, 64) for clients in range(1, 65)}) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+    assert sorted({padded_size(clients, 10) for clients in range(1, 11)}) == [1, 2, 3, 4, 6, 8, 10]
