@@ -12,14 +12,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
+from fl_lightning.callbacks.assembly import assemble
 from fl_lightning.callbacks.checkpoint_io import lock_checkpoints, use_safe_checkpoints
 from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
-from fl_lightning.callbacks.client_evaluation import ClientEvaluator
 from fl_lightning.callbacks.client_files import sweep_client_files
 from fl_lightning.callbacks.compatibility import (
-    check_batch_norm,
     check_cohort,
-    check_convex,
     check_faults,
     check_route,
     check_server_optimizer,
@@ -27,14 +25,12 @@ from fl_lightning.callbacks.compatibility import (
     check_uplink,
     federated_data,
 )
-from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.callbacks.exchange import forget_waiting, leave_at_exit, share_memory
-from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.interruption import tell_how_to_resume
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
-from fl_lightning.callbacks.privacy_checks import check_privacy, check_private_model
+from fl_lightning.callbacks.privacy_checks import check_privacy
 from fl_lightning.callbacks.resume import Start, refuse_federations
 from fl_lightning.callbacks.round import FederationRound
 from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
@@ -46,16 +42,13 @@ from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_evaluation import ClientEvaluation
-from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.faults import Faults
-from fl_lightning.clients.inner_trainer import moves_batches, without_advice
-from fl_lightning.clients.local_trainer import LocalTrainer
-from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags, resolve_precision
+from fl_lightning.clients.inner_trainer import without_advice
+from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.model_state import ModelState
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -186,35 +179,9 @@ class FederatedOrchestrator(Callback):
         lock_checkpoints(trainer, self._cleanup)
         if self._takeover is None:
             return
-        device = trainer.strategy.root_device
-        precision = resolve_precision(self.local.precision, trainer.precision, device)
         with self._takeover.suspended():
             client = client_copy(pl_module)
-        fast = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        logger, anomalies = bool(trainer.loggers), trainer._detect_anomaly
-        data = federated_data(trainer)
-        if not moves_batches(pl_module, data):  # its hooks expect batches where they were loaded
-            data.place(device)
-        single, memory = check_batch_norm(pl_module, data), self._run.memory
-        account = self._run.account
-        account.begin(trainer, self.transforms, self.local.privacy, self.seed)
-        settings = (precision, device, self.seed, fast, logger, anomalies)
-        local = LocalTrainer(client, self.local, *settings, memory, single, self.faults.deadline, account.secret)
-        if self.local.engine == "auto" and self._run.engine is not None:  # a resumed run goes on as it began
-            local.engine = self._run.engine
-        inference = trainer.validate_loop.inference_mode
-        limit = trainer.limit_val_batches
-        measures = Measures(data, precision, device, limit, logger, inference, self.server_evaluation, self.seed)
-        server, memory_limit = ModelState(pl_module), self.memory_limit * 2**30
-        check_convex(self.route, pl_module, self.local)
-        check_private_model(self.transforms, self.local, precision, client, server)
-        who = (self.seed, self.attackers, self.transforms, self.faults, self.secure_aggregation)
-        self._federation = Federation(trainer, self.strategy, data, server, local, measures, *who, memory_limit, account)
-        secret = None if account.clients is None else account.secret
-        rules = (self.clients_per_round, self.local, self.availability, self.faults, self.seed)
-        self._drawing = Drawing(data.num_clients, *rules, secret)
-        scores = self._run.client_scores
-        self._evaluator = ClientEvaluator(self.client_evaluation, self._federation, scores, self.route.keeps_models)
+        self._federation, self._drawing, self._evaluator = assemble(self, self._run, trainer, pl_module, client)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Try a checkpoint, restore the global random state of a resumed run, and make rounds the x-axis."""
