@@ -113,15 +113,6 @@ def momentum_step(beta, lr):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_fedavg_weighs_by_examples_or_all_alike(weighting, dtype):
-    def step(net, world, t):
-        return averaged(net, clients_of(net, world), world.sizes if weighting == "examples" else np.ones(len(world.sizes)))
-
-    assert_follows(dtype, step, strategy=FedAvg(weighting))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_fedavgm_keeps_a_velocity(dtype):
     assert_follows(dtype, momentum_step(0.7, 0.9), strategy=FedAvgM(0.7, lr=0.9))
 
