@@ -13,6 +13,7 @@ import torch
 from algorithms import prepare
 from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
+from scipy.special import softmax
 from test_strategies import Updates, clients_of
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Accuracy, MeanSquaredError
@@ -409,6 +410,9 @@ def test_focus_and_fedstar_take_torchmetrics():
     updates = Updates()
     federate(Plain(), 1, updates, strategy=Focus(loss))
     assert all(u.score > 0 and u.global_score > 0 for u in updates.rounds[0])
+    errors = np.array([u.score + u.global_score for u in updates.rounds[0]])
+    credibility = softmax(-errors)  # of temperature 1
+    assert [u.weight for u in updates.rounds[0]] == pytest.approx(credibility * SIZES)
     run = federate(Plain(), 1, route=FedStar(1, Accuracy(task="multiclass", num_classes=3)))
     assert run.global_step == 1
 

@@ -534,6 +534,7 @@ def clients(more="", then=""):
         ([clients(), UNIFORM, "route=WarmStart"], "on the route WarmStart clients pass models to each other"),
         ([clients().replace("norm: 1.0", "norm: .inf"), UNIFORM], "'federation.transforms.max_norm' must be above 0 and below"),
         ([EXAMPLES, "route=FedStar", "strategy=FedAvg"], "On the route FedStar clients' models are measured on their training"),
+        ([EXAMPLES, "route=Mediators", "strategy=FedAvg"], "On the route Mediators clients' models are measured on their tr"),
         ([EXAMPLES, "--data.server_set=clients", "--data.client_test=0.2"], "'data.server_set' is clients: what the server"),
         ([clients(", delta: 1.0"), UNIFORM], "'federation.transforms.delta' must be above 0 and below 1"),
         ([clients(", noise: none"), UNIFORM], "noise"),

@@ -86,6 +86,7 @@ def test_fedstar_mixes_by_the_errors_on_each_clients_data(periods, dtype):
     model = ModelState(Plain(batchnorm=True).to(dtype)).nbytes(upward=True)
     # to two others after each period, and to the server
     assert run.callback_metrics["federation/bytes_up"] == 3 * model * (1 + 2 * periods)
+    assert run.callback_metrics["federation/bytes_down"] == 3 * model * (1 + 2 * periods)  # and from them
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -104,6 +105,7 @@ def test_ringfed_mixes_with_the_client_before(gamma, dtype):
     _, rounds = assert_follows(dtype, step, route=RingFed(periods=3, gamma=gamma))
     model = ModelState(Plain(batchnorm=True).to(dtype)).nbytes(upward=True)
     assert rounds[0][1].bytes_up == 3 * model  # to the neighbour twice, to the server once
+    assert rounds[0][1].bytes_down == 3 * model  # from the server once, from the neighbour twice
 
 
 def test_ringfed_of_gamma_zero_is_fedavg_with_more_epochs():

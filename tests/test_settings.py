@@ -58,6 +58,10 @@ WRONG = [
     (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
     (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 5 (of 280 examples) in round 0"),
     (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
+    (
+        ["--data.partitioner=DirichletPartitioner", "--data.partitioner={num_clients: 100, min_examples: 41}"],
+        "100 clients of at least 41 examples need 4100, but there are 4000. Lower 'data.partitioner.min_examples'",
+    ),
     (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
