@@ -111,6 +111,7 @@ class LocalTrainer:
         correction = None if control is None else self._correction(client, control)
         self._session.begin(server, self._state, round_idx, start, correction, turn.slowness, turn.pull)
         steps, metrics = self._fit(turn, data, round_idx)
+        self._session.end()  # before the vectors that follow
         state = self._session.client
         update = ClientUpdate(
             client=client,
@@ -127,7 +128,6 @@ class LocalTrainer:
             state=state.vector(),
             counters=state.counters(),
         )
-        self._session.end()
         return update if control is None else self._with_control(update, control, server, start, self._session.rates)
 
     def accept(self, update: ClientUpdate, final: bool = True) -> None:
