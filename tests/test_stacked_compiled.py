@@ -20,11 +20,11 @@ GROUPS = [5] * 5 + [10] * 7 + [15] * 6 + [20] * 8
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[int]:
-    """What torch.compile hands to its backend, run as it is: inductor would take half a minute."""
+    """The number of clients in each graph that torch.compile hands to its backend; run as it is: inductor takes half a minute."""
     compile, graphs = torch.compile, list[int]()
 
     def backend(graph, inputs):
-        graphs.append(len(inputs))
+        graphs.append(len(inputs[0]))
         return graph.forward
 
     monkeypatch.setattr(stacked_step.torch, "compile", lambda graph, **options: compile(graph, backend=backend, **options))
@@ -58,12 +58,20 @@ def test_copies_of_a_client_change_nothing(compilations):
     """``stack_size`` 5 leaves 5 clients as they are, 6 pads them: the same in float64 within its rounding."""
     runs = []
     for size in (5, 6):
-        stacked = {"sizes": (8, 8, 8, 8, 8), "stack_size": size, "compile": True, "flags": {"precision": "64-true"}}
-        runs.append(trained("stacked", lambda: regularized().double(), lambda: Blobs(dtype=torch.float64), **stacked))
+        stacked = {"sizes": (8, 8, 8, 8, 8, 20), "stack_size": size, "compile": True, "flags": {"precision": "64-true"}}
+        runs.append(trained("stacked", lambda: regularized().double(), lambda: Blobs(60, dtype=torch.float64), **stacked))
     (one, figures), (other, others) = runs
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert figures == pytest.approx(others, abs=1e-12)
-    assert len(compilations) == 4  # two of 5 clients, two of 6
+    assert sorted(compilations) == [1, 1, 5, 5, 6, 6]
+
+
+def test_the_whole_cohort_is_not_padded(compilations):
+    """Where all clients of a round fit into one stack, nothing is computed in vain."""
+    sizes = [5] * 5
+    local = LocalTraining(max_epochs=1, engine="stacked", compile=True)
+    federate(Plain(), 2, data=Blobs(sum(sizes)), partitioner=Consecutive(sizes), local=local)
+    assert compilations == [5]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

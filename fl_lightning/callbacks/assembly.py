@@ -17,6 +17,7 @@ from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import resolve_precision
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.scheduling import cohort_size
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -59,6 +60,7 @@ def assemble(
         drop_single=check_batch_norm(module, data),
         deadline=owner.faults.deadline,
         secret=account.secret,
+        cohort=cohort_size(data.num_clients, owner.clients_per_round),
     )
     if owner.local.engine == "auto" and run.engine is not None:  # a resumed run keeps the engine of its first round
         local.engine = run.engine

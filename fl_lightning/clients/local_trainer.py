@@ -53,6 +53,7 @@ class LocalTrainer:
         drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
         deadline: seconds that a client's training may take; None for any.
         secret: of the noise and the coins where single examples are private.
+        cohort: how many clients a round has at most.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LocalTrainer:
         drop_single: bool = False,
         deadline: float | None = None,
         secret: SecretKey | None = None,
+        cohort: int | None = None,
     ) -> None:
         self.module, self.local, self._drop_single = module, local, drop_single
         self.engine: str = local.engine
@@ -77,7 +79,7 @@ class LocalTrainer:
         self.device = device
         self.seed = seed
         self.memory = memory or ClientMemory()
-        self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly)
+        self._options = EngineOptions(precision, device, fast_dev_run, logger, detect_anomaly, cohort)
         self.private = None if local.privacy is None else PrivateSteps(local.privacy, secret or SecretKey.draw())
         self._session = ClientSession(local.proximal_mu, local.lr_decay, deadline, self.private)
         self._engine: TrainerEngine | FabricEngine | None = None

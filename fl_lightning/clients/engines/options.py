@@ -17,6 +17,7 @@ class EngineOptions:
         fast_dev_run: let each client train on one batch only.
         logger: whether the module finds a (silent) logger.
         detect_anomaly: as ``local.detect_anomaly``, for whom the outer Trainer sets it.
+        cohort: how many clients a round has at most; None where that is not known.
     """
 
     precision: str
@@ -24,3 +25,4 @@ class EngineOptions:
     fast_dev_run: bool = False
     logger: bool = False
     detect_anomaly: bool = False
+    cohort: int | None = None

@@ -53,7 +53,8 @@ class StackedEngine:
         self._fast, self._logger = options.fast_dev_run, options.logger
         self._precision.convert_module(module)
         module.to(device)
-        self._step = StackedStep(module, self._precision.forward_context, local)
+        largest = min(local.stack_size, options.cohort or local.stack_size)
+        self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
         """Forget what a client's error may have left behind, but keep the compiled graphs."""

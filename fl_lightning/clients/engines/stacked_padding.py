@@ -33,7 +33,13 @@ def padded(tree: Tree, rows: int) -> Tree:
 
     def longer(tensor: Tensor) -> Tensor:
         last = tensor[-1:].expand(rows - len(tensor), *tensor.shape[1:])
-        return torch.cat([tensor, last])
+        if tensor.stride(0) * len(tensor) != tensor.numel():
+            return torch.cat([tensor, last])
+        # Of the same layout in memory, such as channels_last: another one would be compiled anew.
+        result = tensor.new_empty_strided((rows, *tensor.shape[1:]), tensor.stride())
+        result[: len(tensor)] = tensor
+        result[len(tensor) :] = last
+        return result
 
     repeated: Tree = tree_map(longer, tree)
     return repeated

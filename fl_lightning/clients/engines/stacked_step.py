@@ -19,7 +19,6 @@ from fl_lightning.clients.engines.stacked_dropout import StackedDropout
 from fl_lightning.clients.engines.stacked_notes import Notes, tensors_of
 from fl_lightning.clients.engines.stacked_padding import padded, padded_size
 from fl_lightning.clients.engines.stacked_trial import REMEDY, Trial, attempt
-from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.errors import ConfigurationError
 
 
@@ -46,13 +45,14 @@ class StackedStep:
     Args:
         module: the clients' module.
         context: in which the step runs, for the precision.
-        local: the settings of the local training, for ``compile`` and ``stack_size``.
+        largest: how many clients a stack may have.
+        compiled: compile the step once for each shape of batch and size that stacks are padded to.
     """
 
-    def __init__(self, module: LightningModule, context: Callable[[], Any], local: LocalTraining) -> None:
+    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool = False) -> None:
         self._module = module
         self._step = _Step(module, context)
-        self._compiled, self._largest = local.compile, local.stack_size
+        self._compiled, self._largest = compiled, largest
         # One layer under two names would be put in place twice, and the second time over the first.
         self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
         self._notes = Notes(module)
