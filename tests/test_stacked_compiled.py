@@ -20,7 +20,7 @@ GROUPS = [5] * 5 + [10] * 7 + [15] * 6 + [20] * 8
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[int]:
-    """The number of clients in each graph that torch.compile hands to its backend; run as it is: inductor takes half a minute."""
+    """The clients in each graph that torch.compile hands to its backend; run as it is: inductor takes half a minute."""
     compile, graphs = torch.compile, list[int]()
 
     def backend(graph, inputs):
