@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg
+from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
 from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
-from fl_lightning.functional.recycling import forget, large_empty
+from fl_lightning.functional.recycling import give_back, large_empty
 
 single = st.floats(-2, 2, width=32)
 leaving = st.floats(-1e6, 1e6, width=32)
@@ -165,6 +165,11 @@ def test_adafed_with_hopeless_scores_still_averages():
     assert torch.allclose(strategy.aggregate(sums), states.double().mean(0), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=200.0)])
+def test_a_power_that_leaves_the_numbers_leaves_the_finest_grid(strategy):
+    assert strategy.grids([1000, 2000], lambda largest: None if largest is None else Grid(((1, 1.0),), largest)) == {}
+
+
 def test_the_aggregate_lies_in_the_memory_of_the_sum():
     sums = Sums(grids={"state": grid_of([(4, 1.0)], 0, 10.0)})
     strategy = FedAvg()
@@ -187,4 +192,4 @@ def test_large_memory_is_used_again_when_nothing_shares_it():
     assert second.data_ptr() == address
     assert second.shape == (size,)
     assert large_empty(10, torch.int64).dtype == torch.int64
-    forget()
+    give_back()

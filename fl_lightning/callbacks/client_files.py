@@ -13,7 +13,7 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import stored_files
 
 _SUFFIX = ".ckpt"
-_read: dict[tuple[str, int, int], set[str]] = {}
+_read: dict[Path, tuple[tuple[int, int], set[str]]] = {}
 
 
 def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
@@ -35,13 +35,13 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
 def _referred(path: Path) -> set[str] | None:
     try:
         status = path.stat()
-        key = (str(path), status.st_mtime_ns, status.st_size)
-        if key not in _read:
+        version = (status.st_mtime_ns, status.st_size)
+        if path not in _read or _read[path][0] != version:
             checkpoint = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            _read[key] = _files_of(checkpoint)
+            _read[path] = version, _files_of(checkpoint)
     except Exception:
         return None
-    return _read[key]
+    return _read[path][1]
 
 
 def _files_of(checkpoint: dict[str, Any]) -> set[str]:

@@ -49,6 +49,7 @@ from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.recycling import give_back
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -163,6 +164,7 @@ class FederatedOrchestrator(Callback):
         self._takeover = Takeover(pl_module, run_round, start.server_optimizer, start.load)
         self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
+        self._cleanup.callback(give_back)
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)

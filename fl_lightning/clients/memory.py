@@ -115,7 +115,7 @@ class ClientMemory:
         return {client: self._in_memory([client]) for client in self._changed}
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Write what changed here, and on rank 0 the rest, where everything together is above the limit.
+        """Write what changed on this rank, and on every rank alike the rest, where everything together is above the limit.
 
         Args:
             sizes: of all ranks' changed clients.

@@ -42,6 +42,6 @@ def _take_back(memory: _Memory) -> None:
         free.append(memory)
 
 
-def forget() -> None:
+def give_back() -> None:
     """Give unused memory back to the system."""
     _free.clear()

@@ -109,7 +109,11 @@ class RunningStrategy(Strategy, ABC):
             examples: behind each update of the round.
             model_grid: gives the grid for sums of models, from the largest weight.
         """
-        models = model_grid(self.largest_weight(examples)) if examples else None
+        try:
+            largest = self.largest_weight(examples) if examples else None
+        except OverflowError:  # a huge power: such weights are refused when they come
+            largest = None
+        models = model_grid(largest)
         return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
 
     @abstractmethod
