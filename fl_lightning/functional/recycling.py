@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 _LARGE = 32 * 2**20
-_KEPT = 4
-"""Free blocks of a size: what a round of SCAFFOLD has in use at once beside what clients keep."""
+_KEPT = 2
+"""Free blocks of a size: what a client of SCAFFOLD has in use at once beside what it keeps."""
 _Memory = np.ndarray[Any, Any]
 _free: dict[int, list[_Memory]] = {}
 
