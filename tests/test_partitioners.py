@@ -42,7 +42,9 @@ def test_a_table_is_met_exactly(table, seed):
 def test_a_scaled_table_fits_and_forgets_no_class(table, available):
     scaled = scale_table(table, available)
     for column in range(3):
-        assert sum(row[column] for row in scaled) <= available[column]
+        wanted = sum(row[column] for row in table)
+        got = sum(row[column] for row in scaled)
+        assert got == wanted if wanted <= available[column] else available[column] - len(table) < got <= available[column]
     for row, was in zip(scaled, table, strict=True):
         assert [count > 0 for count in row] == [count > 0 for count in was]
     if all(sum(row[c] for row in table) <= available[c] for c in range(3)):
@@ -50,9 +52,10 @@ def test_a_scaled_table_fits_and_forgets_no_class(table, available):
 
 
 def test_adafeds_table_on_400_digits_of_each_class():
-    """4510 nines are wanted: everything shrinks by 400 / 4510, rounded down, but never to nothing."""
+    """4510 nines are wanted: they shrink by 400 / 4510, rounded down, but never to nothing; the zeros stay."""
     table = [[10, 500], [10, 3000], [0, 1010]]
-    assert scale_table(table, [400, 400]) == [[1, 44], [1, 266], [0, 89]]
+    assert scale_table(table, [400, 400]) == [[10, 44], [10, 266], [0, 89]]
+    assert scale_table([[1], [997], [1], [1]], [5]) == [[1], [2], [1], [1]]
 
 
 def test_a_table_that_asks_for_too_much_names_class_wanted_and_available():

@@ -1,21 +1,27 @@
-"""A live bar for rounds and, below it, one for the clients of the round."""
+"""Live bars for rounds and clients on a terminal; without one, a line for each round."""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate
+
+_SHOWN = 4
+"""Figures of a round where the module shows none in a progress bar."""
 
 
 class FederationProgressBar(ProgressBar):
-    """Shows rounds and clients instead of epochs and batches; nothing at all where the output is not a terminal.
+    """Show rounds and clients instead of epochs and batches.
 
-    On several ranks the client bar counts the clients of the first rank.
+    Where the output is not a terminal, such as a log of SLURM or CI, print a line after each round instead: the server's
+    metrics, the number of clients, which of them failed, and the seconds that the round took with its validation. On several
+    ranks the client bar counts the clients of the first rank.
     """
 
     def __init__(self) -> None:
@@ -23,6 +29,7 @@ class FederationProgressBar(ProgressBar):
         self._enabled = True
         self._rounds: tqdm[Any] | None = None
         self._clients: tqdm[Any] | None = None
+        self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[int](), False
 
     def disable(self) -> None:
         """Show nothing: Lightning calls it on all ranks but the first."""
@@ -46,6 +53,7 @@ class FederationProgressBar(ProgressBar):
 
     def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
         """Begin to count the clients of a round."""
+        self._begun, self._cohort, self._failed, self._validated = time.perf_counter(), len(cohort), [], False
         if self._clients is not None:
             self._clients.reset(total=-(-len(cohort) // trainer.world_size))
             self._clients.set_description(f"Round {round_idx}, client")
@@ -60,12 +68,32 @@ class FederationProgressBar(ProgressBar):
         if self._clients is not None:
             self._clients.update()
 
+    def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
+        """Remember a client that the round has to do without."""
+        self._failed.append(failure.client)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember that the round was validated: otherwise its figures are those of an earlier round."""
+        self._validated = True
+
     def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
         """Count a round and show the server's metrics."""
+        if self._enabled and not sys.stderr.isatty():
+            print(self._line(trainer, round_idx), file=sys.stderr, flush=True)
         if self._rounds is not None:
             shown = {name: f"{float(value):.4g}" for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
             self._rounds.set_postfix(shown)
             self._rounds.update()
+
+    def _line(self, trainer: Trainer, round_idx: int) -> str:
+        last = trainer.max_epochs
+        number = f"{round_idx}/{last - 1}" if last is not None and last > 0 else str(round_idx)
+        figures = _figures(trainer) if self._validated else {}
+        parts = [f"{name} {value:.4f}" for name, value in figures.items()]
+        parts.append(f"{self._cohort} client{'s' * (self._cohort != 1)}")
+        if self._failed:
+            parts.append("failed: " + ", ".join(map(str, self._failed)))
+        return f"Round {number}: {', '.join(parts)}, {time.perf_counter() - self._begun:.1f} s"
 
     def close(self) -> None:
         """Close the bars, so that what comes next stands on a line of its own."""
@@ -73,3 +101,12 @@ class FederationProgressBar(ProgressBar):
             if bar is not None:
                 bar.close()
         self._rounds = self._clients = None
+
+
+def _figures(trainer: Trainer) -> dict[str, float]:
+    """What the module shows in a progress bar, or else the first figures that it logs in validation."""
+    shown = {name: float(value) for name, value in trainer.progress_bar_metrics.items() if name not in ("v_num", "round")}
+    if shown:
+        return shown
+    logged = [(name, value) for name, value in trainer.callback_metrics.items() if name.startswith("val")]
+    return {name: float(value) for name, value in logged[:_SHOWN]}

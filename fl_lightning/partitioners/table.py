@@ -17,7 +17,7 @@ class TablePartitioner(Partitioner):
     Args:
         counts: K rows of C counts >= 0, every row with at least one example.
         seed: of the draw.
-        scale_to_fit: shrink the whole table by one factor where the data have too few, instead of stopping.
+        scale_to_fit: shrink each column that asks for more examples of a class than there are, instead of stopping.
     """
 
     def __init__(self, counts: list[list[int]], seed: int = 0, scale_to_fit: bool = False) -> None:
@@ -36,7 +36,7 @@ class TablePartitioner(Partitioner):
         self.scale_to_fit = scale_to_fit
 
     def for_stand_in(self, labels: Tensor) -> TablePartitioner:
-        """The same table, scaled down to what a stand-in for the data set holds."""
+        """Return the same table, its large columns scaled down to what a stand-in for the data set holds."""
         return TablePartitioner(self.counts, self.seed, scale_to_fit=True)
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:

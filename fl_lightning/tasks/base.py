@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.errors import ConfigurationError, FederationError, require
+from fl_lightning.losses.adaptive import PlainLoss
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
@@ -54,7 +58,8 @@ class SupervisedTask(LoadsSafely, LightningModule):
         self.lr_scheduler = lr_scheduler
         self.l2 = l2
         # Not Lightning's sync_dist mean: it rounds the mean number of examples per rank down to a whole one.
-        self.val_loss, self.test_loss = MeanMetric(), MeanMetric()
+        self.val_loss, self.test_loss, self.val_adaptive_loss = MeanMetric(), MeanMetric(), MeanMetric()
+        self._plain_loss = PlainLoss(loss)
 
     def configure_callbacks(self) -> list[Callback]:
         """What lets an adaptive loss adapt, with a federation and without."""
@@ -105,6 +110,27 @@ class SupervisedTask(LoadsSafely, LightningModule):
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         """Add a batch to the loss and the metrics of a stage."""
 
+    @property
+    def _shows_adaptive_loss(self) -> bool:
+        """Whether this is a validation in which the loss adapts: later its weights are those of the next round."""
+        return self._plain_loss.adapts and self.trainer.state.fn is TrainerFn.FITTING
+
+    def _add_loss(self, mean_loss: MeanMetric, outputs: Tensor, target: Tensor) -> None:
+        """Add the plain loss of a batch to its mean, and in a fit the loss that the clients trained with to another."""
+        if not self._plain_loss.adapts:
+            mean_loss.update(self._loss_of(self.loss, outputs, target), len(target))
+            return
+        if self._shows_adaptive_loss:
+            self.val_adaptive_loss.update(self._loss_of(self.loss, outputs, target), len(target))
+        mean_loss.update(self._loss_of(partial(self._plain_loss, self.loss), outputs, target), len(target))
+
+    def _log_losses(self, stage: str, mean_loss: MeanMetric) -> None:
+        self.log(f"{stage}_loss", mean_loss.compute())
+        mean_loss.reset()
+        if self._shows_adaptive_loss:
+            self.log("val_adaptive_loss", self.val_adaptive_loss.compute())
+            self.val_adaptive_loss.reset()
+
     @abstractmethod
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         """Log what a stage, ``val`` or ``test``, has come to, and forget it."""
@@ -124,10 +150,10 @@ class SupervisedTask(LoadsSafely, LightningModule):
             )
         return batch[0], batch[1]
 
-    def _loss_of(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Of the loss; where it is none of such outputs and targets, which settings to change."""
+    def _loss_of(self, compute: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target: Tensor) -> Tensor:
+        """Return a loss; if it cannot take such outputs and targets, say which settings to change."""
         try:
-            loss: Tensor = self.loss(outputs, target)
+            loss = compute(outputs, target)
         except (FederationError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError) as error:

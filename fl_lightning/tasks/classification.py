@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,18 +108,17 @@ class ClassificationTask(SupervisedTask):
             )
         return logits
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss_of(self, compute: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target: Tensor) -> Tensor:
         try:
-            loss: Tensor = self._loss_of(logits, labels)
+            return super()._loss_of(compute, outputs, target)
         except IndexError:
-            self._refuse_labels(int(labels.min()), int(labels.max()))
+            self._refuse_labels(int(target.min()), int(target.max()))
             raise
-        return loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         logits, labels = self.predictions_and_target(batch)
-        loss = self._with_l2(self._loss(logits, labels))
+        loss = self._with_l2(self._loss_of(self.loss, logits, labels))
         self.train_accuracy.update(logits, labels)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels))
         return loss
@@ -130,14 +130,13 @@ class ClassificationTask(SupervisedTask):
 
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         logits, labels = self.predictions_and_target(batch)
-        mean_loss.update(self._loss(logits, labels), len(labels))
+        self._add_loss(mean_loss, logits, labels)
         metrics.update(logits, labels)
 
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
         values: dict[str, Tensor] = metrics.compute()
         metrics.reset()
-        self.log(f"{stage}_loss", loss.compute())
-        loss.reset()
+        self._log_losses(stage, loss)
         self.log(f"{stage}_accuracy", values["accuracy"], prog_bar=True)
         self.log(f"{stage}_f1_macro", values["f1_macro"], prog_bar=True)
         self.log(f"{stage}_f1_weighted", values["f1_weighted"])

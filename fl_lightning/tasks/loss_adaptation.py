@@ -113,7 +113,8 @@ def _signal(loss: AdaptiveLoss) -> Metric | str | None:
 
 @torch.no_grad()
 def _watch(metric: Metric, loss: AdaptiveLoss, inputs: tuple[Any, ...], output: Tensor) -> None:
-    update_metric(metric, inputs[0], inputs[1], "model.loss.metric")
+    if loss.observed:
+        update_metric(metric, inputs[0], inputs[1], "model.loss.metric")
 
 
 def _figure(loss: AdaptiveLoss, trainer: Trainer, module: LightningModule) -> Tensor:

@@ -97,13 +97,13 @@ class RegressionTask(SupervisedTask):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch."""
         outputs, target = self._pair(batch)
-        loss = self._with_l2(self._loss_of(outputs, target))
+        loss = self._with_l2(self._loss_of(self.loss, outputs, target))
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(target))
         return loss
 
     def _evaluate(self, batch: Any, mean_loss: MeanMetric, metrics: MetricCollection) -> None:
         outputs, target = self._pair(batch)
-        mean_loss.update(self._loss_of(outputs, target), len(target))
+        self._add_loss(mean_loss, outputs, target)
         metrics.update(*self._compared(outputs, target))
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -128,8 +128,7 @@ class RegressionTask(SupervisedTask):
             except ValueError:  # R2 of one number, of all ranks together: there is no variance to explain
                 values[name] = torch.nan
         metrics.reset()
-        self.log(f"{stage}_loss", loss.compute())
-        loss.reset()
+        self._log_losses(stage, loss)
         self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, prog_bar=True)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
