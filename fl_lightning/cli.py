@@ -32,6 +32,7 @@ from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
+from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
@@ -100,7 +101,7 @@ class FederationCLI(LightningCLI):
             subclass_mode_model=True,
             save_config_callback=SaveRunConfig,
             seed_everything_default=0,
-            trainer_defaults={"callbacks": [PredictionFile()]},
+            trainer_defaults={"callbacks": [PredictionFile()], "enable_model_summary": False},
             parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
             parser_class=FederationParser,
             auto_configure_optimizers=False,
@@ -190,6 +191,7 @@ class FederationCLI(LightningCLI):
         """Run the command; a fit has its folder to itself."""
         root = Path(self.trainer.default_root_dir)
         cast(FederationTrainer, self.trainer).makes_folder = not root.exists()
+        drop_deprecated(self.trainer.loggers)
         if subcommand != "fit" or not _is_first_rank() or self._config.trainer.fast_dev_run:
             super()._run_subcommand(subcommand)
             return
@@ -198,7 +200,9 @@ class FederationCLI(LightningCLI):
             super()._run_subcommand(subcommand)
 
     def before_fit(self) -> None:
-        """Now that everything could be built: W&B's id for those who resume."""
+        """Say what will train; keep W&B's id for those who resume, now that everything could be built."""
+        if self.trainer.is_global_zero:
+            print(describe_model(self.model))
         if self._wandb_id:
             (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id)
 
@@ -246,12 +250,16 @@ class FederationCLI(LightningCLI):
         print(f"Rounds: {self.trainer.current_epoch}. {shown}")
         print(f"Run: {self.trainer.default_root_dir} (checkpoints, logs, config.yaml)")
         print(f"Data: {self.datamodule.origin}")
+        validated_on = getattr(self.datamodule.datamodule, "validated_on", None)
+        if validated_on:
+            print(f"Validated on {validated_on}.")
 
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
     try:
-        FederationCLI(args)
+        with without_tips():
+            FederationCLI(args)
     except SIGTERMException:
         print("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)

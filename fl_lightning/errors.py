@@ -46,7 +46,7 @@ def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
         ConfigurationError: if ``condition`` is false.
     """
     if not condition:
-        raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}. Set '{setting}' to {wanted}.")
+        raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}.")
 
 
 def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int]) -> None:

@@ -261,7 +261,10 @@ def test_an_error_of_the_users_own_keeps_its_type():
 
 
 def test_an_integer_limit_is_refused_as_well():
-    with pytest.raises(ConfigurationError, match=r"use 'federation.local.limit_train_batches' instead, but is 1\."):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'trainer.limit_train_batches' is 1, but .* set 'federation.local.limit_train_batches' instead",
+    ):
         federate(Plain(), flags={"limit_train_batches": 1})
 
 

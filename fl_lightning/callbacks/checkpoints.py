@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.functional.metric_mode import higher_is_better
 
@@ -21,7 +23,9 @@ class _InTheRunsFolder(ModelCheckpoint):
         """Choose the folder."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
-        super().setup(trainer, pl_module, stage)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # on a resume it should
+            super().setup(trainer, pl_module, stage)
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         if self.dirpath is None:
@@ -47,6 +51,10 @@ class BestCheckpoint(_InTheRunsFolder):
     ) -> None:
         mode = "max" if higher_is_better(monitor, mode, "best_checkpoint.mode") else "min"
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the metric before the first round."""
+        refuse_unknown_metrics(trainer, pl_module, {"best_checkpoint.monitor": str(self.monitor)})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the model if it is the best.

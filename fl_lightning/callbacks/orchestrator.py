@@ -29,6 +29,7 @@ from fl_lightning.callbacks.exchange import forget_waiting, leave_at_exit, share
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.interruption import tell_how_to_resume
+from fl_lightning.callbacks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy
 from fl_lightning.callbacks.resume import Start, refuse_federations
@@ -184,6 +185,12 @@ class FederatedOrchestrator(Callback):
         with self._takeover.suspended():
             client = client_copy(pl_module)
         self._federation, self._drawing, self._evaluator = assemble(self, self._run, trainer, pl_module, client)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look for the metrics that settings name, before a round is spent."""
+        if self._takeover is not None:
+            names = names_of(self.strategy, self.route, self.client_evaluation)
+            refuse_unknown_metrics(trainer, pl_module, names)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Try a checkpoint, restore the global random state of a resumed run, and make rounds the x-axis."""

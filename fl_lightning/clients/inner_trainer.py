@@ -156,7 +156,8 @@ _ADVICE = (
     "You called `self.log",
     "There is a wandb run already in progress",
     r"Found \d+ module\(s\) in eval mode",  # a frozen backbone is meant to be
-    r"It is recommended to use `self.log\('(federation/|class_weight/|round')",  # the same on every rank
+    r"It is recommended to use `self.log\('(federation/|class_weight/|robust_loss/|round')",  # the same on every rank
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
 )
 
 
@@ -165,7 +166,7 @@ def without_advice() -> Iterator[None]:
     """Filter Lightning's advice to inner Trainers for the duration of a federation; other warnings pass."""
     with warnings.catch_warnings():
         for text in _ADVICE:
-            for category in (PossibleUserWarning, UserWarning, RuntimeWarning):
+            for category in (PossibleUserWarning, UserWarning, RuntimeWarning, FutureWarning):
                 warnings.filterwarnings("ignore", message=f".*{text}", category=category, module="lightning")
         warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's hooks need no input's gradient
         yield

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 
 from fl_lightning.clients.example_privacy import ExamplePrivacy
 from fl_lightning.clients.partial_work import PartialWork
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 
 Engine = Literal["trainer", "fabric", "stacked", "auto"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
@@ -136,10 +136,12 @@ def refuse_outer_flags(trainer: Trainer) -> None:
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     for flag, (neutral, setting) in _REFUSED.items():
-        wanted = f"left alone in a federation, whose outer batch is a whole round; use 'federation.local.{setting}' instead"
         value = getattr(trainer, flag)
-        untouched = value is None or (value == neutral and type(value) is type(neutral))
-        require(untouched, f"trainer.{flag}", wanted, value)
+        if value is not None and (value != neutral or type(value) is not type(neutral)):
+            raise ConfigurationError(
+                f"'trainer.{flag}' is {value!r}, but a batch of the federation's Trainer is a whole round. Remove it and set "
+                f"'federation.local.{setting}' instead, which applies to the clients' batches."
+            )
 
 
 def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:

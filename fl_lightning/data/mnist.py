@@ -21,7 +21,7 @@ _EMBEDDED_TEST_PER_CLASS = 100
 
 
 class MNISTDataModule(TorchvisionDataModule):
-    """Handwritten digits, 28 x 28, in [0, 1]. The server's set is the MNIST test set.
+    """Handwritten digits, 28 x 28, in [0, 1]. The server validates on the test set, as AdaFed's authors do.
 
     Args:
         root: folder that holds ``MNIST/raw`` in torchvision's layout, or into which it is downloaded.
@@ -33,6 +33,7 @@ class MNISTDataModule(TorchvisionDataModule):
         normalize: subtract the training set's mean and divide by its standard deviation; AdaFed's network takes images in
             [0, 1].
         augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
+        validation_share: share of the training images, in [0, 1), that are held out as the server's validation set.
 
     Attributes:
         origin: where the data came from, in words.
@@ -49,8 +50,9 @@ class MNISTDataModule(TorchvisionDataModule):
         source: Literal["auto", "mnist", "embedded"] = "auto",
         normalize: bool = False,
         augmentation: nn.Module | None = None,
+        validation_share: float = 0.0,
     ) -> None:
-        super().__init__(root, batch_size, eval_batch_size, normalize, augmentation)
+        super().__init__(root, batch_size, eval_batch_size, normalize, augmentation, validation_share)
         self.source = source
         self.is_stand_in = source == "embedded"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,14 +15,19 @@ from torch.utils.data import TensorDataset
 from torchvision import datasets
 
 from fl_lightning.data.images import ImageDataModule, image_dataset
-from fl_lightning.errors import DataError
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import hold_out
 
 _TIMEOUT = 20
 """Seconds without an answer: a network that swallows packets must not hold the run up."""
 
 
 class TorchvisionDataModule(ImageDataModule):
-    """A data set of torchvision, in memory, downloaded where the folder has none. The server's set is its test set.
+    """A data set of torchvision, in memory, downloaded where the folder has none.
+
+    The server validates on its test set, as many papers do, or on a share of the training set that no client gets.
 
     Args:
         root: folder that holds the data in torchvision's layout, or into which they are downloaded.
@@ -30,6 +36,8 @@ class TorchvisionDataModule(ImageDataModule):
         normalize: subtract the mean of each channel of the training set and divide by its standard deviation; without, images
             are in [0, 1].
         augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
+        validation_share: share of the training images, in [0, 1), that are held out in the proportions of the classes as the
+            server's validation set; the same ones in every run. With 0 the server validates on the test set.
     """
 
     MEAN: Sequence[float]
@@ -42,9 +50,12 @@ class TorchvisionDataModule(ImageDataModule):
         eval_batch_size: int = 1000,
         normalize: bool = True,
         augmentation: nn.Module | None = None,
+        validation_share: float = 0.0,
     ) -> None:
         mean, std = (self.MEAN, self.STD) if normalize else (None, None)
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation)
+        require(0 <= validation_share < 1, "data.datamodule.validation_share", "at least 0 and below 1", validation_share)
+        self.validation_share = validation_share
         self.root = root
         self.normalize = normalize
         self._failure = ""
@@ -72,9 +83,27 @@ class TorchvisionDataModule(ImageDataModule):
             self.open(train)
         except (OSError, RuntimeError):  # not there, or what a broken download left
             try:
-                self.open(train, download=True)
+                with contextlib.redirect_stdout(None):  # the addresses it tries
+                    self.open(train, download=True)
             except (OSError, RuntimeError) as error:
-                self._failure = f" and could not be downloaded ({type(error).__name__}: {error})"
+                reason = str(error).strip().partition("\n")[0].rstrip(":")
+                self._failure = f" and could not be downloaded ({type(error).__name__}: {reason})"
+
+    def setup(self, stage: str) -> None:
+        """Read the images, once, and hold the validation set out."""
+        if self._train is None:
+            train, self._test = self.load()
+            self._train, self._val = _held_out(train, self.validation_share) if self.validation_share else (train, None)
+
+    @property
+    def validated_on(self) -> str:
+        """What the server validates on, in words."""
+        if self._val is None:
+            return (
+                f"the {len(self._test):,} test images, as papers often do. To tune settings, hold a set out: "
+                "--data.datamodule.validation_share 0.1"
+            )
+        return f"{len(self._val):,} training images that no client has"
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
         """Read training and test set.
@@ -93,6 +122,21 @@ class TorchvisionDataModule(ImageDataModule):
         sets = [image_dataset(*self.read(part), classes=getattr(part, "classes", None)) for part in (train, test)]
         self.origin = f"{name} from {Path(self.root)} ({len(sets[0])} + {len(sets[1])} images)"
         return sets[0], sets[1]
+
+
+def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, TensorDataset]:
+    """Split a training set into what is left and what is held out, in the proportions of its classes."""
+    images, labels = dataset.tensors
+    everything = Partition.of_parts([torch.arange(len(labels))])
+    size = torch.tensor([max(1, round(share * len(labels)))])
+    if int(size) >= len(labels):
+        raise DataError(
+            f"'data.datamodule.validation_share' {share} leaves none of {len(labels)} images to train on. Lower it."
+        )
+    parts = hold_out(everything, size, labels, generator(0, "validation share"))
+    classes = getattr(dataset, "classes", None)
+    left, held = (image_dataset(images[part[0]], labels[part[0]], classes=classes) for part in parts)
+    return left, held
 
 
 class FashionMNISTDataModule(TorchvisionDataModule):

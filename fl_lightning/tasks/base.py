@@ -20,6 +20,9 @@ from fl_lightning.losses.adaptive import PlainLoss
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
+EQUAL: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
+"""How to log what torchmetrics has synchronised: the maximum of equal values is exact, and Lightning gives no advice."""
+
 
 class SupervisedTask(LoadsSafely, LightningModule):
     """A LightningModule of a network and a loss for batches (input, target, ...).
@@ -125,10 +128,10 @@ class SupervisedTask(LoadsSafely, LightningModule):
         mean_loss.update(self._loss_of(partial(self._plain_loss, self.loss), outputs, target), len(target))
 
     def _log_losses(self, stage: str, mean_loss: MeanMetric) -> None:
-        self.log(f"{stage}_loss", mean_loss.compute())
+        self.log(f"{stage}_loss", mean_loss.compute(), **EQUAL)
         mean_loss.reset()
         if self._shows_adaptive_loss:
-            self.log("val_adaptive_loss", self.val_adaptive_loss.compute())
+            self.log("val_adaptive_loss", self.val_adaptive_loss.compute(), **EQUAL)
             self.val_adaptive_loss.reset()
 
     @abstractmethod

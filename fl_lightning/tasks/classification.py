@@ -21,7 +21,7 @@ from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.losses.cross_entropy import CrossEntropy
 from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
 from fl_lightning.reporting.tables import log_matrix, write_matrix
-from fl_lightning.tasks.base import SupervisedTask
+from fl_lightning.tasks.base import EQUAL, SupervisedTask
 
 
 class ClassificationTask(SupervisedTask):
@@ -137,10 +137,10 @@ class ClassificationTask(SupervisedTask):
         values: dict[str, Tensor] = metrics.compute()
         metrics.reset()
         self._log_losses(stage, loss)
-        self.log(f"{stage}_accuracy", values["accuracy"], prog_bar=True)
-        self.log(f"{stage}_f1_macro", values["f1_macro"], prog_bar=True)
-        self.log(f"{stage}_f1_weighted", values["f1_weighted"])
-        self.log_dict({f"{stage}_f1/{c}": score for c, score in enumerate(values["f1_per_class"])})
+        shown = {f"{stage}_{name}": values[name] for name in ("accuracy", "f1_macro")}
+        self.log_dict(shown, prog_bar=True, **EQUAL)
+        self.log(f"{stage}_f1_weighted", values["f1_weighted"], **EQUAL)
+        self.log_dict({f"{stage}_f1/{c}": score for c, score in enumerate(values["f1_per_class"])}, **EQUAL)
         write_matrix(self.trainer, f"{stage}_confusion", values["confusion"])
         if self.trainer.state.fn is not TrainerFn.FITTING:
             log_matrix(self.trainer, f"{stage}_confusion", values["confusion"])

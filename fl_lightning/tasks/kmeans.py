@@ -17,6 +17,7 @@ from fl_lightning.functional.seeding import generator
 from fl_lightning.metrics.cluster_quality import ClusterQuality
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
+from fl_lightning.tasks.base import EQUAL
 
 _WITHOUT_EFFECT = {
     "proximal_mu": 0.0,
@@ -207,7 +208,7 @@ class KMeansTask(LoadsSafely, LightningModule):
 
     def _log(self, stage: str, quality: ClusterQuality) -> None:
         for name, value in quality.compute().items():
-            self.log(f"{stage}_{name}", value, prog_bar=name == "loss")
+            self.log(f"{stage}_{name}", value, prog_bar=name == "loss", **EQUAL)
         quality.reset()
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -14,7 +14,7 @@ from fl_lightning.losses.cross_entropy import CrossEntropy
 from fl_lightning.losses.hinge import Hinge
 from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
 from fl_lightning.metrics.percentage_error import PercentageError
-from fl_lightning.tasks.base import SupervisedTask
+from fl_lightning.tasks.base import EQUAL, SupervisedTask
 
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, MetricWeightedCrossEntropy, Hinge)
 
@@ -129,7 +129,7 @@ class RegressionTask(SupervisedTask):
                 values[name] = torch.nan
         metrics.reset()
         self._log_losses(stage, loss)
-        self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, prog_bar=True)
+        self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, prog_bar=True, **EQUAL)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """What the readout makes of the outputs, float32."""

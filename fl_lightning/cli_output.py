@@ -1,0 +1,53 @@
+"""What the command line says of a model, and what libraries say that concerns no user of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning_utilities.core.rank_zero import log as _lightning
+from torch.nn.parameter import is_lazy
+
+
+def describe_model(module: LightningModule) -> str:
+    """Describe a module in a line: its network, and the parameters that a client trains and sends.
+
+    Lightning's own table, ``--trainer.enable_model_summary true``, also lists losses and metrics.
+    """
+    network = getattr(module, "network", None)
+    name = type(module).__name__ if network is None else f"{type(network).__name__} in {type(module).__name__}"
+    parameters = list(module.parameters())
+    if not parameters or any(is_lazy(parameter) for parameter in parameters):
+        return f"Model: {name}"
+    total, trained = (sum(p.numel() for p in parameters if p.requires_grad or which) for which in (True, False))
+    megabytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad) / 1e6
+    frozen = "" if trained == total else f" of {total:,}"
+    return f"Model: {name}, {trained:,}{frozen} parameters to train ({megabytes:.1f} MB)"
+
+
+def drop_deprecated(loggers: Sequence[Logger]) -> None:
+    """Take an argument out of Lightning's W&B loggers that W&B warns about and ignores."""
+    for logger in loggers:
+        settings = getattr(logger, "_wandb_init", {}) if isinstance(logger, WandbLogger) else {}
+        if settings.get("anonymous", False) is None:
+            del settings["anonymous"]
+
+
+@contextmanager
+def without_tips() -> Iterator[None]:
+    """Drop Lightning's advertisements and a deprecation in its own code; a user's warnings pass."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.")
+        _lightning.addFilter(_is_no_tip)
+        try:
+            yield
+        finally:
+            _lightning.removeFilter(_is_no_tip)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    return "Tip: For seamless cloud" not in record.getMessage()
