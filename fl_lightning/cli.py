@@ -33,6 +33,8 @@ from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_trainer import FederationTrainer
+from fl_lightning.config_arguments import behind_subcommand, expand
+from fl_lightning.config_files import without_base
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
@@ -75,6 +77,17 @@ class FederationParser(LightningArgumentParser):
     # argcomplete looks for these, and the parsers of subcommands lack them.
     _action_conflicts: ClassVar[dict[Any, Any]] = {}
     active_actions: ClassVar[list[Any]] = []
+
+    def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Namespace:
+        """See jsonargparse; configurations may go by their names, and come after their bases."""
+        given = sys.argv[1:] if args is None else list(args)
+        nested: Any = self._subcommands_action
+        given = expand(given) if nested is None else behind_subcommand(given, nested.choices)
+        return super().parse_args(given, *others, **settings)
+
+    def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
+        """See jsonargparse; without the ``base`` of a file, which :meth:`parse_args` has seen to."""
+        return super().parse_string(without_base(content), *others, **settings)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to mend it; exit status 2."""

@@ -5,7 +5,8 @@ The command line prints the message of any :class:`FederationError` without a tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -65,3 +66,18 @@ def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int])
             f"{name} compares outputs and targets of one shape, but got {tuple(outputs)} and {tuple(target)}. Let the network "
             "give what the data hold."
         )
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return ' Did you mean ...?' with the names that are nearest to a wrong one, or nothing where none is near.
+
+    Args:
+        name: the wrong name.
+        known: the names that there are.
+        cutoff: how near a name must be, from 0 to 1.
+    """
+    spelled: dict[str, str] = {}
+    for right in known:
+        spelled.setdefault(right.lower(), right)
+    close = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=cutoff)]
+    return f" Did you mean {' or '.join(close)}?" if close else ""
