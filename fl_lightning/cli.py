@@ -33,7 +33,7 @@ from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_trainer import FederationTrainer
-from fl_lightning.config_arguments import behind_subcommand, expand
+from fl_lightning.config_arguments import behind_subcommand, config_files, expand
 from fl_lightning.config_files import without_base
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
@@ -77,12 +77,15 @@ class FederationParser(LightningArgumentParser):
     # argcomplete looks for these, and the parsers of subcommands lack them.
     _action_conflicts: ClassVar[dict[Any, Any]] = {}
     active_actions: ClassVar[list[Any]] = []
+    files: ClassVar[list[str]] = []
+    """The configurations of the command that is parsed, for what is said of them."""
 
     def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Namespace:
         """See jsonargparse; configurations may go by their names, and come after their bases."""
         given = sys.argv[1:] if args is None else list(args)
         nested: Any = self._subcommands_action
         given = expand(given) if nested is None else behind_subcommand(given, nested.choices)
+        FederationParser.files = config_files(given)
         return super().parse_args(given, *others, **settings)
 
     def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
@@ -96,7 +99,8 @@ class FederationParser(LightningArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         parser = getattr(ex, "subcommand_parser", None)
         options += [option for action in getattr(parser, "_actions", ()) for option in action.option_strings]
-        print(f"fl-lightning: error: {explain(message, options)}", file=sys.stderr)
+        options = [option for option in options if not option.endswith(".help")]
+        print(f"fl-lightning: error: {explain(message, options, FederationParser.files)}", file=sys.stderr)
         sys.exit(2)
 
 

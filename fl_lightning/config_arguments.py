@@ -78,6 +78,11 @@ def behind_subcommand(arguments: Sequence[str], subcommands: Collection[str]) ->
     return [*head, *after[:1], *flat, *after[1:]]
 
 
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """Return the files that arguments name by ``--config``."""
+    return [value for _, _, value in _spots(arguments) if _is_name(value)]
+
+
 def _spots(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
     """Where configurations are given: start, end and value."""
     found, place = [], 0

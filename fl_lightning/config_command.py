@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def _headline(name: str) -> str:
         if not line.startswith("#"):
             break
         comment.append(line.removeprefix("#").strip())
-    return " ".join(comment).split(". ")[0].rstrip(".")
+    return re.split(r"(?<!et al)[.:] ", " ".join(comment))[0].rstrip(".:")
 
 
 def show(name: str) -> str:

@@ -5,8 +5,8 @@ The command line prints the message of any :class:`FederationError` without a tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 
@@ -68,16 +68,17 @@ def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int])
         )
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Callable[[str], str] = str) -> str:
     """Return ' Did you mean ...?' with the names that are nearest to a wrong one, or nothing where none is near.
 
     Args:
         name: the wrong name.
         known: the names that there are.
         cutoff: how near a name must be, from 0 to 1.
+        show: how a name is written.
     """
-    spelled: dict[str, str] = {}
-    for right in known:
-        spelled.setdefault(right.lower(), right)
-    close = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=cutoff)]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
+    wrong = name.lower()
+    scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
+    best = max(scores.values(), default=0.0)
+    close = sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])
+    return f" Did you mean {' or '.join(map(show, close[:3]))}?" if close else ""
