@@ -80,17 +80,19 @@ class FederationParser(LightningArgumentParser):
     files: ClassVar[list[str]] = []
     """The configurations of the command that is parsed, for what is said of them."""
 
-    def parse_args(self, args: Any = None, *others: Any, **settings: Any) -> Namespace:
+    def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
         """See jsonargparse; configurations may go by their names, and come after their bases."""
         given = sys.argv[1:] if args is None else list(args)
         nested: Any = self._subcommands_action
         given = expand(given) if nested is None else behind_subcommand(given, nested.choices)
         FederationParser.files = config_files(given)
-        return super().parse_args(given, *others, **settings)
+        parsed: Namespace = super().parse_args(given, namespace, **settings)
+        return parsed
 
     def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
         """See jsonargparse; without the ``base`` of a file, which :meth:`parse_args` has seen to."""
-        return super().parse_string(without_base(content), *others, **settings)
+        parsed: Namespace = super().parse_string(without_base(content), *others, **settings)
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to mend it; exit status 2."""

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     if action in ("-h", "--help"):
         print(_USAGE, end="")
     elif action not in ("list", "show", "copy"):
-        known = did_you_mean(action, ["list", "show", "copy"]) or did_you_mean(f"show {action}", [f"show {name}" for name in names()])
+        known = did_you_mean(action, ["list", "show", "copy"]) or did_you_mean(action, names(), show="show {}".format)
         _refuse(f"'configs' has no action '{action}'.{known}\n{_USAGE.rstrip()}", 2)
     elif len(rest) not in {"list": (0,), "show": (1,), "copy": (1, 2)}[action]:
         _refuse(f"'configs {action}' got {len(rest)} arguments.\n{_USAGE.rstrip()}", 2)

