@@ -79,6 +79,7 @@ class FederationParser(LightningArgumentParser):
     active_actions: ClassVar[list[Any]] = []
     files: ClassVar[list[str]] = []
     """The configurations of the command that is parsed, for what is said of them."""
+    _is_expanded = False
 
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
         """See jsonargparse; configurations may go by their names, and come after their bases."""
@@ -89,9 +90,18 @@ class FederationParser(LightningArgumentParser):
         parsed: Namespace = super().parse_args(given, namespace, **settings)
         return parsed
 
-    def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
+    def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
         """See jsonargparse; without the ``base`` of a file, which :meth:`parse_args` has seen to."""
-        parsed: Namespace = super().parse_string(without_base(content), *others, **settings)
+        self._is_expanded = Path(path).is_file()  # no address and no pipe
+        try:
+            parsed: Namespace = super().parse_path(path, *others, **settings)
+        finally:
+            self._is_expanded = False
+        return parsed
+
+    def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
+        """See :meth:`parse_path`."""
+        parsed: Namespace = super().parse_string(without_base(content) if self._is_expanded else content, *others, **settings)
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fl_lightning.config_files import find, folder, names
@@ -38,8 +38,9 @@ def main(arguments: Sequence[str]) -> None:
     elif len(rest) not in {"list": (0,), "show": (1,), "copy": (1, 2)}[action]:
         _refuse(f"'configs {action}' got {len(rest)} arguments.\n{_USAGE.rstrip()}", 2)
     else:
+        actions: dict[str, Callable[..., str]] = {"list": listing, "show": show, "copy": copy}
         try:
-            print({"list": listing, "show": show, "copy": copy}[action](*rest), end="")
+            print(actions[action](*rest), end="")
         except ConfigurationError as error:
             _refuse(str(error), 1)
 

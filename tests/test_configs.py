@@ -358,6 +358,8 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config value.yaml", "'value.yaml', line 2: "),
         ("--config value.yaml", "Expected a int. Got: x."),
         ("--config value.yaml --trainer.max_epochs y", "error: 'value.yaml', line 2: "),
+        ("--config {base:adafed_mnist,trainer:{max_epochs:[}}", "config"),
+        ("--config={'base':'x'}", "does not accept option 'base'"),
         ("--trainer.max_epochs x", 'error: Parser key "trainer.max_epochs": Expected a int. Got: x.'),
         ("--federation.strategy FedAvgg", "Did you mean FedAvg or FedAvgM? Known: AdaFed"),
         ("--federation.route RingFedd", "Did you mean RingFed? Known"),
