@@ -70,7 +70,7 @@ def _headline(name: str) -> str:
         if not line.startswith("#"):
             break
         comment.append(line.removeprefix("#").strip())
-    return re.split(r"(?<!et al)[.:] ", " ".join(comment))[0].rstrip(".:")
+    return re.split(r"(?<!et al)[.] ", " ".join(comment))[0].rstrip(".:")
 
 
 def show(name: str) -> str:
