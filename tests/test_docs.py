@@ -30,7 +30,7 @@ def test_every_config_has_its_page():
 @pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
 def test_every_configuration_that_is_named_exists(document, monkeypatch):
     monkeypatch.chdir(ROOT)
-    for name in re.findall(r"--(?:config|base)[ =]([\w/.]+)", document.read_text()):
+    for name in re.findall(r"--(?:config|base)(?:\s+|=)(\w[\w/.]*)", document.read_text()):
         if not name.startswith(("runs/", "NAME")):
             assert find(name.rstrip(".")).is_file()
 
