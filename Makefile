@@ -10,7 +10,7 @@ BIN := .venv/bin
 	touch $@
 
 fit: .venv/installed
-	$(BIN)/fl-lightning fit --config configs/adafed_mnist.yaml --data.datamodule.source embedded \
+	$(BIN)/fl-lightning fit --config adafed_mnist --data.datamodule.source embedded \
 		--trainer.default_root_dir runs/fit-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/installed

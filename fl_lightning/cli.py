@@ -34,6 +34,8 @@ from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_trainer import FederationTrainer
+from fl_lightning.config_arguments import behind_subcommand, config_files, expand
+from fl_lightning.config_files import without_base
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
@@ -76,6 +78,32 @@ class FederationParser(LightningArgumentParser):
     # argcomplete looks for these, and the parsers of subcommands lack them.
     _action_conflicts: ClassVar[dict[Any, Any]] = {}
     active_actions: ClassVar[list[Any]] = []
+    files: ClassVar[list[str]] = []
+    """The configurations of the command that is parsed, for what is said of them."""
+    _is_expanded = False
+
+    def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
+        """See jsonargparse; configurations may go by their names, and come after their bases."""
+        given = sys.argv[1:] if args is None else list(args)
+        nested: Any = self._subcommands_action
+        given = expand(given) if nested is None else behind_subcommand(given, nested.choices)
+        FederationParser.files = config_files(given)
+        parsed: Namespace = super().parse_args(given, namespace, **settings)
+        return parsed
+
+    def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
+        """See jsonargparse; without the ``base`` of a file, which :meth:`parse_args` has seen to."""
+        self._is_expanded = Path(path).is_file()  # no address and no pipe
+        try:
+            parsed: Namespace = super().parse_path(path, *others, **settings)
+        finally:
+            self._is_expanded = False
+        return parsed
+
+    def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
+        """See :meth:`parse_path`."""
+        parsed: Namespace = super().parse_string(without_base(content) if self._is_expanded else content, *others, **settings)
+        return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to mend it; exit status 2."""
@@ -84,7 +112,8 @@ class FederationParser(LightningArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         parser = getattr(ex, "subcommand_parser", None)
         options += [option for action in getattr(parser, "_actions", ()) for option in action.option_strings]
-        print(f"fl-lightning: error: {explain(message, options)}", file=sys.stderr)
+        options = [option for option in options if not option.endswith(".help")]
+        print(f"fl-lightning: error: {explain(message, options, FederationParser.files)}", file=sys.stderr)
         sys.exit(2)
 
 

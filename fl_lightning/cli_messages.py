@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
+from fl_lightning.cli_names import nearest_class, nearest_setting, where, wrong_name
 from fl_lightning.clients.example_privacy import ExamplePrivacy
 from fl_lightning.clients.secure_aggregation import SecureAggregation
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import Strategy
@@ -65,32 +65,44 @@ def refuse_wrong_sections(config: Namespace) -> None:
             raise ConfigurationError(f"'{name}' is {value}: whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
 
 
-def explain(message: str, options: Sequence[str] = ()) -> str:
+def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()) -> str:
     """What was wrong, what is allowed, and how to see more.
 
     Args:
         message: the parser's own.
         options: every option there is, for a guess at what was meant.
+        files: the configurations of the command, one of which may hold what is wrong.
     """
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
     text = " ".join(line.removeprefix("- ") for line in lines)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
-    if given and "NestedArg" not in given[1] and given[1] not in text:
+    if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
         text += f". Got: {given[1][:80]}"
-    return text.rstrip(".") + "." + _remedy(message, options)
+    return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
 
 
 def _remedy(message: str, options: Sequence[str]) -> str:
-    key = re.search(r'Parser key "([\w.]+)"', message)
-    base = _BASES.get(key[1].removeprefix("federation."), _BASES.get(key[1].split(".")[-1])) if key else None
-    if key and key[1] in _SETTINGS and "dot import path" in message:
-        names = inspect.signature(_SETTINGS[key[1]]).parameters
+    keys = re.findall(r'Parser key "([\w.]+)"', message)
+    base = _BASES.get(keys[-1].removeprefix("federation."), _BASES.get(keys[-1].split(".")[-1])) if keys else None
+    if keys and keys[-1] in _SETTINGS and "dot import path" in message:
+        names = inspect.signature(_SETTINGS[keys[-1]]).parameters
         return f" It holds settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
-    if base and "dot import path" in message:
-        known = [name for name in fl_lightning.__all__ if _is_concrete(getattr(fl_lightning, name), base)]
-        return f" Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
-    unknown = re.search(r"(?:unrecognized arguments: |Option '|[Kk]ey ')(?:--)?([\w.]+)", message)
+    name = wrong_name(message)
+    if keys and name:
+        known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
+        near = did_you_mean(name, known) or nearest_class(name, keys[-1].split(".")[-1])
+        if known and "dot import path" in message:
+            return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
+        if "No module named" in message:
+            return f"{near} A module of your own must be on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+        if near:
+            return near
+    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    if choice:
+        return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
+    unknown = re.search(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)", message)
+    classes = re.findall(r"class_path '([\w.]+)'", message)
     if unknown:
         name = unknown[1]
         flag = name.removeprefix("federation.local.")
@@ -99,14 +111,16 @@ def _remedy(message: str, options: Sequence[str]) -> str:
                 f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
                 "a client takes: fl-lightning fit --help."
             )
-        close = get_close_matches(f"--{name}", options, n=1, cutoff=0.7)
-        if close:
-            return f" Did you mean {close[0]}?"
-    if key and "No module named" in message:
-        return " A module of your own must be on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
-    given = re.search(r"class_path '([\w.]+)'", message)
-    example = f"{key[1]}.help {given[1]}" if key and given else "federation.strategy.help AdaFed"
-    return f" All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
+        near = nearest_setting(name, classes[-1]) if classes else did_you_mean(f"--{name}", options, cutoff=0.7)
+        if near and not classes:
+            return near
+    if "data.datamodule" in message and "are required" in message:
+        return " A configuration has them: fl-lightning fit --config adafed_mnist; for all of them, fl-lightning configs."
+    if 'expected "subcommand"' in message:
+        return " Type it first: fl-lightning fit ..."
+    example = f"{keys[0]}.help {classes[0]}" if keys and classes else "federation.strategy.help AdaFed"
+    near = near if unknown else ""
+    return f"{near} All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
 
 
 def _is_concrete(candidate: object, base: type) -> bool:

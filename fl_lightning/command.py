@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "partition": "Show what each client would hold, without training.",
     "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
     "report": "Write a study's report again, from its table alone.",
+    "configs": "List, show or copy the configurations that come with the package.",
 }
 
 _STUDIES = ("compare", "report")
@@ -26,13 +27,13 @@ subcommands:
 
 options:
   -h, --help            Show this help message and exit.
-  -c, --config CONFIG   Path to a configuration file in json or yaml format.
+  -c, --config CONFIG   Path to a YAML file, or one of 'fl-lightning configs'.
   --print_config[=flags]
                         Print the configuration after applying all other arguments and exit.
   --version             Print version and exit.
 
 For the settings of a subcommand: fl-lightning fit --help; of a class: fl-lightning fit --federation.strategy.help AdaFed.
-A first run: fl-lightning fit --config configs/adafed_mnist.yaml
+A first run: fl-lightning fit --config adafed_mnist
 """
 
 
@@ -48,6 +49,12 @@ def main() -> None:
 
         print(f"fl-lightning {fl_lightning.__version__}")
         return
+    if arguments[:1] == ["configs"]:
+        from fl_lightning.config_command import main as configs
+
+        configs(arguments[1:])
+        return
+    _refuse_unknown(arguments)
     if arguments[:1] and arguments[0] in _STUDIES:
         try:
             from fl_lightning.studies.commands import main as study
@@ -59,3 +66,14 @@ def main() -> None:
     from fl_lightning.cli import main as run
 
     run()
+
+
+def _refuse_unknown(arguments: list[str]) -> None:
+    """Answer a subcommand that does not exist at once, with the nearest one."""
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in SUBCOMMANDS:
+        from fl_lightning.errors import did_you_mean
+
+        known = f"Subcommands: {', '.join(SUBCOMMANDS)}."
+        message = f"There is no subcommand '{arguments[0]}'.{did_you_mean(arguments[0], SUBCOMMANDS)} {known}"
+        print(f"fl-lightning: error: {message}", file=sys.stderr)
+        sys.exit(2)

@@ -5,7 +5,8 @@ The command line prints the message of any :class:`FederationError` without a tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 
@@ -65,3 +66,19 @@ def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int])
             f"{name} compares outputs and targets of one shape, but got {tuple(outputs)} and {tuple(target)}. Let the network "
             "give what the data hold."
         )
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Callable[[str], str] = str) -> str:
+    """Return ' Did you mean ...?' with the names that are nearest to a wrong one, or nothing where none is near.
+
+    Args:
+        name: the wrong name.
+        known: the names that there are.
+        cutoff: how near a name must be, from 0 to 1.
+        show: how a name is written.
+    """
+    wrong = name.lower()
+    scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
+    best = max(scores.values(), default=0.0)
+    close = sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])
+    return f" Did you mean {' or '.join(map(show, close[:3]))}?" if close else ""

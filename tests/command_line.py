@@ -40,20 +40,20 @@ QUIET = [
 TINY_CELLS = ["--data.datamodule.sites={a: {images: 6}, b: {images: 9, missed: 0.5}}", "--data.datamodule.test_images=4"]
 OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {
     "cell_counting": (["cell_counting"], TINY_CELLS),
-    "cell_counting_robust": (["cell_counting", "cell_counting_robust"], TINY_CELLS),
-    "cells": (["cell_counting", "data/cells"], ["--data.datamodule.image_size=32", "--federation.local.limit_train_batches=1"]),
+    "cell_counting_robust": (["cell_counting_robust"], TINY_CELLS),
+    "cells": (["data/cells"], ["--data.datamodule.image_size=32", "--federation.local.limit_train_batches=1"]),
     "linear_regression_simulated": (["linear_regression_simulated"], []),
     "network_mse_simulated": (["network_mse_simulated"], []),
     "svm_simulated": (["svm_simulated"], []),
     "mocha_simulated": (["mocha_simulated"], []),
     "kmeans_simulated": (["kmeans_simulated"], []),
-    "table": (["network_mse_simulated", "data/table"], ["--model.network.in_features=2"]),
+    "table": (["data/table"], ["--model.network.in_features=2"]),
     "transfer_learning_mnist": (
-        ["adafed_mnist", "transfer_learning_mnist"],
+        ["transfer_learning_mnist"],
         [*(flag for flag in SMALL if "LeNet" not in flag and "trainer.accel" not in flag), "--trainer.callbacks.thaw_after=2"],
     ),
 }
-"""Configurations that do not go on top of adafed_mnist: by name, the files of a run and what makes it small."""
+"""Configurations that do not go on top of adafed_mnist: by name, the configurations of a run and what makes it small."""
 
 
 def undocumented(names: list[str]) -> list[str]:

@@ -187,12 +187,10 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_every_choice_of_every_study_is_fitted(path, fl, monkeypatch, tmp_path):
     """Its settings are those that 'compare' would run; with the first seed, and on little data."""
-    monkeypatch.chdir(ROOT)
     written = yaml.safe_load(path.read_text())
     report = ReportOptions(**written.pop("report", {}))
     study = Study(**{**written, "seeds": 1}, report=report)
     settings = {run.name: study.configurations[run.name][1] for run in every_choice_once(study)}
-    monkeypatch.chdir(tmp_path)
     small = small_data(next(iter(settings.values())), monkeypatch)
     for name, text in settings.items():
         Path("settings.yaml").write_text(text)
@@ -247,7 +245,11 @@ def refused(capsys, *arguments: str) -> str:
     ("arguments", "message"),
     [
         ([], "required: base"),
-        (["--base", "nowhere.yaml"], "The study needs 'nowhere.yaml', which is not there"),
+        (["--base", "nowhere.yaml"], "There is no configuration 'nowhere.yaml': no file 'nowhere.yaml' in"),
+        (["--base", "adafed_mnst"], "Did you mean adafed_mnist?"),
+        (["--config", "strategies_on_skw"], "Did you mean studies/strategies_on_skew?"),
+        (["--config", "mine.yaml"], "'mine.yaml', line 2: "),
+        (["--config", "mine.yaml"], "Did you mean --seeds?"),
         (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
         (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
         (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves such as 3,5"),
@@ -274,6 +276,7 @@ def refused(capsys, *arguments: str) -> str:
     ],
 )
 def test_wrong_studies_are_refused_before_anything_runs(arguments, message, capsys):
+    Path("mine.yaml").write_text("base: adafed_mnist\nsedes: 3\n")
     assert message in refused(capsys, *arguments)
     assert not Path("runs").exists()
 

@@ -10,18 +10,29 @@ import numpy as np
 import pytest
 import torch
 from by_hand import averaged
-from command_line import ADAFED, ROOT, SMALL
+from command_line import ROOT, SMALL
 from test_strategies import assert_follows, build, clients_of, flat
+
+from fl_lightning.config_files import find, names
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 EXAMPLES = str(ROOT / "docs" / "examples")
 
 
 def test_every_config_has_its_page():
+    """By its path, or by its name in a command."""
     text = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
-    configs = [str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")]
-    assert len(configs) > 40
-    assert not [name for name in configs if name not in text]
+    found = set(re.findall(r"configs/([\w/]+)\.yaml", text)) | set(re.findall(r"--config\s+([\w/]+)", text))
+    assert len(names()) > 40
+    assert not set(names()) - found
+
+
+@pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
+def test_every_configuration_that_is_named_exists(document, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name in re.findall(r"--(?:config|base)(?:\s+|=)(\w[\w/.]*)", document.read_text()):
+        if not name.startswith(("runs/", "NAME")):
+            assert find(name.rstrip(".")).is_file()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "README"], ids=lambda page: page.stem)
@@ -29,8 +40,6 @@ def test_every_page_says_when_it_helps_and_when_it_hurts(page):
     text = page.read_text()
     for part in ("**Rule.**", "**When it helps.**", "**When it hurts.**", "**Settings.**", "Source: "):
         assert text.count(part) == 1
-    for command in re.findall(r"^fl-lightning .*$", text, re.MULTILINE):
-        assert all((ROOT / path).exists() for path in re.findall(r"--config (\S+)", command))
 
 
 @pytest.mark.parametrize("document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name)
@@ -63,7 +72,7 @@ def test_the_example_with_sums_bounds_every_update(dtype, norm_bounded):
 def test_the_example_with_sums_works_from_its_yaml(fl, norm_bounded):
     assert len(Path(EXAMPLES, "norm_bounded.py").read_text().splitlines()) < 60
     yaml = str(ROOT / "docs" / "examples" / "norm_bounded.yaml")
-    arguments = ["fit", "--config", ADAFED, "--config", yaml, *SMALL, "--trainer.logger=false", "--trainer.max_epochs=1"]
+    arguments = ["fit", "--config", yaml, *SMALL, "--trainer.logger=false", "--trainer.max_epochs=1"]
     status, text = fl(*arguments)
     assert status == 0, text
     status, text = fl(*arguments, "--federation.strategy.bound=-1", "--trainer.default_root_dir=r")

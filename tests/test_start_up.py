@@ -34,8 +34,23 @@ def test_help_and_version_do_not_import_torch(argument):
     assert ("fl-lightning " + fl_lightning.__version__ if argument == "--version" else "usage: fl-lightning") in said
 
 
+def test_configs_do_not_import_torch():
+    code = "import sys; sys.argv = ['fl-lightning', 'configs']; import fl_lightning.command as c; c.main()"
+    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
+    assert "  fednova_mnist " in said
+    assert said.splitlines()[-1] == "False False"
+
+
+def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fl-lightning", "fitt", "--config", "adafed_mnist"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2
+    assert "There is no subcommand 'fitt'. Did you mean fit? Subcommands: fit, validate" in capsys.readouterr().err
+
+
 def test_help_lists_the_subcommands_that_there_are():
-    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS}
+    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, "configs"}
 
 
 def test_other_arguments_reach_the_command_line(monkeypatch, capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,9 +121,16 @@ def test_axes_that_are_none(over, message):
         read_axes(over)
 
 
+def test_files_by_their_names():
+    """A path wins over a name of the package; runs get paths."""
+    (run,) = span(read_axes({"partition": ["data/shards.yaml"]}), [0], ["adafed_mnist", "skew"], {})
+    assert run.setting == ("shards",)
+    assert run.files == (str(ROOT / "configs/adafed_mnist.yaml"), "skew.yaml", str(ROOT / "configs/data/shards.yaml"))
+
+
 @pytest.mark.parametrize(("over", "base"), [({"partition": ["nowhere.yaml"]}, "base.yaml"), ({}, "nowhere.yaml")])
 def test_files_that_are_not_there(over, base):
-    with pytest.raises(ConfigurationError, match=r"needs .nowhere.yaml., which is not there"):
+    with pytest.raises(ConfigurationError, match=r"There is no configuration .nowhere.yaml."):
         span(read_axes(over), [0], [base], {})
 
 

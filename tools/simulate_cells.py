@@ -1,7 +1,7 @@
 """Simulated images of cells with their dots, in the VGG layout, one folder for each site: to try CellFolderDataModule with.
 
     python tools/simulate_cells.py --out cells --images 20
-    fl-lightning partition --config configs/adafed_mnist.yaml --data.datamodule CellFolderDataModule \\
+    fl-lightning partition --config adafed_mnist --data.datamodule CellFolderDataModule \\
         --data.datamodule.root cells --data.partitioner DomainPartitioner
 
 cells/clear/000cell.png is an image, cells/clear/000dots.png has a white pixel for each of the annotator's dots. Dots in the

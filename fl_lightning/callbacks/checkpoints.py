@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
-from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_mode import higher_is_better
 
 
@@ -68,6 +68,7 @@ class BestCheckpoint(_InTheRunsFolder):
             raise ConfigurationError(
                 f"'best_checkpoint.monitor' is '{self.monitor}', which {type(pl_module).__name__} does not log. It logs: "
                 f"{known}. Set it to one of these; 'best_checkpoint.mode' says whether the max or the min is best."
+                f"{did_you_mean(str(self.monitor), logged)}"
             )
         super().on_validation_end(trainer, pl_module)
 

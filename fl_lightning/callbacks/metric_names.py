@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.clients.client_evaluation import ClientEvaluation
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.routes.base import Route
 from fl_lightning.strategies.base import JointStrategy, Strategy
 
@@ -44,10 +43,8 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Map
         if not logged or not name.startswith("val") or name in logged:
             continue
         shown = [other for other in logged if "/" not in other] or logged
-        close = get_close_matches(name, shown, n=1, cutoff=0.6)
-        guess = f" Did you mean '{close[0]}'?" if close else ""
         known = ", ".join(shown)
         raise ConfigurationError(
-            f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{guess} It logs: {known}. "
+            f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It logs: {known}. "
             "(Found by the sanity check before the first round; 'trainer.num_sanity_val_steps' 0 skips it.)"
         )

@@ -18,7 +18,7 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.holdings import Part
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.metrics.update import update_metric
 
 _STRATEGY = "federation.strategy.metric"
@@ -80,7 +80,7 @@ class ModelEvaluation:
             raise ConfigurationError(
                 f"Models are measured by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
                 f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, "
-                "or to a torchmetrics class by its class_path."
+                f"or to a torchmetrics class by its class_path.{did_you_mean(str(name), logged)}"
             )
         return logged[name]
 

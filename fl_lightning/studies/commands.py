@@ -6,12 +6,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
+from fl_lightning.config_arguments import config_files, name_files
 from fl_lightning.errors import FederationError
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import RunTable
@@ -24,12 +25,14 @@ _MAPPINGS = ("settings", "over")
 class _Parser(ArgumentParser):
     """Answers a wrong setting with one message."""
 
+    files: ClassVar[list[str]] = []
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print it; exit status 2."""
         from fl_lightning.cli_messages import explain
 
         options = [option for action in self._actions for option in action.option_strings]
-        said = explain(message, options).partition(" All settings: fl-lightning fit")[0]
+        said = explain(message, options, _Parser.files).partition(" All settings: fl-lightning fit")[0]
         print(f"{self.prog}: error: {said} All settings: {self.prog} --help; examples: docs/studies.md.", file=sys.stderr)
         sys.exit(2)
 
@@ -56,7 +59,11 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the command, then its options.
     """
     command, *options = arguments
-    options, own = _own_options(options)
+    try:
+        options, own = _own_options(name_files(options, "studies"))
+    except FederationError as error:
+        _refuse(command, error)
+    _Parser.files = config_files(options)
     config = _parser(command).parse_args(options)
     for section, name, value in own:
         held = config[section] if isinstance(config[section], dict) else {}
@@ -68,8 +75,12 @@ def main(arguments: Sequence[str]) -> None:
     try:
         sys.exit(_compare(Study(**_plain(config))) if command == "compare" else _report(_plain(config)))
     except FederationError as error:
-        print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
-        sys.exit(1)
+        _refuse(command, error)
+
+
+def _refuse(command: str, error: FederationError) -> NoReturn:
+    print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
+    sys.exit(1)
 
 
 def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.config_files import find
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.run_table import FIXED
 
@@ -204,23 +205,19 @@ def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common
     Args:
         axes: of the study.
         seeds: of the runs.
-        base: configuration files of every run.
+        base: configuration files of every run, by their paths or names.
         common: settings of every run, by their full names.
 
     Raises:
         ConfigurationError: for a file that is not there.
     """
-    for path in (*base, *(file for axis in axes for choice in axis.choices for file in choice.files)):
-        if not Path(path).is_file():
-            raise ConfigurationError(
-                f"The study needs '{path}', which is not there (paths are relative to the working directory, '{Path.cwd()}'). "
-                "Mend the path, or call 'compare' from where it leads to the file."
-            )
+    chosen = (file for axis in axes for choice in axis.choices for file in choice.files)
+    paths = {name: str(find(name)) for name in (*base, *chosen)}
     runs = []
     for seed, choices in product(seeds, product(*(axis.choices for axis in axes))):
         setting = tuple(choice.name for choice in choices)
         parts = [f"{axis.name}={name}" for axis, name in zip(axes, setting, strict=True)] + [f"seed={seed}"]
-        files = (*base, *(file for choice in choices for file in choice.files))
+        files = tuple(paths[name] for name in (*base, *(file for choice in choices for file in choice.files)))
         settings = (*common.items(), *(pair for choice in choices for pair in choice.settings))
         runs.append(Run(setting, seed, folder_name(parts), files, settings))
     names = [run.name for run in runs]

@@ -1,0 +1,122 @@
+"""``--config`` on the command line: names become paths, and bases come before the files that name them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from fl_lightning.config_files import ConfigFile, arrange, find, read
+from fl_lightning.errors import ConfigurationError
+
+_FLAG, _SHORT = "--config", "-c"
+
+
+def name_files(arguments: Sequence[str], group: str = "") -> list[str]:
+    """Return arguments in which each ``--config`` has the path of its file.
+
+    Args:
+        arguments: of a command.
+        group: a folder of the package's configurations to look into first, such as ``studies``.
+
+    Raises:
+        ConfigurationError: for a file that is missing, or is no YAML.
+    """
+    return _replace(arguments, lambda given: ([], [[read(find(name, group=group)).path] for name in given]))
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a subcommand with the bases of its configurations before them.
+
+    Raises:
+        ConfigurationError: for a file that is missing, is no YAML, or has a base that is wrong.
+    """
+    return _replace(arguments, lambda given: arrange([_for_a_run(name).path for name in given]))
+
+
+def _for_a_run(name: str) -> ConfigFile:
+    file = read(find(name))
+    if "over" in file.settings:
+        raise ConfigurationError(f"'{name}' is a study of many runs. Run it by: fl-lightning compare --config {name}")
+    return file
+
+
+def behind_subcommand(arguments: Sequence[str], subcommands: Collection[str]) -> list[str]:
+    """Return arguments in which configurations given before the subcommand come right after it.
+
+    Files with a section for each subcommand (``fit: {trainer: ...}``) stay where they are, as Lightning reads them.
+
+    Args:
+        arguments: of the whole command line.
+        subcommands: all of them.
+
+    Raises:
+        ConfigurationError: for a file that is missing, is no YAML, or has both sections for subcommands and a base.
+    """
+    spots = _spots(arguments)
+    inner = {place for start, end, _ in spots for place in range(start + 1, end)}
+    words = (place for place, text in enumerate(arguments) if place not in inner and not text.startswith("-"))
+    at = next(words, len(arguments))
+    before, after = list(arguments[:at]), list(arguments[at:])
+    flat: list[str] = []
+
+    def choose(given: list[str]) -> tuple[list[Path], list[list[Path]]]:
+        kept: list[list[Path]] = []
+        for name in given:
+            file = _for_a_run(name)
+            sections = sorted(set(subcommands) & set(file.settings))
+            if sections and file.bases:
+                raise ConfigurationError(
+                    f"'{file.path}' has a section '{sections[0]}', and 'base': a base goes with settings that are the same for "
+                    "every subcommand. Write them without that section."
+                )
+            kept.append([file.path] if sections else [])
+            flat.extend([] if sections else [f"{_FLAG}={file.path}"])
+        return [], kept
+
+    head = _replace(before, choose)
+    return [*head, *after[:1], *flat, *after[1:]]
+
+
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """Return the files that arguments name by ``--config``."""
+    return [value for _, _, value in _spots(arguments) if _is_name(value)]
+
+
+def _spots(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Where configurations are given: start, end and value."""
+    found, place = [], 0
+    while place < len(arguments):
+        text, end = arguments[place], place + 1
+        if text in (_FLAG, _SHORT) and end < len(arguments):
+            found.append((place, end + 1, arguments[end]))
+            end += 1
+        elif text.startswith(f"{_FLAG}="):
+            found.append((place, end, text.partition("=")[2]))
+        elif text.startswith(_SHORT) and len(text) > len(_SHORT):
+            found.append((place, end, text.removeprefix(_SHORT).removeprefix("=")))
+        place = end
+    return found
+
+
+def _replace(arguments: Sequence[str], choose: Callable[[list[str]], tuple[list[Path], list[list[Path]]]]) -> list[str]:
+    """The arguments with what is chosen in place of each configuration, and below all of them."""
+    spots = _spots(arguments)
+    below, chosen = choose([value for _, _, value in spots if _is_name(value)])
+    files = iter(chosen)
+    result: list[str] = []
+    done = 0
+    for number, (start, end, value) in enumerate(spots):
+        result += arguments[done:start]
+        paths = [*(below if number == 0 else []), *(next(files) if _is_name(value) else [])]
+        result += [f"{_FLAG}={path}" for path in paths]
+        result += [] if _is_name(value) else arguments[start:end]
+        done = end
+    return [*result, *arguments[done:]]
+
+
+def _is_name(value: str) -> bool:
+    """Whether it names a file; settings in braces, addresses and pipes are left to the parser."""
+    path = Path(value)
+    is_pipe = len(value) < 256 and path.exists() and not path.is_file() and not path.is_dir()
+    return not (is_pipe or value in ("", "-") or re.search(r"[{\n]|://|: ", value))

@@ -1,0 +1,243 @@
+"""Configuration files: those of the package by name, and the ``base`` that a file goes on top of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.errors import ConfigurationError, did_you_mean
+
+BASE = "base"
+"""The key of a configuration file that names the file, or files, below it."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def folder() -> Path:
+    """Return where the package's configurations are: in the wheel beside the modules, in a checkout beside the package."""
+    package = Path(__file__).parent
+    return next((path for path in (package / "configs", package.parent / "configs") if path.is_dir()), package / "configs")
+
+
+def names() -> list[str]:
+    """Return the package's configurations, such as ``adafed_mnist`` and ``data/label_skew``."""
+    root = folder()
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+
+
+def find(name: str, beside: Path | None = None, group: str = "") -> Path:
+    """Return the file that a name means.
+
+    A path wins over a name of the package; both may leave out ``.yaml``.
+
+    Args:
+        name: a path or the name of one of the package's configurations.
+        beside: the folder that a path is relative to; the working directory by default.
+        group: a folder of the package's configurations to look into first, such as ``studies``.
+
+    Raises:
+        ConfigurationError: if there is no such file; with the nearest names.
+    """
+    own = (beside or Path()) / Path(name).expanduser()
+    for path in (own, own.with_name(f"{own.name}.yaml") if own.name else own):
+        if path.is_file():
+            return path
+    short = name.removesuffix(".yaml")
+    known = names()
+    for packaged in (f"{group}/{short}", short):
+        if packaged in known:
+            return folder() / f"{packaged}.yaml"
+    where = f"no file '{own}'" if own.parent != Path() else f"no file '{name}' in '{Path.cwd()}'"
+    if own.is_dir():
+        where = f"'{own}' is a folder"
+    raise ConfigurationError(
+        f"There is no configuration '{name}': {where}, and the package has none of that name."
+        f"{_nearest(name, own.parent)} All of the package: fl-lightning configs."
+    )
+
+
+def _nearest(name: str, beside: Path) -> str:
+    """The nearest file beside it, the nearest name of the package, or the same name in another folder of it."""
+    own = [str(path) for suffix in _SUFFIXES for path in beside.glob(f"*{suffix}")] if beside.is_dir() else []
+    short = name.removesuffix(".yaml").removeprefix("configs/")
+    stem = short.rpartition("/")[2]
+    elsewhere = [known for known in names() if known.rpartition("/")[2] == stem]
+    return did_you_mean(name, own) or did_you_mean(short, elsewhere or names(), cutoff=0.5)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A setting as it is written in a file.
+
+    Attributes:
+        line: of its name, from 1.
+        node: YAML's of its value.
+    """
+
+    line: int
+    node: Any
+
+    @property
+    def text(self) -> str | None:
+        """Its value where that is a word or a number."""
+        return str(self.node.value) if isinstance(self.node, yaml.ScalarNode) else None
+
+    @property
+    def is_word(self) -> bool:
+        """Whether its value is text, and no number, truth value or null."""
+        return isinstance(self.node, yaml.ScalarNode) and self.node.tag.endswith(":str")
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A configuration file, as far as it must be known before it is parsed.
+
+    Attributes:
+        path: of the file.
+        settings: all settings by their full names; items of lists by their numbers.
+    """
+
+    path: Path
+    settings: dict[str, Entry]
+
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """What it brings of a task: a ``model``, and the ``data`` that the model is for."""
+        return frozenset(part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name))
+
+    def _has_class(self, name: str) -> bool:
+        return f"{name}.class_path" in self.settings or (name in self.settings and self.settings[name].is_word)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has a task of its own."""
+        return self.parts == {"model", "data"}
+
+    @property
+    def bases(self) -> list[str]:
+        """The files below it, as it names them.
+
+        Raises:
+            ConfigurationError: if ``base`` is something else than a name or a list of names.
+        """
+        entry = self.settings.get(BASE)
+        if entry is None:
+            return []
+        is_list = isinstance(entry.node, yaml.SequenceNode)
+        entries = [Entry(entry.line, node) for node in entry.node.value] if is_list else [entry]
+        if not all(each.is_word for each in entries):
+            raise ConfigurationError(
+                f"'{self.path}', line {entry.line}: '{BASE}' must name a configuration file, or a list of them. Write "
+                f"'{BASE}: adafed_mnist', or a path relative to this file."
+            )
+        return [str(each.node.value) for each in entries]
+
+
+def read(path: Path) -> ConfigFile:
+    """Read a configuration file.
+
+    Raises:
+        ConfigurationError: if it cannot be read, is no YAML, or names a setting twice; with the line.
+    """
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), _LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigurationError(f"'{path}'{where} is no valid YAML: {what}. Correct it there or just before.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The configuration '{path}' cannot be read: {error}.") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigurationError(
+            f"The configuration '{path}' {'is empty' if node is None else 'does not hold settings by name'}. Write settings "
+            "such as 'trainer: {max_epochs: 3}'; a complete example: fl-lightning configs show adafed_mnist."
+        )
+    settings: dict[str, Entry] = {}
+    for name, entry in _entries(node):
+        if name in settings:
+            raise ConfigurationError(
+                f"'{path}', line {entry.line}: '{name}' is there a second time; the first is in line {settings[name].line}. "
+                "Write both as one: YAML would drop the first."
+            )
+        settings[name] = entry
+    return ConfigFile(path, settings)
+
+
+def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
+    """All settings below a node of YAML; a key that merges another mapping is left out."""
+    if isinstance(node, yaml.MappingNode):
+        pairs = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
+        pairs = [(name, key, value) for name, key, value in pairs if not key.tag.endswith(":merge")]
+    elif isinstance(node, yaml.SequenceNode):
+        pairs = [(str(number), value, value) for number, value in enumerate(node.value)]
+    else:
+        return
+    for name, key, value in pairs:
+        yield f"{prefix}{name}", Entry(key.start_mark.line + 1, value)
+        yield from _entries(value, f"{prefix}{name}.")
+
+
+def arrange(given: Sequence[Path], trail: tuple[Path, ...] = ()) -> tuple[list[Path], list[list[Path]]]:
+    """Return what is loaded below all of several files, and then for each of them: its bases, and the file itself.
+
+    A base that was loaded before is not loaded again: that would undo what came in between. Bases up to a complete one (a
+    model and its data) lie below all files, and are left out where the files given bring a task themselves: nobody who puts
+    ``data/label_skew`` on top of ``fedloss_cifar10`` wants settings of ``adafed_mnist`` in between.
+
+    Args:
+        given: files, later ones on top.
+        trail: the files whose bases these are.
+
+    Raises:
+        ConfigurationError: if a base is missing, or a file is its own base by a circle of bases.
+    """
+    files = [read(path) for path in given]
+    loaded: set[Path] = set()
+    below: list[Path] = []
+    placed: list[list[Path]] = []
+    for file in files:
+        bases = _bases(file, trail)
+        others = frozenset(chain.from_iterable(other.parts for other in files if other is not file))
+        tasks = [number for number, path in enumerate(bases) if read(path).is_complete]
+        if tasks and not any(path.resolve() in loaded for path in bases):
+            task, bases = bases[: tasks[-1] + 1], bases[tasks[-1] + 1 :]
+            below = below or ([] if len(others) == 2 else task)
+        placed.append([*(path for path in bases if path.resolve() not in loaded), file.path])
+        loaded.update(path.resolve() for path in (*below, *placed[-1]))
+    return below, placed
+
+
+def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
+    """The files below a file in the order in which they are loaded."""
+    trail = (*trail, file.path)
+    found = [find(name, beside=file.path.parent) for name in file.bases]
+    for path in found:
+        known = [earlier.resolve() for earlier in trail]
+        if path.resolve() in known:
+            circle = [*trail[known.index(path.resolve()) :], path]
+            raise ConfigurationError(
+                f"The '{BASE}' of these configurations goes in a circle: {' -> '.join(map(str, circle))}. Remove one of them."
+            )
+    below, placed = arrange(found, trail)
+    return list(chain(below, *placed))
+
+
+def without_base(text: str) -> str:
+    """Return the text of a configuration without its ``base``, which is no setting of a run."""
+    node = yaml.compose(text, _LOADER)
+    entries = node.value if isinstance(node, yaml.MappingNode) else []
+    for number, (key, value) in enumerate(entries):
+        if isinstance(key, yaml.ScalarNode) and key.value == BASE:
+            if len(entries) == 1:
+                return "{}"
+            end = entries[number + 1][0].start_mark.index if number + 1 < len(entries) else value.end_mark.index
+            return text[: key.start_mark.index] + text[end:]
+    return text
