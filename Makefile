@@ -1,4 +1,4 @@
-# make fit: train AdaFed on real digits. make test: the whole suite. Both set up .venv first.
+# make fit: AdaFed beside FedAvg on real digits. make test: the whole suite. Both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -10,8 +10,7 @@ BIN := .venv/bin
 	touch $@
 
 fit: .venv/installed
-	$(BIN)/fl-lightning fit --config adafed_mnist --data.datamodule.source embedded \
-		--trainer.default_root_dir runs/fit-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/fl-lightning compare --config first_run
 
 test: .venv/installed
 	$(BIN)/pytest --numprocesses 2 --dist loadfile

@@ -43,8 +43,8 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Map
         if not logged or not name.startswith("val") or name in logged:
             continue
         shown = [other for other in logged if "/" not in other] or logged
-        known = ", ".join(shown)
         raise ConfigurationError(
-            f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It logs: {known}. "
-            "(Found by the sanity check before the first round; 'trainer.num_sanity_val_steps' 0 skips it.)"
+            f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It "
+            f"logs: {', '.join(shown)}. (Found by the sanity check before the first round; 'trainer.num_sanity_val_steps' 0 "
+            "skips it.)"
         )

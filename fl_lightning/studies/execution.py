@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -97,6 +97,14 @@ class Job:
             return False
         return set(range(done)) <= rounds_logged(self.folder)
 
+    def progress(self) -> str:
+        """Return how far it is: what its log says of its last round."""
+        try:
+            rounds = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("Round ")]
+        except OSError:
+            rounds = []
+        return rounds[-1] if rounds else "starting"
+
     def last_words(self) -> str:
         """The end of its log."""
         try:
@@ -115,12 +123,15 @@ def only_one(folder: Path) -> AbstractContextManager[bool]:
     return lock_folder(folder, "'compare'", "folder")
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]]) -> Iterator[tuple[Job, int, float]]:
+def run_all(
+    jobs: Sequence[Job], places: Sequence[Mapping[str, str]], tell: Callable[[Sequence[Job]], None] | None = None
+) -> Iterator[tuple[Job, int, float]]:
     """Run jobs side by side.
 
     Args:
         jobs: in the order in which they begin.
         places: the environment of each run that may go on at a time.
+        tell: is called every second with the jobs that run.
 
     Returns:
         Each job when it ends, with its exit status and seconds. Leaving early ends the processes that still run.
@@ -135,7 +146,9 @@ def run_all(jobs: Sequence[Job], places: Sequence[Mapping[str, str]]) -> Iterato
                 process = processes.Process(target=work, args=(job.prepare(), places[place], job.log, job.ranks))
                 process.start()
                 running[place] = (job, process, time.monotonic())
-            wait([process.sentinel for _, process, _ in running.values()])
+            while not wait([process.sentinel for _, process, _ in running.values()], 1.0 if tell else None):
+                assert tell is not None
+                tell([job for job, _, _ in running.values()])
             for place, (job, process, begun) in list(running.items()):
                 status = process.exitcode
                 if status is not None:

@@ -21,6 +21,8 @@ from fl_lightning.studies.report import ReportOptions, print_files, require_pack
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
+from fl_lightning.studies.tables import panels
+from fl_lightning.studies.terminal import LiveStatus, print_curves
 
 KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table unless a study says otherwise."""
@@ -49,6 +51,7 @@ class Study:
         keep: patterns of the metrics that go into the table.
         known: run tables of this study from elsewhere, such as another machine: their runs are not run, and go into the table.
         report: what the report shows.
+        note: a sentence that is printed at the end, such as what to compare the result with.
 
     Raises:
         ConfigurationError: for settings that no run can have.
@@ -66,6 +69,7 @@ class Study:
         keep: list[str] = list(KEPT),  # noqa: B006  a default for the parser, which copies it
         known: str | list[str] | None = None,
         report: ReportOptions = ReportOptions(),  # noqa: B008
+        note: str | None = None,
     ) -> None:
         self.base = [base] if isinstance(base, str) else list(base)
         self.seeds = _seeds(seeds)
@@ -77,7 +81,7 @@ class Study:
         require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
-        self.jobs, self.report = jobs, report
+        self.jobs, self.report, self.note = jobs, report, note
         self.keep = [*keep, report.metric, *report.also, *report.draw]
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
@@ -136,7 +140,16 @@ class Study:
             self._tell(failed, len(jobs))
             self._collect(jobs)
         print(f"The same as a W&B sweep: {sweep}")
+        self._show()
         return failed
+
+    def _show(self) -> None:
+        """Print the curves and the note, the last lines of a study."""
+        if self.table_path.exists():
+            table = RunTable.read(self.table_path)
+            print_curves(table, panels(table, self.report.compare), self.report.measure)
+        if self.note:
+            print(self.note)
 
     def _run_missing(self, jobs: Sequence[Job], failed: list[Job]) -> None:
         known = {run.name for run in self.runs if self.known.has(run.setting, run.seed)}
@@ -146,7 +159,9 @@ class Study:
         print(f"Study '{self.name}': {len(jobs)} runs ({spans}); {len(jobs) - len(missing)} done before.", flush=True)
         if missing:
             print(f"To do: {len(missing)}, {len(places)} at a time.", flush=True)
-        for number, (job, status, seconds) in enumerate(run_all(missing, places), len(jobs) - len(missing) + 1):
+        live = LiveStatus()
+        for number, (job, status, seconds) in enumerate(run_all(missing, places, live.show), len(jobs) - len(missing) + 1):
+            live.clear()
             if status:
                 failed.append(job)
             said = f"failed (exit status {status}): {job.last_words()}" if status else self._came_to(job)
@@ -203,7 +218,7 @@ class Study:
         folder = self._run_folder(run)
         loggers = _loggers(config, run, self.name, [axis.name for axis in self.axes], folder)
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}"]
-        if config.trainer.enable_progress_bar is None:
+        if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # else a line for each round
             arguments.append("--trainer.enable_progress_bar=false")
         return Job(run.name, folder, text, tuple(arguments), _ranks(config))
 

@@ -1,0 +1,101 @@
+"""Curves over rounds as text, for the end of a study on the terminal."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+from fl_lightning.studies.execution import Job
+from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.statistics import Curves
+from fl_lightning.studies.tables import Measure, Panel
+
+_CLEAR = "\r\033[K"
+_MARKS = "o*+x#@"
+_WIDTH, _HEIGHT = 60, 14
+
+
+class LiveStatus:
+    """Shows on a terminal how far the runs of a study are, in one line that is written over; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self.enabled = sys.stdout.isatty()
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        """Write the line again."""
+        if self.enabled:
+            text = "   ".join(f"{job.name}: {job.progress()}" for job in jobs)
+            width = shutil.get_terminal_size().columns - 1
+            print(f"{_CLEAR}{text[:width]}", end="", flush=True)
+
+    def clear(self) -> None:
+        """Make room for a line that stays."""
+        if self.enabled:
+            print(_CLEAR, end="", flush=True)
+
+
+def print_curves(table: RunTable, panels: list[Panel], measure: Measure) -> None:
+    """Print the mean curves of a study that compares up to six choices on one axis; others have their figures."""
+    if len(panels) != 1 or not 1 <= len(panels[0].settings) <= len(_MARKS):
+        return
+    (panel,) = panels
+    means = {name: mean_curve(curves) for name, curves in zip(panel.names, panel.curves(table, measure.name), strict=True)}
+    seeds = len({seed for curves in panel.curves(table, measure.name) for seed in curves})
+    print(text_chart({name: {r: y * measure.scale for r, y in curve.items()} for name, curve in means.items()}, measure, seeds))
+
+
+def mean_curve(curves: Curves) -> dict[int, float]:
+    """Average over seeds, in the rounds (from 0) that all of them have and in which all values are finite."""
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves.values()))) if curves else []
+    means = {r: statistics.fmean(curve[r] for curve in curves.values()) for r in rounds}
+    return {r: mean for r, mean in means.items() if math.isfinite(mean)}
+
+
+def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seeds: int) -> str:
+    """Draw curves with a mark for each, and the last value of each below.
+
+    Args:
+        curves: the value of each round, from 0, by name; at most six.
+        measure: what is shown.
+        seeds: that the curves are means of.
+
+    Returns:
+        Lines of text, or nothing where no curve has two rounds.
+    """
+    known = {name: curve for name, curve in curves.items() if curve}
+    values = [y for curve in known.values() for y in curve.values()]
+    last = max((max(curve) for curve in known.values()), default=0)
+    if not values or not last:
+        return ""
+    low, high = min(values), max(values)
+    span = high - low or 1.0
+    cells = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for mark, curve in zip(_MARKS, known.values(), strict=False):
+        for column in range(_WIDTH):
+            y = _between(curve, column / (_WIDTH - 1) * last)
+            if y is not None:
+                cells[round((high - y) / span * (_HEIGHT - 1))][column] = mark
+    unit = " in percent" if measure.percent else ""
+    lines = [f"{measure.name}{unit} over rounds" + (f", mean of {seeds} seeds" if seeds > 1 else "")]
+    for row, cell in enumerate(cells):
+        level = f"{high - row / (_HEIGHT - 1) * span:.4g}" if row in (0, _HEIGHT // 2, _HEIGHT - 1) else ""
+        lines.append(f"{level:>10} |{''.join(cell)}".rstrip())
+    lines.append(" " * 11 + "+" + "-" * _WIDTH)
+    lines.append(f"{'round':>10}  1{last + 1:>{_WIDTH - 1}}")
+    width = max(map(len, known))
+    for mark, (name, curve) in zip(_MARKS, known.items(), strict=False):
+        lines.append(f"  {mark} {name:<{width}}  {curve[max(curve)]:.{measure.digits}f} after round {max(curve) + 1}")
+    return "\n".join(lines)
+
+
+def _between(curve: Mapping[int, float], position: float) -> float | None:
+    """Interpolate a curve between two of its rounds; None outside of them."""
+    before = max((r for r in curve if r <= position + 1e-9), default=None)
+    after = min((r for r in curve if r >= position - 1e-9), default=None)
+    if before is None or after is None:
+        return None
+    share = 0.0 if before == after else (position - before) / (after - before)
+    return curve[before] + share * (curve[after] - curve[before])
