@@ -112,7 +112,6 @@ class FederationParser(LightningArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         parser = getattr(ex, "subcommand_parser", None)
         options += [option for action in getattr(parser, "_actions", ()) for option in action.option_strings]
-        options = [option for option in options if not option.endswith(".help")]
         print(f"fl-lightning: error: {explain(message, options, FederationParser.files)}", file=sys.stderr)
         sys.exit(2)
 

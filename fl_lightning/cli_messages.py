@@ -103,6 +103,7 @@ def _remedy(message: str, options: Sequence[str]) -> str:
         return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
     unknown = re.search(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)", message)
     classes = re.findall(r"class_path '([\w.]+)'", message)
+    plain = [option for option in options if not option.endswith((".help", "+"))]
     if unknown:
         name = unknown[1]
         flag = name.removeprefix("federation.local.")
@@ -111,7 +112,7 @@ def _remedy(message: str, options: Sequence[str]) -> str:
                 f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
                 "a client takes: fl-lightning fit --help."
             )
-        near = nearest_setting(name, classes[-1]) if classes else did_you_mean(f"--{name}", options, cutoff=0.7)
+        near = nearest_setting(name, classes[-1]) if classes else did_you_mean(f"--{name}", plain, cutoff=0.7)
         if near and not classes:
             return near
     if "data.datamodule" in message and "are required" in message:

@@ -115,8 +115,8 @@ def _holds(message: str) -> Callable[[str, Entry], bool] | None:
     if unknown:
         wanted = unknown[1] or unknown[2]
         return lambda name, entry: name == wanted
-    if option and root:
-        return lambda name, entry: name.startswith(f"{root}.") and name.endswith(f".{option[1]}")
+    if option:
+        return lambda name, entry: name.startswith(f"{root}.") and name.endswith(f".{option[1]}") if root else name == option[1]
     if value and root:
         return lambda name, entry: f"{name}.".startswith(f"{root}.") and entry.text == value
     return None
