@@ -278,6 +278,11 @@ class FederatedOrchestrator(Callback):
 
     # ---------------------------------------------------------------- state and end
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that can change the result of the fit that runs, as plain values."""
+        return {} if self._run.fingerprint is None or not self.enabled else self._run.fingerprint.settings
+
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state, the global random state and what a resumed run must share; plain types only."""
         return self._run.state_dict() if self.enabled else {}
