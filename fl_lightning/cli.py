@@ -25,6 +25,7 @@ from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.exchange import lost_rank
 from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
+from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.folder_lock import lock_folder
 from fl_lightning.callbacks.interruption import interrupted
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -51,6 +52,8 @@ CONFIG_VERSION = 1
 
 class SaveRunConfig(SaveConfigCallback):
     """Writes the whole configuration beside the checkpoints; a resumed run writes its own again."""
+
+    describes_runs = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "overwrite": True})
@@ -129,7 +132,7 @@ class FederationCLI(LightningCLI):
             subclass_mode_model=True,
             save_config_callback=SaveRunConfig,
             seed_everything_default=0,
-            trainer_defaults={"callbacks": [PredictionFile()], "enable_model_summary": False},
+            trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
             parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
             parser_class=FederationParser,
             auto_configure_optimizers=False,
@@ -205,13 +208,16 @@ class FederationCLI(LightningCLI):
             )
 
     def _prepare_wandb(self, root: Path) -> None:
-        """Offline without a key; a resumed run continues its id."""
+        """Offline without a key; a resumed run and a test continue the id."""
         prefer_offline()
         kept = root / "wandb_run_id.txt"
         if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
             goes_on = self._config.ckpt_path and kept.exists()
             self._wandb_id = kept.read_text().strip() if goes_on else secrets.token_hex(4)
             os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
+            os.environ.setdefault("WANDB_RESUME", "allow")
+        elif self.subcommand == "test" and kept.exists():
+            os.environ.setdefault("WANDB_RUN_ID", kept.read_text().strip())
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
 
@@ -265,22 +271,6 @@ class FederationCLI(LightningCLI):
             raise
         except Exception as error:
             raise unreadable(path, error) from error
-
-    def after_fit(self) -> None:
-        """Say what came out and where everything is."""
-        if not self.trainer.is_global_zero:
-            return
-        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            print("One round, one batch per client: nothing was saved (trainer.fast_dev_run).")
-            return
-        figures = {name: float(value) for name, value in self.trainer.callback_metrics.items() if "/" not in name}
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
-        print(f"Rounds: {self.trainer.current_epoch}. {shown}")
-        print(f"Run: {self.trainer.default_root_dir} (checkpoints, logs, config.yaml)")
-        print(f"Data: {self.datamodule.origin}")
-        validated_on = getattr(self.datamodule.datamodule, "validated_on", None)
-        if validated_on:
-            print(f"Validated on {validated_on}.")
 
 
 def main(args: ArgsType = None) -> None:

@@ -104,6 +104,7 @@ class ClientUpdate:
         control: change of its SCAFFOLD control variate, shape (p,), where the strategy sent one.
         epsilon: what the client has given away of an example so far, where its training is differentially private; known
             when all clients of the round have trained.
+        update_norm: the L2 norm of the change of the parameters that the server gets; None where it sees no single changes.
     """
 
     client: int
@@ -126,6 +127,7 @@ class ClientUpdate:
     counters: Tensor | None = None
     control: Tensor | None = None
     epsilon: float | None = None
+    update_norm: float | None = None
 
     def without_state(self) -> ClientUpdate:
         """The same update without its tensors: small, and safe to keep or to send between ranks."""

@@ -102,6 +102,8 @@ def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
     assert two["metrics"].keys() == reference["metrics"].keys()
     for name, value in reference["metrics"].items():
         assert math.isclose(two["metrics"][name], value, rel_tol=1e-6), name
+    for name in ("update_norm", "aggregate_norm", "drift", "megabytes_total"):
+        assert two["metrics"][f"federation/{name}"] == reference["metrics"][f"federation/{name}"]
 
 
 def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):

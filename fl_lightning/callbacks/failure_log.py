@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.callbacks.hooks import FederationCallback
+from fl_lightning.callbacks.round_file import append_rows, forget_rounds
 from fl_lightning.types import ClientFailure
 
 COLUMNS = ("round", "client", "attempts", "cause")
@@ -27,26 +27,14 @@ class FailureLog(FederationCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget rounds that are still to come."""
-        path = self._path(trainer)
-        if not (self.enabled and trainer.is_global_zero and path.exists()):
-            return
-        with path.open(newline="") as file:
-            rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) < trainer.current_epoch]
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
+        if self.enabled and trainer.is_global_zero:
+            forget_rounds(self._path(trainer), trainer.current_epoch)
 
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
         """Add a line."""
-        path = self._path(trainer)
-        if not (self.enabled and trainer.is_global_zero):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = not path.exists()
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if new:
-                writer.writerow(COLUMNS)
-            writer.writerow([failure.round_idx, failure.client, failure.attempts, failure.cause])
+        if self.enabled and trainer.is_global_zero:
+            row = [failure.round_idx, failure.client, failure.attempts, failure.cause]
+            append_rows(self._path(trainer), COLUMNS, [row])
 
     @staticmethod
     def _path(trainer: Trainer) -> Path:

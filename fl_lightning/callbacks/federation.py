@@ -20,6 +20,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
+from fl_lightning.transforms.client_privacy import ClientPrivacy
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,16 @@ class Federation:
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
 
     @property
+    def shows_updates(self) -> bool:
+        """Whether the server sees single changes that may be looked at: not behind masks, nor before noise of its own."""
+        return self.secure_aggregation is None and not any(map(_acts_at_the_server, self.transforms))
+
+    @property
     def examples_to_score(self) -> int:
         """On which the strategy measures each client's model."""
         return 0 if self.strategy.metric is None else self.measures.num_server_examples
+
+
+def _acts_at_the_server(transform: Transform) -> bool:
+    at_clients = isinstance(transform, ClientPrivacy) and transform.noise == "local"
+    return type(transform).receive is not Transform.receive and not at_clients

@@ -51,6 +51,7 @@ from fl_lightning.clients.server_evaluation import ServerEvaluation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
+from fl_lightning.reporting.rounds import movement
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -85,6 +86,8 @@ class FederatedOrchestrator(Callback):
             a checkpoint refers to them.
         trusted_classes: dotted paths of classes that checkpoints may hold beside tensors and plain values, such as those of
             your module's hyperparameters. Making one of their objects must be harmless whatever its arguments are.
+        client_columns: with up to so many clients every client's figures are columns of the log; with more their quantiles
+            over the clients of a round are. >= 0.
         seed: of cohorts, shuffling and the clients' random numbers.
         enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
         resume_changed: let a resumed run have other settings than its checkpoint, which is refused otherwise.
@@ -109,6 +112,7 @@ class FederatedOrchestrator(Callback):
         server_optimizer: OptimizerCallable | None = None,
         memory_limit: float = 4.0,
         trusted_classes: list[str] | None = None,
+        client_columns: int = 20,
         seed: int = 0,
         enabled: bool = True,
         resume_changed: bool = False,
@@ -128,6 +132,8 @@ class FederatedOrchestrator(Callback):
         require(memory_limit >= 0, "federation.memory_limit", "0 or above, in GiB", memory_limit)
         self.memory_limit = memory_limit
         self.trusted_classes = require_trusted(trusted_classes)
+        require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
+        self.client_columns = client_columns
         self.seed = seed
         self.enabled, self.resume_changed = enabled, resume_changed
         self._run = RunState(self)
@@ -220,6 +226,7 @@ class FederatedOrchestrator(Callback):
         self._evaluator.begin_round(round_idx)
         if round_idx == 0:
             self._run.memory.forget()
+            self._run.totals.reset()
             self.strategy.reset()
             self.route.reset()
         self._federation.check_kept(outdated)
@@ -234,7 +241,7 @@ class FederatedOrchestrator(Callback):
             self.route.run(federation_round)
             result = federation_round.result()
         self._run.engine = self._federation.local.engine
-        self._step_server(module, result)
+        step = self._step_server(module, result)
         waited = share_memory(trainer, self._run.memory)
         missed = tell_failures(trainer, round_idx, draw.lost, result.failures)
         announce(trainer, "on_aggregated", result.updates)
@@ -242,17 +249,20 @@ class FederatedOrchestrator(Callback):
         own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
         own |= self._hostility.figures(self._federation, round_idx, result)
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
-        log_round(trainer, result.updates, own, time.perf_counter() - begun, self.local.lr_decay)
+        own |= movement(result.updates, step, self.strategy.averages) | {"lr_factor": self.local.lr_decay**round_idx}
+        own |= self._run.totals.add(result.updates, time.perf_counter() - begun)
+        log_round(trainer, result.updates, own, self._federation.data.num_clients <= self.client_columns)
         write_matrices(trainer, self.route.matrices(), self._federation.data)
         return federation_round.turns
 
-    def _step_server(self, module: LightningModule, result: RoundResult) -> None:
+    def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         server = self._federation.server
-        server.set_gradient_towards(result.aggregate)
+        step = server.set_gradient_towards(result.aggregate)
         optimizer: Any = module.optimizers()
         optimizer.step()
         optimizer.zero_grad()
         server.set_buffers(result.aggregate, result.counters)
+        return step
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put ``round`` beside the server's metrics."""
@@ -274,6 +284,11 @@ class FederatedOrchestrator(Callback):
         self._run.account.conclude()
 
     # ---------------------------------------------------------------- state and end
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that can change the result of the fit that runs, as plain values."""
+        return {} if self._run.fingerprint is None or not self.enabled else self._run.fingerprint.settings
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state, the global random state and what a resumed run must share; plain types only."""

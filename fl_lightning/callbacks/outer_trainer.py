@@ -34,13 +34,19 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack) -> None:
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
         cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
         plugin.scaler = None
-    for position, callback in enumerate(trainer.callbacks):  # type: ignore[attr-defined]
+    for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
         if type(callback) in (TQDMProgressBar, RichProgressBar):
             bar = FederationProgressBar()
-            trainer.callbacks[position] = bar  # type: ignore[attr-defined]
+            _put(trainer, [bar], callback)
             bar.setup(trainer, trainer.lightning_module, "fit")
-            cleanup.callback(trainer.callbacks.__setitem__, position, callback)  # type: ignore[attr-defined]
+            cleanup.callback(_put, trainer, [callback], bar)
             cleanup.callback(bar.close)
+
+
+def _put(trainer: Trainer, new: list[Callback], old: Callback) -> None:
+    """Put callbacks in the place of another, in a new list: Lightning may be on its way through the old one."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    trainer.callbacks = [one for each in callbacks for one in (new if each is old else [each])]  # type: ignore[attr-defined]
 
 
 def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
@@ -49,7 +55,7 @@ def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
     if not any(isinstance(callback, LossAdaptation) for callback in callbacks):
         added = LossAdaptation()
         trainer.callbacks = [added, *callbacks]  # type: ignore[attr-defined]
-        cleanup.callback(lambda: trainer.callbacks.remove(added))  # type: ignore[attr-defined]
+        cleanup.callback(_put, trainer, [], added)
 
 
 def keep_global_step(trainer: Trainer) -> None:

@@ -205,6 +205,9 @@ class FederationRound(Cohort):
             local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
             update = replace(update, local_score=local_score)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
+        if self.federation.shows_updates:
+            norm = self._server.distance(update.snapshot.vector)
+            update = replace(update, update_norm=norm if math.isfinite(norm) else None)
         return self._arrivals.add(update)
 
     def _score(self, client: int, metric: str | Metric) -> float:

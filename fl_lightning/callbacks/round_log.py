@@ -11,36 +11,31 @@ from torch import Tensor
 
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.reporting.rounds import client_metrics, round_metrics
+from fl_lightning.reporting.rounds import client_metrics, quantiles, round_metrics
 from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 
-def log_round(
-    trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], seconds: float, lr_decay: float
-) -> None:
+def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], client_columns: bool) -> None:
     """Log a round's figures and each client's.
 
     Args:
         trainer: the outer one.
         updates: of the round.
-        own: more figures, as ``federation/<name>``.
-        seconds: that the round took.
-        lr_decay: factor on the learning rates per round.
+        own: more figures, as ``federation/<name>``; ``<name>/<client>`` where they are of a client.
+        client_columns: whether each client's figures are logged; else their quantiles over the clients of the round.
     """
-    figures = round_metrics(updates) | {f"federation/{name}": float(value) for name, value in own.items()}
-    figures |= {
-        "round": float(trainer.current_epoch),
-        "federation/seconds": seconds,
-        "federation/lr_factor": lr_decay**trainer.current_epoch,
-        "federation/threads": float(torch.get_num_threads()),
-    }
+    more, columns = {f"federation/{name}": float(value) for name, value in own.items()}, client_metrics(updates)
+    if not client_columns:
+        more, columns = quantiles(more), quantiles(columns)
+    figures = round_metrics(updates) | more
+    figures |= {"round": float(trainer.current_epoch), "federation/threads": float(torch.get_num_threads())}
     # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
     for known in (trainer.callback_metrics, trainer.logged_metrics):
         known.update({name: torch.tensor(value) for name, value in figures.items()})
-    columns = client_metrics(updates) | figures | {"epoch": float(trainer.current_epoch)}
+    logged = columns | figures | {"epoch": float(trainer.current_epoch)}
     for logger in trainer.loggers:
-        logger.log_metrics(columns, step=trainer.global_step - 1)
+        logger.log_metrics(logged, step=trainer.global_step - 1)
 
 
 def write_matrices(trainer: Trainer, matrices: Mapping[str, Tensor], data: FederatedDataModule) -> None:

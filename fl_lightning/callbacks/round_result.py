@@ -37,7 +37,9 @@ def shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUp
         return [handed.without_state()]
     weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
     return [
-        replace(update, weight=weight, score=handed.score, local_score=handed.local_score).without_state()
+        replace(
+            update, weight=weight, score=handed.score, local_score=handed.local_score, update_norm=handed.update_norm
+        ).without_state()
         for update, weight in zip(chain, weights, strict=True)
     ]
 

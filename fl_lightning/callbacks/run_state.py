@@ -19,6 +19,7 @@ from fl_lightning.callbacks.resume_table import Kind
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.partition import Partition
+from fl_lightning.reporting.rounds import Totals
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
@@ -44,6 +45,7 @@ class RunState:
         self.memory = ClientMemory()
         self.account = PrivacyAccount()
         self.client_scores = ClientScores()
+        self.totals = Totals()
         self.engine: str | None = None
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
@@ -67,6 +69,7 @@ class RunState:
             "route_state": self._owner.route.state_dict(),
             "memory": self.memory.state_dict(),
             "client_scores": self.client_scores.state_dict(),
+            "totals": self.totals.state_dict(),
             "engine": self.engine,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
@@ -83,6 +86,7 @@ class RunState:
         self.memory.load_state_dict(state["memory"])
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
+        self.totals.load_state_dict(state.get("totals", {}))
         self.engine = state.get("engine")
         self._random_state = state["random_state"]
 

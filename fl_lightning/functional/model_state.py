@@ -20,6 +20,7 @@ frozen may change from round to round: :meth:`ModelState.refresh` and :meth:`Mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.recycling import large_empty
+from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, grid_of
 from fl_lightning.types import Snapshot
 
@@ -193,13 +195,27 @@ class ModelState:
         return self._parameters, self._floats, self._counters, self._local
 
     @torch.no_grad()
-    def set_gradient_towards(self, aggregate: Tensor) -> None:
+    def distance(self, vector: Tensor) -> float:
+        """Return the L2 norm of the difference between these parameters and the first p entries of ``vector``, shape (d,)."""
+        offset, total = 0, 0.0
+        for parameter in self.parameters():
+            theirs = vector[offset : offset + parameter.numel()]
+            offset += parameter.numel()
+            total += squared_distance(theirs, parameter.detach().reshape(-1))
+        return math.sqrt(total)
+
+    @torch.no_grad()
+    def set_gradient_towards(self, aggregate: Tensor) -> float:
         """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each trained parameter.
 
         Args:
             aggregate: shape (d,), as :meth:`vector` lays it out; float64 for full precision.
+
+        Returns:
+            Its L2 norm.
         """
         offset = 0
+        squares: list[Tensor] = []
         for parameter in self.parameters():
             target = aggregate[offset : offset + parameter.numel()]
             offset += parameter.numel()
@@ -208,10 +224,14 @@ class ModelState:
                 flat = (parameter.detach().view(-1), parameter.grad.view(-1), target)
                 pieces = (torch.split(vector, _BLOCK) for vector in flat)
                 for weights, gradient, wanted in zip(*pieces, strict=True):
-                    gradient.copy_(weights.to(wanted) - wanted)
+                    difference = weights.to(wanted) - wanted
+                    gradient.copy_(difference)
+                    squares.append(torch.dot(difference, difference))
             else:
-                target = target.view_as(parameter)
-                parameter.grad = (parameter.to(target) - target).to(parameter)
+                difference = parameter.to(target) - target.view_as(parameter)
+                parameter.grad = difference.to(parameter)
+                squares.append(difference.square().sum())
+        return math.sqrt(float(torch.stack(squares).double().sum())) if squares else 0.0
 
     @torch.no_grad()
     def set_buffers(self, aggregate: Tensor, counters: Tensor) -> None:

@@ -3,36 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
+
+from fl_lightning.functional.spread import drift
 from fl_lightning.types import ClientUpdate
+
+QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
+"""What stands in the place of a column for each client where there are many."""
+
+
+def client_figures(update: ClientUpdate) -> dict[str, float]:
+    """What is known of a client's round, by name."""
+    figures = {
+        **update.metrics,  # first: a module's own 'loss' or 'weight' must not pass for the federation's
+        "loss": update.train_loss,
+        "weight": update.weight,
+        "share": update.share,
+        "score": update.score,
+        "local_score": update.local_score,
+        "global_score": update.global_score,
+        "update_norm": update.update_norm,
+        "examples": update.num_examples,
+        "steps": update.num_steps,
+        "seconds": update.seconds,
+        "bytes_down": update.bytes_down,
+        "bytes_up": update.bytes_up,
+        "epsilon_of_examples": update.epsilon,
+    }
+    known = {name: float(x) for name, x in figures.items() if x is not None}
+    for name in ("weight", "share"):  # on a route that weighs nobody there is none
+        if math.isnan(known[name]):
+            del known[name]
+    return known
 
 
 def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
     """Each client's figures as columns, ``client_<figure>/<client>``."""
-    columns: dict[str, float] = {}
-    for update in updates:
-        figures = {
-            **update.metrics,  # first: a module's own 'loss' or 'weight' must not pass for the federation's
-            "loss": update.train_loss,
-            "weight": update.weight,
-            "share": update.share,
-            "score": update.score,
-            "local_score": update.local_score,
-            "global_score": update.global_score,
-            "examples": update.num_examples,
-            "steps": update.num_steps,
-            "seconds": update.seconds,
-            "bytes_down": update.bytes_down,
-            "bytes_up": update.bytes_up,
-            "epsilon_of_examples": update.epsilon,
-        }
-        known = {name: float(x) for name, x in figures.items() if x is not None}
-        for name in ("weight", "share"):  # on a route that weighs nobody there is none
-            if math.isnan(known[name]):
-                del known[name]
-        columns |= {f"client_{name}/{update.client}": x for name, x in known.items()}
-    return columns
+    return {f"client_{name}/{update.client}": x for update in updates for name, x in client_figures(update).items()}
+
+
+def quantiles(figures: Mapping[str, float]) -> dict[str, float]:
+    """The figures with those of clients, ``<name>/<client>``, as quantiles over the clients: ``<name>/min`` to ``<name>/max``.
+
+    Between two clients by linear interpolation; of a figure that is not finite for a client there are none.
+    """
+    kept: dict[str, float] = {}
+    families: dict[str, list[float]] = {}
+    for name, value in figures.items():
+        family, _, client = name.rpartition("/")
+        if client.isdigit():
+            families.setdefault(family, []).append(value)
+        else:
+            kept[name] = value
+    levels = torch.tensor(list(QUANTILES.values()), dtype=torch.float64)
+    for family, values in families.items():
+        if all(map(math.isfinite, values)):
+            found = torch.quantile(torch.tensor(values, dtype=torch.float64), levels).tolist()
+            kept |= {f"{family}/{name}": value for name, value in zip(QUANTILES, found, strict=True)}
+    return kept
 
 
 def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
@@ -53,3 +84,49 @@ def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
         "federation/bytes_down": float(sum(update.bytes_down for update in updates)),
         "federation/bytes_up": float(sum(update.bytes_up for update in updates)),
     }
+
+
+def movement(updates: Sequence[ClientUpdate], step: float, averages: bool) -> dict[str, float]:
+    """How far the models of a round moved.
+
+    Args:
+        updates: of the round.
+        step: ``|aggregate - w_t|``.
+        averages: whether the aggregate is the average of the models with the updates' shares.
+
+    Returns:
+        ``aggregate_norm``; ``update_norm``, the clients' mean, and ``drift``, where norms of single clients may be known.
+    """
+    norms = [update.update_norm for update in updates if update.update_norm is not None]
+    figures = {"aggregate_norm": step}
+    if norms:
+        figures["update_norm"] = math.fsum(norms) / len(norms)
+    counted = [update for update in updates if update.share > 0]
+    if averages and counted and all(update.update_norm is not None for update in counted):
+        figures["drift"] = drift([u.update_norm or 0.0 for u in counted], [u.share for u in counted], step)
+    return figures
+
+
+class Totals:
+    """What the rounds of a run have cost so far: state of the run."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """A run begins."""
+        self._bytes, self._seconds = 0, 0.0
+
+    def add(self, updates: Iterable[ClientUpdate], seconds: float) -> dict[str, float]:
+        """Count a round; its seconds, and all megabytes and seconds so far."""
+        self._bytes += sum(update.bytes_down + update.bytes_up for update in updates)
+        self._seconds += seconds
+        return {"seconds": seconds, "megabytes_total": self._bytes / 1e6, "seconds_total": self._seconds}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {"bytes": self._bytes, "seconds": self._seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take everything back; a checkpoint of an earlier version has none."""
+        self._bytes, self._seconds = int(state.get("bytes", 0)), float(state.get("seconds", 0.0))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -43,33 +44,118 @@ def _has_api_key() -> bool:
         return False
 
 
+TOTALS = {"by_megabytes": "federation/megabytes_total", "by_seconds": "federation/seconds_total"}
+"""Sections of W&B that show each ``val_*`` against what the run has cost so far."""
+
+_LEFT_OUT = ("epoch", "federation/threads")
+_ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
+"""What hardly changes over rounds, or says what another figure says: the tables ``clients`` and ``client_rounds`` hold it."""
+
+
+def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -> dict[str, Any]:
+    """Choose the keys that W&B gets of what is logged: it shows a panel for each, in a section for each prefix.
+
+    Args:
+        metrics: by the names that all loggers know.
+        totals: the last ``federation/megabytes_total`` and ``federation/seconds_total``.
+
+    Returns:
+        The metrics without what a table holds, and each ``val_*`` again in the sections ``by_megabytes`` and ``by_seconds``.
+    """
+    kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in _ONCE}
+    measured = {name: x for name, x in metrics.items() if name.startswith("val_") and "/" not in name and _is_number(x)}
+    for section, axis in TOTALS.items():
+        if measured and axis in totals:
+            kept |= {axis: totals[axis]} | {f"{section}/{name}": x for name, x in measured.items()}
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)  # no table, no picture
+
+
 @contextmanager
 def plot_over_rounds(logger: Logger) -> Iterator[None]:
-    """Make ``round`` the x-axis of a W&B run and summarise each ``val_*`` by its min, max and last value.
+    """Make the page of a W&B run readable as it stands: ``round`` as x-axis, costs as that of their sections, few panels.
 
-    Other loggers are left alone. Of two globs that match, W&B applies any: Lightning defines ``*``, so that each ``val_*`` is
-    defined by its whole name, just before it is logged for the first time.
+    Each ``val_*`` is summarised by its min, max and last value. Other loggers are left alone. Of two globs that match, W&B
+    applies any: Lightning defines ``*``, so that these are defined by their whole names, just before they are logged first.
     """
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
         yield
         return
-    run.define_metric("round")
+    run.define_metric("round", hidden=True)
     run.define_metric("*", step_metric="round", step_sync=True)
-    log, defined = logger.log_metrics, set()
+    log = logger.log_metrics
+    defined: set[str] = set()
+    totals: dict[str, float] = {}
 
     def define_and_log(metrics: dict[str, Any], step: int | None = None) -> None:
-        for name, value in metrics.items():
-            if name.startswith("val_") and name not in defined and isinstance(value, int | float):  # no table, no picture
-                run.define_metric(name, step_metric="round", step_sync=True, summary="min,max,last")
-                defined.add(name)
-        log(metrics, step)
+        totals.update({axis: metrics[axis] for axis in TOTALS.values() if axis in metrics})
+        shown = workspace_figures(metrics, totals)
+        for name in shown.keys() - defined:
+            _define(run, name, shown[name])
+        defined.update(shown)
+        log(shown)  # without the step, which is the number of rounds again
 
     vars(logger)["log_metrics"] = define_and_log
     try:
         yield
     finally:
         del vars(logger)["log_metrics"]
+
+
+def _define(run: Any, name: str, value: Any) -> None:
+    section = name.partition("/")[0]
+    if section in TOTALS:
+        run.define_metric(name, step_metric=TOTALS[section], step_sync=True, summary="none")
+    elif name in TOTALS.values():
+        run.define_metric(name, step_metric="round", step_sync=True)
+    elif name.startswith("val_") and _is_number(value):
+        run.define_metric(name, step_metric="round", step_sync=True, summary="min,max,last")
+
+
+@contextmanager
+def summarise_tests(logger: Logger) -> Iterator[None]:
+    """Put what a test logs into the summary of a W&B run, whose rounds then stay as they are; other loggers are left alone."""
+    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
+    if not hasattr(run, "summary"):
+        yield
+        return
+    run.define_metric(
+        "*", step_metric="round", step_sync=False, overwrite=True
+    )  # no x-axis of Lightning's for pictures and tables
+    log = logger.log_metrics
+
+    def summarise(metrics: dict[str, Any], step: int | None = None) -> None:
+        run.summary.update({name: x for name, x in metrics.items() if name.startswith("test_") and _is_number(x)})
+        others = {name: x for name, x in metrics.items() if not _is_number(x)}
+        if others:
+            log(others)
+
+    vars(logger)["log_metrics"] = summarise
+    try:
+        yield
+    finally:
+        del vars(logger)["log_metrics"]
+
+
+def where_to_look(logger: Logger) -> str | None:
+    """How to see a W&B run: its address, or the line that uploads it; None where W&B says so itself, or there is no run.
+
+    The line names all parts of the run that were written offline and not uploaded: a resumed run has several.
+    """
+    run: Any = logger.experiment if isinstance(logger, WandbLogger) and logger._experiment is not None else None
+    if not hasattr(run, "settings") or run.disabled or not (run.settings.silent or run.settings.quiet):
+        return None
+    if not run.offline:
+        return f"W&B: {run.url}" if run.url else None
+    own = Path(run.dir).absolute().parent
+    parts = [part for part in own.parent.glob(f"offline-run-*-{run.id}") if not any(part.glob("*.synced"))]
+    here = Path.cwd()
+    shown = [part.relative_to(here) if part.is_relative_to(here) else part for part in sorted({*parts, own})]
+    return "wandb sync " + " ".join(shlex.quote(str(part)) for part in shown)
 
 
 def describe_run(logger: Logger, settings: dict[str, Any], origin: str) -> None:

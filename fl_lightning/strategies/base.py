@@ -43,6 +43,7 @@ class Strategy:
         tolerates_broken: whether it copes with models and losses that are not finite; else they end the run.
         compares_clients: whether it makes a difference between clients: then it has nothing to do on a route that hands
             a single model to the server.
+        averages: whether the new state is the average of the clients', each with its share of the logged weights.
     """
 
     metric: str | Metric | None = None
@@ -52,6 +53,7 @@ class Strategy:
     compares_clients: bool = True
     needs_full_batch: bool = False
     tolerates_broken: bool = False
+    averages: bool = False
 
     def reset(self) -> None:
         """Called before round 0: forget an earlier run."""
@@ -164,6 +166,8 @@ _SMALLEST = 2.0**-60
 
 class WeightedAverage(RunningStrategy):
     """``w_{t+1} = sum_k p_k w_k / sum_k p_k``. A subclass says what p_k is; where all p_k are 0 it is 1 for each."""
+
+    averages = True
 
     @abstractmethod
     def weight(self, update: ClientUpdate) -> float:

@@ -26,6 +26,7 @@ class Scaffold(RunningStrategy):
     """
 
     needs_own_training = True
+    averages = True
 
     def __init__(self) -> None:
         self._control: Tensor | None = None

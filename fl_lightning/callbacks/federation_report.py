@@ -1,0 +1,67 @@
+"""What is left of a run beside its model, from one callback, in Python as on the command line."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from fl_lightning.callbacks.client_table import ClientTable
+from fl_lightning.callbacks.hooks import FederationCallback
+from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
+from fl_lightning.callbacks.partition_report import PartitionReport
+from fl_lightning.reporting.summary import final_summary, run_settings
+from fl_lightning.reporting.wandb import describe_run, summarise_tests, where_to_look
+
+
+class FederationReport(FederationCallback):
+    """Reports a run as the command line does: the partition, the clients, the settings, and a summary at the end.
+
+    It stands for :class:`PartitionReport` and :class:`ClientTable`, which the Trainer gets where it has none of its own. The
+    settings go into the configuration of a W&B run, what a test measures into its summary. A fit ends with lines that say what
+    came out and where everything is; an offline W&B run with the one that uploads it.
+    """
+
+    def __init__(self) -> None:
+        self._cleanup = ExitStack()
+        self._speaks = True  # not the second of two
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Add the other two for a fit; send a test's figures to the summary."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        self._speaks = self is next(callback for callback in callbacks if isinstance(callback, FederationReport))
+        if stage == "fit":
+            for kind in (ClientTable, PartitionReport):
+                if not any(isinstance(callback, kind) for callback in callbacks):
+                    callbacks.insert(callbacks.index(self) + 1, kind())
+        if stage == "test" and trainer.is_global_zero and self._speaks:
+            for logger in trainer.loggers:
+                self._cleanup.enter_context(summarise_tests(logger))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Describe the run to W&B, unless the command line does, which knows every setting."""
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        owner = next((callback for callback in callbacks if isinstance(callback, FederatedOrchestrator)), None)
+        if not trainer.is_global_zero or owner is None or any(getattr(c, "describes_runs", False) for c in callbacks):
+            return
+        data: Any = getattr(trainer, "datamodule", None)
+        settings = run_settings(owner.settings, data)
+        for logger in trainer.loggers:
+            describe_run(logger, settings, str(getattr(data, "origin", "")))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say what came out and where everything is, on the first rank."""
+        self._cleanup.close()
+        if not trainer.is_global_zero or not self._speaks or stage not in ("fit", "test"):
+            return
+        if stage == "fit":
+            print("\n".join(final_summary(trainer)))
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for line in filter(None, map(where_to_look, trainer.loggers)):
+            print(line)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the loggers back: Lightning calls no ``teardown`` after an error."""
+        self._cleanup.close()

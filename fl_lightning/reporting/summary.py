@@ -1,0 +1,62 @@
+"""What a run says at its end, and its settings as W&B shows them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from fl_lightning.functional.description import BASE, CLASS, Describer
+
+_FILES = ("checkpoints", "config.yaml", "partition.csv", "clients.csv", "client_rounds.csv", "failures.csv")
+
+
+def final_summary(trainer: Trainer) -> list[str]:
+    """Lines for the terminal when a fit is over: the server's figures, and where everything is."""
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return ["One round, one batch per client: nothing was saved (trainer.fast_dev_run)."]
+    figures = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" not in name}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
+    folder = Path(trainer.default_root_dir)
+    files = [name for name in _FILES if (folder / name).exists()]
+    origin = getattr(getattr(trainer, "datamodule", None), "origin", "")
+    lines = [f"Rounds: {trainer.current_epoch}. {shown}".rstrip()]
+    lines += (
+        [f"Run: {folder} ({', '.join([*files, 'logs'] if trainer.loggers else files)})"] if files or trainer.loggers else []
+    )
+    lines += [f"Data: {origin}"] if origin else []
+    validated_on = getattr(getattr(getattr(trainer, "datamodule", None), "datamodule", None), "validated_on", "")
+    return [*lines, f"Validated on {validated_on}."] if validated_on else lines
+
+
+def run_settings(settings: dict[str, Any], data: Any) -> dict[str, Any]:
+    """The settings of a run that was started from Python, in the shape that configurations of the command line have.
+
+    Args:
+        settings: as :class:`~fl_lightning.functional.description.Describer` gives them, by section.
+        data: the datamodule, whose partitioner they lack.
+    """
+    found: dict[str, Any] = {name: _configured(node) for name, node in settings.items()}
+    for section in ("federation", "data"):
+        if section in settings:
+            found[section] = found[section].get("init_args", found[section])
+    if hasattr(data, "partitioner"):
+        partitioner = Describer().describe(data.partitioner, "data.partitioner")
+        found["data"] = {**found.get("data", {}), "partitioner": _configured(partitioner)}
+    return found
+
+
+def _configured(node: Any) -> Any:
+    """A described object as ``class_path`` and ``init_args``; one that is only settings, such as ``local``, as these."""
+    if isinstance(node, list):
+        return [_configured(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    own = {name: _configured(value) for name, value in node.items() if name not in (CLASS, BASE)}
+    if CLASS not in node:
+        return own
+    module, _, name = node[CLASS].rpartition(".")
+    return own if is_dataclass(getattr(sys.modules.get(module), name, None)) else {"class_path": node[CLASS], "init_args": own}

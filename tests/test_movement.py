@@ -1,0 +1,220 @@
+"""How far models move in a round, what rounds cost in all, and quantiles of many clients: closed forms."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from federations import SIZES, Blobs, Plain, every_round, federate
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
+
+from fl_lightning import (
+    ClientPrivacy,
+    ClipUpdate,
+    FedAvg,
+    FederationCallback,
+    FedMedian,
+    FedNova,
+    IIDPartitioner,
+    LocalTraining,
+    Mediators,
+    Scaffold,
+    SecureAggregation,
+)
+from fl_lightning.functional.spread import drift, squared_distance
+from fl_lightning.reporting.rounds import quantiles
+
+NORMS = ("update_norm", "aggregate_norm", "drift")
+
+
+class Watch(FederationCallback):
+    """The global model before each round, every client's model, and what was logged."""
+
+    def __init__(self):
+        self.starts, self.models, self.rounds, self.updates = [], [], [], []
+
+    def on_round_start(self, trainer, pl_module, round_idx, cohort):
+        self.starts.append(flat(pl_module))
+        self.models.append({})
+
+    def on_client_end(self, trainer, pl_module, update):
+        self.models[-1][update.client] = update.state.double().numpy()[: len(self.starts[-1])]
+
+    def on_aggregated(self, trainer, pl_module, updates):
+        self.updates.append(updates)
+
+    def on_round_end(self, trainer, pl_module, round_idx):
+        known = trainer.callback_metrics
+        self.rounds.append({n.removeprefix("federation/"): float(x) for n, x in known.items() if n.startswith("federation/")})
+
+
+def flat(module):
+    return np.concatenate([p.detach().double().numpy().ravel() for p in module.parameters() if p.requires_grad])
+
+
+def seeded():
+    torch.manual_seed(3)
+    return Plain()
+
+
+def watched(rounds=2, **settings):
+    watch = Watch()
+    federate(seeded(), rounds, watch, **settings)
+    return watch
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), FedAvg(weighting="uniform"), Scaffold()])
+def test_norms_and_drift_by_hand(strategy):
+    """``|w_k - w_t|``, their mean, ``|average - w_t|``, and the root mean square distance from the average."""
+    watch = watched(strategy=strategy)
+    uniform = not (isinstance(strategy, FedAvg) and strategy.weighting == "examples")
+    shares = np.full(3, 1 / 3) if uniform else np.array(SIZES) / sum(SIZES)
+    for start, models, logged, updates in zip(watch.starts, watch.models, watch.rounds, watch.updates, strict=True):
+        changes = np.stack([models[k] - start for k in range(3)])
+        norms = np.linalg.norm(changes, axis=1)
+        average = shares @ changes
+        assert [update.update_norm for update in updates] == pytest.approx(norms, rel=1e-6)
+        assert logged["update_norm"] == pytest.approx(norms.mean(), rel=1e-6)
+        assert logged["aggregate_norm"] == pytest.approx(np.linalg.norm(average), rel=1e-5)
+        spread = math.sqrt(shares @ np.square(changes - average).sum(axis=1))
+        assert logged["drift"] == pytest.approx(spread, rel=1e-5)
+        assert spread > 0.01
+
+
+def test_one_client_does_not_drift():
+    watch = watched(clients_per_round=1)
+    for logged in watch.rounds:
+        assert logged["aggregate_norm"] == pytest.approx(logged["update_norm"], rel=1e-5)
+        assert logged["drift"] < 1e-3 * logged["update_norm"]
+
+
+def test_a_chain_moves_as_a_whole():
+    """What a chain of clients hands over counts for each of them."""
+    watch = watched(route=Mediators(clients_per_mediator=3), strategy=FedAvg())
+    assert len({update.update_norm for update in watch.updates[0]}) == 1
+    assert watch.rounds[0]["drift"] < 1e-3 * watch.rounds[0]["update_norm"]
+
+
+def test_drift_is_of_averages():
+    for strategy in (FedMedian(), FedNova()):
+        (logged,) = watched(1, strategy=strategy).rounds
+        assert "drift" not in logged
+        assert {"update_norm", "aggregate_norm"} <= logged.keys()
+
+
+def test_norms_are_of_what_the_server_gets():
+    (logged,) = (watch := watched(1, transforms=[ClipUpdate(0.01)])).rounds
+    assert [update.update_norm for update in watch.updates[0]] == pytest.approx([0.01] * 3, rel=1e-4)
+    assert logged["update_norm"] == pytest.approx(0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"secure_aggregation": SecureAggregation()},
+        {"transforms": [ClientPrivacy(0.1, 1.0, noise_seed=1)], "strategy": FedAvg(weighting="uniform")},
+    ],
+    ids=["masks", "noise of the server"],
+)
+def test_what_the_server_must_not_see_is_not_logged(settings):
+    watch = watched(1, **settings)
+    assert watch.rounds[0]["aggregate_norm"] > 0
+    assert not {"update_norm", "drift"} & watch.rounds[0].keys()
+    assert all(update.update_norm is None for update in watch.updates[0])
+
+
+def test_norms_of_messages_that_are_private_already():
+    """Each client's noise alone has norm ``z C sqrt(p)`` on average: what is logged is the noisy message."""
+    watch = watched(1, transforms=[ClientPrivacy(0.1, 5.0, noise="local", noise_seed=1)])
+    size = len(watch.starts[0])
+    for update in watch.updates[0]:
+        assert update.update_norm == pytest.approx(0.5 * math.sqrt(size), rel=0.3)
+
+
+def test_totals_go_on_after_a_resume(tmp_path):
+    """67 parameters of 4 bytes to and from 3 clients; the norms of the resumed run are those of the whole one."""
+    whole = watched(4)
+    first = Watch()
+    federate(seeded(), 2, first, every_round(tmp_path), flags={"enable_checkpointing": True})
+    second = Watch()
+    federate(seeded(), 4, second, ckpt_path=str(tmp_path / "last.ckpt"))
+    both = first.rounds + second.rounds
+    for name in (*NORMS, "megabytes_total"):
+        assert [logged[name] for logged in both] == [logged[name] for logged in whole.rounds]
+    assert [logged["megabytes_total"] for logged in both] == pytest.approx([(k + 1) * 67 * 4 * 6 / 1e6 for k in range(4)])
+    seconds = [logged["seconds"] for logged in both]
+    assert [logged["seconds_total"] for logged in both] == pytest.approx(np.cumsum(seconds), rel=1e-4)
+
+
+def test_a_second_fit_counts_anew():
+    watch = Watch()
+    for _ in range(2):
+        federate(Plain(), 1, watch)
+    assert watch.rounds[0]["megabytes_total"] == watch.rounds[1]["megabytes_total"]
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_the_drift_of_any_vectors(clients, size, seed):
+    draw = np.random.default_rng(seed)
+    changes, shares = draw.normal(size=(clients, size)), draw.dirichlet(np.ones(clients))
+    average = shares @ changes
+    expected = math.sqrt(shares @ np.square(changes - average).sum(axis=1))
+    found = drift(np.linalg.norm(changes, axis=1).tolist(), shares.tolist(), float(np.linalg.norm(average)))
+    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_distances_of_large_vectors(dtype):
+    draw = torch.Generator().manual_seed(0)
+    one = torch.randn(200_000, generator=draw).to(dtype)
+    other = (one.float() + 0.01 * torch.randn(200_000, generator=draw)).to(dtype)
+    expected = float(np.square(one.double().numpy() - other.double().numpy()).sum())
+    assert squared_distance(one, other) == pytest.approx(expected, rel=1e-5)
+    assert squared_distance(one[:0], one[:0]) == 0.0
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_quantiles_are_numpys(values):
+    figures = {f"client_loss/{client}": value for client, value in enumerate(values)} | {"federation/clients": 3.0}
+    found = quantiles(figures)
+    expected = np.quantile(values, [0, 0.1, 0.5, 0.9, 1])
+    assert [found[f"client_loss/{name}"] for name in ("min", "p10", "median", "p90", "max")] == pytest.approx(expected)
+    assert found["federation/clients"] == 3.0
+    assert len(found) == 6
+
+
+def test_a_figure_that_is_not_finite_has_no_quantiles():
+    assert quantiles({"a/0": 1.0, "a/1": math.nan, "b/0": 2.0}) == {
+        f"b/{name}": 2.0 for name in ("min", "p10", "median", "p90", "max")
+    }
+
+
+def test_many_clients_are_logged_as_quantiles(tmp_path):
+    """Above the limit in every logger, and no figure of a module's own with a number in its name is taken for a client's."""
+
+    class PerClass(Plain):
+        def training_step(self, batch, batch_idx):
+            self.log("train_f1/3", 0.5)
+            return super().training_step(batch, batch_idx)
+
+    for limit, columns in ((4, 5), (5, 5)):
+        logger = CSVLogger(tmp_path, name="", version=str(limit))
+        local = LocalTraining(max_steps=1, max_epochs=1)
+        federate(
+            PerClass(),
+            1,
+            data=Blobs(40),
+            partitioner=IIDPartitioner(5),
+            flags={"logger": logger},
+            client_columns=limit,
+            local=local,
+        )
+        (header, *_) = csv.reader((tmp_path / str(limit) / "metrics.csv").read_text().splitlines())
+        found = sorted(name.rpartition("/")[2] for name in header if name.startswith("client_loss/"))
+        assert found == (["0", "1", "2", "3", "4"] if columns <= limit else ["max", "median", "min", "p10", "p90"])
+        assert "train_f1/3" in header
