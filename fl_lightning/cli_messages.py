@@ -103,7 +103,7 @@ def _remedy(message: str, options: Sequence[str]) -> str:
         if close:
             return f" Did you mean {close[0]}?"
     if key and "No module named" in message:
-        return " A module of your own must be on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+        return " A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
     given = re.search(r"class_path '([\w.]+)'", message)
     example = f"{key[1]}.help {given[1]}" if key and given else "federation.strategy.help AdaFed"
     return f" All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
