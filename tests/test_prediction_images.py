@@ -12,6 +12,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import wandb
 from federations import Blobs, Plain, trainer
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from PIL import Image
@@ -99,6 +100,7 @@ def test_a_federation_ends_in_a_picture_of_the_servers_model(drawn, tmp_path):
     assert len(drawn) == 2
     assert Image.open(folder / "test_predictions.png").format == "PNG"
     loggers[1].experiment.finish()
+    wandb.teardown()  # its process writes the rest of the file after the run is finished
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     rounds = {name: row["round"] for row in history(path) for name in ("val_predictions", "test_predictions") if name in row}
     assert rounds["val_predictions"] == 1

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import shake
 import torch
+import wandb
 from by_hand import B, flat
 from dp_accounting.rdp import RdpAccountant
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
@@ -123,6 +124,7 @@ def test_the_key_is_in_no_file(monkeypatch, tmp_path):
     more = {**MODES["examples"](), **MODES["central"]()}
     private(rounds=2, folder=tmp_path / "run", more=more, logger=loggers)
     loggers[1].experiment.finish()
+    wandb.teardown()  # its process writes the rest of the file after the run is finished
     assert asked.count(32) == 1
     forms = [key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key), base64.urlsafe_b64encode(key)]
     forms += [repr(key)[2:-1].encode(), str(list(key))[1:-1].encode(), key[:16], key[16:]]

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from fl_lightning.callbacks.checkpoint_io import checkpoint_folders
+from fl_lightning.callbacks.exchange import gather
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import stored_files
 
@@ -17,12 +18,19 @@ _read: dict[Path, tuple[tuple[int, int], set[str]]] = {}
 
 
 def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
-    """Delete what neither the round nor a checkpoint in the Trainer's folders refers to; on rank 0, between rounds.
+    """Delete what neither the round nor a checkpoint in the Trainer's folders refers to, between rounds.
 
-    A checkpoint that cannot be read may refer to anything: then nothing is deleted.
+    Rank 0 deletes, and the others wait: what they write in the round ahead is not known to it yet. A checkpoint that cannot be
+    read may refer to anything: then nothing is deleted.
     """
-    if not (memory.has_files and trainer.is_global_zero):
+    if not memory.has_files:
         return
+    if trainer.is_global_zero:
+        _sweep(trainer, memory)
+    gather(trainer, None)
+
+
+def _sweep(trainer: Trainer, memory: ClientMemory) -> None:
     needed: set[str] = set()
     for path in (path for folder in checkpoint_folders(trainer) for path in folder.glob(f"*{_SUFFIX}")):
         files = _referred(path)
