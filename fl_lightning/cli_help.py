@@ -51,10 +51,6 @@ class TopicHelp(argparse._HelpAction):
                 sys.exit(2)
         parser.exit()
 
-    def completer(self, **_: Any) -> list[str]:
-        """Return the topics that the shell offers."""
-        return ["all", *SECTIONS, *(name for name in fl_lightning.__all__ if name[0].isupper())]
-
 
 def help_on(parser: argparse.ArgumentParser, topic: str, command: str) -> str:
     """Return the help on a topic.
