@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from pathlib import Path
+
+from fl_lightning.help_pages import first_page, has_first_page
 
 SUBCOMMANDS = {
     "fit": "Train a federation: one epoch is one communication round.",
@@ -12,11 +16,19 @@ SUBCOMMANDS = {
     "partition": "Show what each client would hold, without training.",
     "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
     "report": "Write a study's report again, from its table alone.",
+    "init": "Write a small project that runs, as a start of your own.",
+    "dashboard": "Make a W&B workspace for the runs of a project.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 
 _STUDIES = ("compare", "report")
 """Answered by :mod:`fl_lightning.studies.commands`."""
+_SMALL = {
+    "init": "fl_lightning.starter",
+    "configs": "fl_lightning.config_command",
+    "dashboard": "fl_lightning.dashboard",
+}
+"""Modules whose ``main`` takes the arguments behind the command, and which don't wait for torch."""
 
 HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
 
@@ -32,13 +44,13 @@ options:
                         Print the configuration after applying all other arguments and exit.
   --version             Print version and exit.
 
-For the settings of a subcommand: fl-lightning fit --help; of a class: fl-lightning fit --federation.strategy.help AdaFed.
+For the settings of a subcommand: fl-lightning fit --help; of a class: fl-lightning fit --help AdaFed.
 A first run: fl-lightning fit --config adafed_mnist
 """
 
 
 def main() -> None:
-    """Run the command line. Help and version don't wait for torch, whose import takes seconds."""
+    """Run the command line. Help, version and the small commands don't wait for torch, whose import takes seconds."""
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-h"]):
         lines = "\n".join(f"  {name:<22}{text}" for name, text in SUBCOMMANDS.items())
@@ -49,12 +61,14 @@ def main() -> None:
 
         print(f"fl-lightning {fl_lightning.__version__}")
         return
-    if arguments[:1] == ["configs"]:
-        from fl_lightning.config_command import main as configs
-
-        configs(arguments[1:])
+    if arguments[1:] in (["--help"], ["-h"]) and has_first_page(arguments[0]):
+        print(first_page(arguments[0]), end="")
+        return
+    if arguments[:1] and arguments[0] in _SMALL:
+        import_module(_SMALL[arguments[0]]).main(arguments[1:])
         return
     _refuse_unknown(arguments)
+    _see_this_folder()
     if arguments[:1] and arguments[0] in _STUDIES:
         try:
             from fl_lightning.studies.commands import main as study
@@ -77,3 +91,18 @@ def _refuse_unknown(arguments: list[str]) -> None:
         message = f"There is no subcommand '{arguments[0]}'.{did_you_mean(arguments[0], SUBCOMMANDS)} {known}"
         print(f"fl-lightning: error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _see_this_folder() -> None:
+    """Let dotted paths name modules in the current folder, as ``python -m`` does: a console script does not.
+
+    The folder comes last, so that no file in it hides an installed package. ``PYTHONSAFEPATH`` leaves it out.
+    """
+    folder = str(Path.cwd())
+    if not _is_safe() and not {"", folder} & set(sys.path):
+        sys.path.append(folder)
+
+
+def _is_safe() -> bool:
+    """Whether Python was told to leave the current folder out; Python 3.10 cannot be."""
+    return bool(getattr(sys.flags, "safe_path", False))

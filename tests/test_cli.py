@@ -262,9 +262,6 @@ def test_print_config_and_help(fl):
         status, text = fl("fit", option)
         assert status == 0
         assert shown in " ".join(text.split())
-    status, text = fl("fit", "--help")
-    assert status == 0
-    assert "--federation.local.proximal_mu" in text
 
 
 def test_completion_in_the_shell(tmp_path):

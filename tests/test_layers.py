@@ -12,6 +12,8 @@ import fl_lightning
 ROOT = Path(fl_lightning.__file__).parent
 LAYER = {
     "errors": 0,
+    "arguments": 0,
+    "help_pages": 0,
     "allocator": 0,
     "types": 0,
     "functional": 1,
@@ -37,9 +39,11 @@ LAYER = {
     "clients": 4,
     "callbacks": 5,
     "cli_names": 5,
-    **dict.fromkeys(("cli_messages", "cli_trainer", "__init__"), 6),
+    **dict.fromkeys(("cli_help", "cli_messages", "cli_trainer", "__init__"), 6),
     "cli": 7,
     "studies": 8,
+    "starter": 8,
+    "dashboard": 8,
     "command": 9,
     "__main__": 10,
 }

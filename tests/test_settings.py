@@ -18,7 +18,7 @@ WRONG = [
     (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
     (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
     (["--federation.strategy.colour=x"], "fl-lightning fit --federation.strategy.help fl_lightning.AdaFed"),
-    (["--federation.strategy=nowhere.NoSuch"], "A module of your own must be on PYTHONPATH"),
+    (["--federation.strategy=nowhere.NoSuch"], "A module of your own must be in this folder or on PYTHONPATH"),
     (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
     (
         ["--federation.local.devices=2"],

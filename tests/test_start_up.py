@@ -26,9 +26,9 @@ def python(code: str, **environment: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
-@pytest.mark.parametrize("argument", ["--help", "-h", "--version"])
+@pytest.mark.parametrize("argument", ["--help", "-h", "--version", "fit --help", "partition -h"])
 def test_help_and_version_do_not_import_torch(argument):
-    code = f"import sys; sys.argv = ['fl-lightning', '{argument}']; import fl_lightning.command as c; c.main()"
+    code = f"import sys; sys.argv = ['fl-lightning', *'{argument}'.split()]; import fl_lightning.command as c; c.main()"
     said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
     assert said.splitlines()[-1] == "False False"
     assert ("fl-lightning " + fl_lightning.__version__ if argument == "--version" else "usage: fl-lightning") in said
@@ -50,7 +50,26 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, "configs"}
+    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, "init", "dashboard", "configs"}
+    for small in ("init", "dashboard"):
+        code = (
+            f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']; import fl_lightning.command as c\ntry: c.main()\n"
+        )
+        said = python(code + "except SystemExit: print('torch' in sys.modules)")
+        assert said.startswith(f"usage: fl-lightning {small}")
+        assert said.splitlines()[-1] == "False"
+
+
+def test_a_module_in_the_current_folder_is_found_last(tmp_path, monkeypatch):
+    """As a console script, whose path begins with the folder of the script; PYTHONSAFEPATH leaves the folder out."""
+    monkeypatch.chdir(tmp_path)
+    path = [entry for entry in sys.path if entry != ""]
+    for safe, last in ((False, str(tmp_path)), (True, path[-1])):
+        monkeypatch.setattr(sys, "path", list(path))
+        monkeypatch.setattr(command, "_is_safe", lambda safe=safe: safe)
+        command._see_this_folder()
+        command._see_this_folder()
+        assert sys.path == (path if safe else [*path, last])
 
 
 def test_other_arguments_reach_the_command_line(monkeypatch, capsys):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
-
 import pytest
 from command_line import ROOT
 
@@ -37,43 +32,6 @@ def test_a_report_is_made_again_from_its_table(folder, tmp_path):
 def test_the_tables_are_small():
     assert FOLDERS
     assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir() if path.suffix != ".svg") < 5e6
-
-
-def test_the_dashboard_shows_metrics_that_there_are(tmp_path):
-    """Its specification names what docs/metrics.md names."""
-    pytest.importorskip("wandb_workspaces", reason="pip install wandb-workspaces")
-    out = tmp_path / "workspace.json"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "wandb_dashboard.py"), "--out", str(out)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    spec = json.loads(out.read_text())
-    sections = spec["spec"]["section"]["panelBankConfig"]["sections"]
-    assert [section["name"] for section in sections] == ["Server", "Classes", "Clients", "Costs"]
-    panels = [panel for section in sections for panel in section["panels"]]
-    text = json.dumps([panel["config"] for panel in panels])
-    shown = set(re.findall(r'"((?:val_|federation/|client|class_|partition)[\w/]*)(?:\.max)?"', text))
-    families = set(re.findall(r'"\^(\w+)/\[0-9\]\+\$"', text))
-    documented = set(re.findall(r"`([\w/<>]+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert len(shown) > 10
-    assert len(families) == 5
-    assert not shown - documented, shown - documented
-    assert not {f"{family}/" for family in families} - {name.split("<")[0] for name in documented}
-    grouped = [panel["config"] for panel in panels if panel["config"].get("groupBy")]
-    assert grouped
-    assert all("strategy" in config["groupBy"] for config in grouped)
-
-
-def test_the_dashboard_asks_whose_it_is():
-    pytest.importorskip("wandb_workspaces", reason="pip install wandb-workspaces")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "wandb_dashboard.py")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Give --entity, or --out FILE" in done.stderr
 
 
 def test_every_study_has_what_its_file_says():

@@ -21,7 +21,7 @@ def prefer_offline() -> bool:
     Returns:
         Whether runs will be written offline.
     """
-    if "WANDB_MODE" not in os.environ and not _has_api_key():
+    if "WANDB_MODE" not in os.environ and not has_api_key():
         os.environ["WANDB_MODE"] = "offline"
     return os.environ.get("WANDB_MODE") in ("offline", "dryrun")
 
@@ -33,8 +33,8 @@ def sweep_folder(root: str) -> str:
     return str(Path(root) / os.environ["WANDB_SWEEP_ID"] / os.environ["WANDB_RUN_ID"])
 
 
-def _has_api_key() -> bool:
-    """Where W&B looks: the environment, then netrc. Asking wandb itself would fix its mode for the process."""
+def has_api_key() -> bool:
+    """Look for a key where W&B does: in the environment, then netrc. Asking wandb itself would fix its mode for the process."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

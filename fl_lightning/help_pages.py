@@ -1,0 +1,95 @@
+"""The first page of help of each command that trains or evaluates: what a user sets first. Needs no import of torch."""
+
+from __future__ import annotations
+
+SECTIONS = {
+    "trainer": "Lightning's Trainer; one epoch is one round",
+    "model": "your module, or ClassificationTask, RegressionTask, KMeansTask",
+    "data": "the datamodule, who holds what, what clients and server evaluate on",
+    "federation": "strategy, route, cohorts, checkpoints' trust",
+    "federation.local": "how a client trains",
+    "federation.attackers": "clients that misbehave",
+    "federation.faults": "what happens when a client fails",
+    "federation.availability": "clients that drop out, are slow, or come and go",
+    "federation.client_evaluation": "what is measured on the clients' own data",
+    "federation.server_evaluation": "what measuring clients' models may cost",
+    "partition_report": "the table and picture of who holds what",
+    "client_table": "the table of clients in the loggers",
+    "failure_log": "the file of failures",
+    "feature_cache": "outputs of frozen layers, kept",
+    "best_checkpoint": "what the best round is",
+    "last_checkpoint": "where the last round is kept",
+}
+"""Sections of the settings and what they are about."""
+
+_RUN = (
+    ("--config FILE", "A YAML file; several are laid over each other, the last one counts."),
+    ("--trainer.default_root_dir DIR", "Folder of the run: checkpoints, logs, config.yaml. A folder for each run."),
+)
+_CHOICES = (
+    ("--data.datamodule CLASS", "The data: MNISTDataModule, ImageFolderDataModule, TableDataModule, your own."),
+    ("--data.partitioner CLASS", "Who holds what: IIDPartitioner, DirichletPartitioner, ShardPartitioner, your own."),
+)
+_SEED = ("--seed_everything N", "Seed of the initial weights and of the module's random numbers.")
+_FIT = (
+    *_RUN,
+    ("--trainer.max_epochs N", "Rounds: one epoch of the Trainer is one communication round."),
+    ("--trainer.logger false", "No loggers; by default CSV files, and W&B, offline without an API key."),
+    ("--ckpt_path last", "Resume the run in its folder, even after a kill mid-round."),
+    ("--model CLASS", "The module: ClassificationTask, RegressionTask, or any LightningModule."),
+    ("--model.network CLASS", "Network of these tasks: KerasCNN, LeNet, MLP, ResNet18, your own."),
+    ("--model.loss CLASS", "Loss: CrossEntropy, F1WeightedCrossEntropy, torch.nn.CrossEntropyLoss, your own."),
+    ("--model.optimizer CLASS", "The clients' optimizer, such as torch.optim.SGD; its rate: --model.optimizer.lr 0.1."),
+    *_CHOICES,
+    ("--federation.strategy CLASS", "What the server does with the updates: FedAvg, AdaFed, FedMedian, Scaffold, your own."),
+    ("--federation.clients_per_round X", "Clients of a round: a number such as 10, or a fraction such as 0.5."),
+    ("--federation.local.max_epochs N", "Epochs of a client in each round."),
+    ("--federation.enabled false", "Train centrally on the union of the clients' data, as a baseline."),
+    _SEED,
+)
+_EVALUATE = (
+    *_RUN,
+    ("--ckpt_path FILE", "Another checkpoint than the run's best one."),
+    ("--data.datamodule CLASS", "Other data than the run's."),
+    ("--trainer.accelerator NAME", "cpu, gpu, or auto."),
+)
+_PAGES = {
+    "fit": ("Train a federation: one epoch is one communication round.", _FIT, "configs/adafed_mnist.yaml"),
+    "validate": ("Evaluate a checkpoint on the server's validation set.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
+    "test": ("Evaluate a checkpoint on the server's test set.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
+    "predict": ("Write a checkpoint's predictions to a file in the run's folder.", _EVALUATE, "runs/adafed_mnist/config.yaml"),
+    "partition": ("Show what each client would hold, without training.", (*_RUN, *_CHOICES), "configs/adafed_mnist.yaml"),
+}
+
+
+def first_page(command: str) -> str:
+    """Return the help of a command: its first settings, and where the others are.
+
+    Args:
+        command: such as ``fit``.
+    """
+    what, settings, config = _PAGES[command]
+    lines = [f"usage: fl-lightning {command} --config FILE [--SETTING VALUE ...]", "", what, ""]
+    lines.append("what a user sets first:")
+    lines += [f"  {name:<34}{text}" for name, text in settings]
+    lines += ["", "CLASS is a name of fl_lightning, or the dotted path of any other class: my_package.module.Classifier."]
+    lines.append("Every setting has the same name in YAML, nested: 'trainer: {max_epochs: 20}'.")
+    lines += ["", "more help:"]
+    lines += [
+        f"  {name:<50}{text}"
+        for name, text in (
+            (f"fl-lightning {command} --help SECTION", "a section, from the list below, or one setting"),
+            (f"fl-lightning {command} --help CLASS", "a class: AdaFed, DirichletPartitioner, torch.optim.SGD"),
+            (f"fl-lightning {command} --help all", "every setting"),
+            (f"fl-lightning {command} --config FILE --print_config", "every setting with its value"),
+        )
+    ]
+    lines += ["", "sections:"]
+    lines += [f"  {name:<32}{text}" for name, text in SECTIONS.items()]
+    lines += ["", f"example: fl-lightning {command} --config {config}"]
+    return "\n".join(lines) + "\n"
+
+
+def has_first_page(command: str) -> bool:
+    """Whether a command has such a page."""
+    return command in _PAGES

@@ -1,0 +1,100 @@
+"""The command ``fl-lightning init``: a small project that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.arguments import ArgumentParser
+from fl_lightning.errors import ConfigurationError, FederationError
+
+TEMPLATE = Path(__file__).parent / "template"
+"""The project, whose package is called ``my_project``."""
+
+_OTHER_FOLDERS = ("tests", "runs")
+
+
+def create_project(folder: Path) -> list[Path]:
+    """Write the project into a new or empty folder.
+
+    Args:
+        folder: of the project. Its name becomes that of the package, with ``_`` for ``-``, ``.`` and spaces.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigurationError: if the folder is not empty or cannot be written, or its name cannot be a package's.
+    """
+    package = package_name(folder.resolve().name)
+    _require_empty(folder)
+    files = []
+    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        path = folder / str(source.relative_to(TEMPLATE)).replace("my_project", package)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source.read_text(encoding="utf-8").replace("my_project", package), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"'{path}' cannot be written ({error}). Choose another folder.") from error
+        files.append(path)
+    return files
+
+
+def package_name(name: str) -> str:
+    """Return the package of a project.
+
+    Raises:
+        ConfigurationError: if the name cannot be imported, or is that of a package already there.
+    """
+    package = re.sub(r"[-. ]", "_", name)
+    if not (package.isidentifier() and package.isascii()) or keyword.iskeyword(package):
+        raise ConfigurationError(
+            f"'{name}' cannot be the name of a Python package. Choose letters, digits, '-' and '_', a letter first, such as "
+            "'my_project'."
+        )
+    if package in _OTHER_FOLDERS or _is_installed(package):
+        raise ConfigurationError(f"'{package}' is the name of another package. Choose another name, such as 'my_{package}'.")
+    return package
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; what cannot be done ends in one message and exit status 1.
+
+    Args:
+        arguments: those behind ``init``.
+    """
+    parser = ArgumentParser(
+        prog="fl-lightning init",
+        description="Write a small project that runs: module, datamodule, configuration, test, README.",
+    )
+    parser.add_argument("folder", type=Path, help="a new or empty folder; its name becomes the package's")
+    folder: Path = parser.parse_args(arguments).folder
+    try:
+        files = create_project(folder)
+    except FederationError as error:
+        print(f"fl-lightning init: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    for path in files:
+        print(path)
+    print(f"\nNext:\n  cd {folder}\n  fl-lightning fit --config config.yaml\n  pytest")
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError(f"'{folder}' is a file. Choose a new or empty folder.")
+    try:
+        taken = folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise ConfigurationError(f"'{folder}' cannot be read ({error}). Choose another folder.") from error
+    if taken:
+        raise ConfigurationError(f"'{folder}' is not empty. Choose a new or empty folder.")
+
+
+def _is_installed(package: str) -> bool:
+    """Whether Python would find another package by this name; folders without ``__init__.py`` hide nothing."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None

@@ -1,0 +1,103 @@
+"""``fl-lightning dashboard``: what W&B would be sent."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+from command_line import ROOT
+
+from fl_lightning import dashboard
+
+
+def refused(capsys, *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        dashboard.main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return int(ended.value.code or 0), lines[0]
+
+
+def test_it_shows_metrics_that_there_are(tmp_path, capsys):
+    """Its specification names what docs/metrics.md names."""
+    pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    out = tmp_path / "workspace.json"
+    dashboard.main(["--out", str(out)])
+    assert capsys.readouterr().out.strip() == str(out)
+    spec = json.loads(out.read_text())
+    sections = spec["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in sections] == ["Server", "Classes", "Clients", "Costs"]
+    panels = [panel for section in sections for panel in section["panels"]]
+    text = json.dumps([panel["config"] for panel in panels])
+    shown = set(re.findall(r'"((?:val_|federation/|client|class_|partition)[\w/]*)(?:\.max)?"', text))
+    families = set(re.findall(r'"\^(\w+)/\[0-9\]\+\$"', text))
+    documented = set(re.findall(r"`([\w/<>]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert len(shown) > 10
+    assert len(families) == 5
+    assert not shown - documented, shown - documented
+    assert not {f"{family}/" for family in families} - {name.split("<")[0] for name in documented}
+    grouped = [panel["config"] for panel in panels if panel["config"].get("groupBy")]
+    assert grouped
+    assert all("strategy" in config["groupBy"] for config in grouped)
+
+
+def test_it_asks_whose_it_is(capsys):
+    status, said = refused(capsys)
+    assert status == 2
+    assert said == (
+        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE for the specification alone. All "
+        "settings: fl-lightning dashboard --help."
+    )
+
+
+def test_wrong_arguments_are_one_message(capsys, tmp_path):
+    assert "unrecognized arguments: --colour" in refused(capsys, "--colour", "red")[1]
+
+
+def test_a_file_that_cannot_be_written_is_one_message(capsys, tmp_path):
+    pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    status, said = refused(capsys, "--out", str(tmp_path))
+    assert status == 1
+    assert "which cannot be written" in said
+
+
+def test_the_missing_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    monkeypatch.delitem(sys.modules, "wandb_workspaces.reports.v2", raising=False)
+    status, said = refused(capsys, "--entity", "me")
+    assert status == 1
+    assert said.endswith("Install it: pip install 'fl_lightning[dashboard]'.")
+
+
+@pytest.mark.usefixtures("_no_wandb")
+def test_a_missing_key_is_one_message(capsys):
+    pytest.importorskip("wandb_workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    status, said = refused(capsys, "--entity", "me")
+    assert status == 1
+    assert "W&B has no API key. Run 'wandb login'" in said
+
+
+def test_what_the_server_refuses_is_one_message(capsys, monkeypatch):
+    workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+
+    def save(self):
+        raise ValueError("permission denied")
+
+    monkeypatch.setattr(workspaces.Workspace, "save", save)
+    status, said = refused(capsys, "--entity", "me", "--project", "p")
+    assert status == 1
+    assert "W&B did not take the workspace for 'me/p' (ValueError: permission denied)" in said
+
+
+def test_its_address_is_printed(capsys, monkeypatch):
+    workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    sent = []
+    monkeypatch.setattr(workspaces.Workspace, "save", lambda self: sent.append(dashboard.specification(self)))
+    monkeypatch.setattr(workspaces.Workspace, "url", property(lambda self: "https://wandb.example/me/p"))
+    dashboard.main(["--entity", "me", "--project", "p"])
+    assert capsys.readouterr().out.strip() == "https://wandb.example/me/p"
+    assert len(sent) == 1

@@ -1,0 +1,135 @@
+"""``--help``: the first page, and what it names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from fl_lightning import ClassificationTask
+from fl_lightning.cli import FederationCLI
+from fl_lightning.help_pages import SECTIONS, first_page
+
+
+@pytest.fixture(scope="module")
+def settings() -> set[str]:
+    """Names of all settings of a fit, as its parser has them."""
+
+    class Parsers(FederationCLI):
+        def parse_arguments(self, parser, args):
+            raise StopIteration
+
+    try:
+        made = Parsers.__new__(Parsers)
+        made.__init__(["fit"])
+    except StopIteration:
+        pass
+    return {action.dest for action in made._subcommand_parsers["fit"]._actions}
+
+
+def test_the_first_page_fits_on_a_screen_or_two(fl):
+    status, text = fl("fit", "--help")
+    assert status == 0
+    assert text == first_page("fit")
+    assert len(text.splitlines()) <= 60
+    assert max(map(len, text.splitlines())) <= 128
+
+
+@pytest.mark.parametrize("command", sorted(FederationCLI.subcommands()))
+def test_the_first_page_names_settings_that_there_are(command, settings):
+    named = re.findall(r"^  --([\w.]+)", first_page(command), re.MULTILINE)
+    assert len(named) >= 4
+    own = inspect.signature(ClassificationTask).parameters
+    assert not [name for name in named if name not in settings and name.removeprefix("model.") not in own]
+
+
+def test_every_section_is_explained(settings):
+    tops = {name.split(".")[0] for name in settings if "." in name} | {"model"}
+    assert {section for section in SECTIONS if "." not in section} == tops
+    assert all(any(name.startswith(section) for name in settings) for section in SECTIONS)
+
+
+def test_a_section(fl):
+    status, text = fl("fit", "--help", "federation")
+    assert status == 0
+    assert "--federation.clients_per_round <int | float> = 1.0\n      a float in (0, 1] is a fraction" in text
+    assert "AdaFed, CosineFilter, FedAvg" in text
+    assert "--federation.local.max_epochs" not in text
+    assert re.search(r"federation\.local +how a client trains", text)
+    assert len(text.splitlines()) < 60
+    assert "--federation.local.proximal_mu <float> = 0.0" in fl("fit", "--help", "federation.local")[1]
+    assert "--ckpt_path" in fl("test", "--help", "--ckpt_path")[1]
+
+
+def test_all_settings(fl, settings):
+    status, text = fl("fit", "--help", "all")
+    assert status == 0
+    named = re.findall(r"^  --([\w.]+) <", text, re.MULTILINE)
+    loaders = {name for name in settings if name in SECTIONS} - {"model"}  # '--trainer file.yaml', and '.help' of classes
+    rest = {"help", "config", "print_config", "federation.local.partial_work"}
+    assert sorted(named) == sorted(name for name in settings - loaders - rest if not name.endswith(".help"))
+    assert len(text.splitlines()) < 400
+
+
+def test_a_class(fl):
+    status, text = fl("fit", "--help", "AdaFed")
+    assert status == 0
+    assert text == fl("fit", "--federation.strategy.help", "AdaFed")[1]
+    assert re.findall(r"^  (\w+) <", text, re.MULTILINE) == ["metric", "power", "examples", "mode", "epsilon"]
+    assert "power <float> = 1.0\n      exponent of the score, > 0." in text
+    assert len(text.splitlines()) < 30
+    assert "``" not in text
+    assert ":class:" not in text
+
+
+def test_a_class_from_elsewhere(fl):
+    text = fl("fit", "--help", "torch.optim.SGD")[1]
+    assert text.startswith("torch.optim.sgd.SGD\n")
+    assert "momentum <float> = 0" in text
+    assert "params <" not in text
+    assert "math::" not in text
+
+
+def test_a_base_class_lists_its_kinds(fl):
+    text = fl("fit", "--federation.strategy.help")[1]
+    assert "Classes: AdaFed, CosineFilter" in text
+
+
+def test_what_a_network_can_be(fl):
+    text = fl("fit", "--help", "ClassificationTask")[1]
+    network = text.partition("  network <")[2].partition("\n  num_classes")[0]
+    assert "KerasCNN" in network
+    assert "CrossEntropy" not in network
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("federatoin", "Did you mean 'federation'?"),
+        ("AdaFeed", "Did you mean 'AdaFed'?"),
+        ("nowhere.Class", "neither a setting nor a class"),
+        ("federation.strategy.power", "is a setting of the class of 'federation.strategy'"),
+    ],
+)
+def test_an_unknown_topic_is_one_message(fl, topic, said):
+    status, text = fl("fit", "--help", topic)
+    assert status == 2
+    assert said in text
+    assert len(text.splitlines()) == 1
+
+
+def test_only_the_command_that_was_typed_gets_settings():
+    class Parsers(FederationCLI):
+        def parse_arguments(self, parser, args):
+            self.sizes = {name: len(sub._actions) for name, sub in self._subcommand_parsers.items()}
+            raise StopIteration
+
+    def sizes(*args: str) -> dict[str, int]:
+        made = Parsers.__new__(Parsers)
+        with pytest.raises(StopIteration):
+            made.__init__(list(args))
+        return made.sizes
+
+    assert {name for name, size in sizes("test", "--config", "x.yaml").items() if size > 50} == {"test"}
+    assert all(size > 50 for size in sizes("--config", "x.yaml", "fit").values())
