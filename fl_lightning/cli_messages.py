@@ -95,7 +95,10 @@ def _remedy(message: str, options: Sequence[str]) -> str:
         if known and "dot import path" in message:
             return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
         if "No module named" in message:
-            return f"{near} A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+            return (
+                f"{near} A module of your own must be in this folder or on PYTHONPATH: "
+                "PYTHONPATH=<its folder> fl-lightning fit ..."
+            )
         if near:
             return near
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)

@@ -39,7 +39,7 @@ LAYER = {
     "clients": 4,
     "callbacks": 5,
     "cli_names": 5,
-    **dict.fromkeys(("cli_help", "cli_messages", "cli_trainer", "__init__"), 6),
+    **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer", "__init__"), 6),
     "cli": 7,
     "studies": 8,
     "starter": 8,
