@@ -39,6 +39,12 @@ def _no_wandb(monkeypatch):
 
 
 @pytest.fixture
+def _disabled_wandb(_no_wandb, monkeypatch):
+    """The same calls of W&B, without its process and its files: for tests that look at neither."""
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
+@pytest.fixture
 def fl(monkeypatch, capsys, _no_wandb):
     """Type a command; returns the exit status and what was printed."""
 

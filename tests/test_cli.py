@@ -28,6 +28,7 @@ COMPLETE = [path for path in CONFIGS if "class_path: ClassificationTask" in path
 # ------------------------------------------------------------------ what works
 
 
+@pytest.mark.usefixtures("_disabled_wandb")
 @pytest.mark.parametrize("config", [path for path in CONFIGS if path not in COMPLETE], ids=lambda path: path.stem)
 def test_every_config_is_fitted(config, fl):
     """Each by its name alone, from another folder: adafed_mnist is its base."""
@@ -50,6 +51,7 @@ SMALL_IMAGES = {
 }
 
 
+@pytest.mark.usefixtures("_disabled_wandb")
 @pytest.mark.parametrize("config", COMPLETE, ids=lambda path: path.stem)
 def test_every_complete_config_is_fitted(config, fl, monkeypatch):
     """On images of noise in the folders that the configuration names."""

@@ -22,6 +22,7 @@ def bring_data(name: str) -> None:
         Path("data/table.csv").write_text("\n".join(["a,client,b,target", *rows]))
 
 
+@pytest.mark.usefixtures("_disabled_wandb")
 @pytest.mark.parametrize("name", OTHER_TASKS)
 def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
     bring_data(name)
