@@ -84,47 +84,50 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
 
 def _remedy(message: str, options: Sequence[str]) -> str:
     keys = re.findall(r'Parser key "([\w.]+)"', message)
-    base = _BASES.get(keys[-1].removeprefix("federation."), _BASES.get(keys[-1].split(".")[-1])) if keys else None
+    classes = re.findall(r"class_path '([\w.]+)'", message)
     if keys and keys[-1] in _SETTINGS and "dot import path" in message:
         names = inspect.signature(_SETTINGS[keys[-1]]).parameters
         return f" It holds settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
-    name = wrong_name(message)
-    if keys and name:
-        known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
-        near = did_you_mean(name, known) or nearest_class(name, keys[-1].split(".")[-1])
-        if known and "dot import path" in message:
-            return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
-        if "No module named" in message:
-            return (
-                f"{near} A module of your own must be in this folder or on PYTHONPATH: "
-                "PYTHONPATH=<its folder> fl-lightning fit ..."
-            )
-        if near:
-            return near
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     if choice:
         return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
-    unknown = re.search(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)", message)
-    classes = re.findall(r"class_path '([\w.]+)'", message)
-    plain = [option for option in options if not option.endswith((".help", "+"))]
-    if unknown:
-        name = unknown[1]
-        flag = name.removeprefix("federation.local.")
-        if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
-            return (
-                f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
-                "a client takes: fl-lightning fit --help."
-            )
-        near = nearest_setting(name, classes[-1]) if classes else did_you_mean(f"--{name}", plain, cutoff=0.7)
-        if near and not classes:
-            return near
     if "data.datamodule" in message and "are required" in message:
         return " A configuration has them: fl-lightning fit --config adafed_mnist; for all of them, fl-lightning configs."
     if 'expected "subcommand"' in message:
         return " Type it first: fl-lightning fit ..."
+    wrong = wrong_name(message)
+    unknown = re.search(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)", message)
+    said = _on_class(message, wrong, keys[-1]) if keys and wrong else ""
+    said = said or (_on_option(unknown[1], options) if unknown and not classes else "")
+    if said:
+        return said
+    near = nearest_setting(unknown[1], classes[-1]) if unknown and classes else ""
     example = f"{keys[0]}.help {classes[0]}" if keys and classes else "federation.strategy.help AdaFed"
-    near = near if unknown else ""
     return f"{near} All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
+
+
+def _on_class(message: str, name: str, key: str) -> str:
+    """What to write in place of a class that does not exist."""
+    base = _BASES.get(key.removeprefix("federation."), _BASES.get(key.split(".")[-1]))
+    known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
+    near = did_you_mean(name, known) or nearest_class(name, key.split(".")[-1])
+    if known and "dot import path" in message:
+        return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
+    if "No module named" in message:
+        return f"{near} A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+    return near
+
+
+def _on_option(name: str, options: Sequence[str]) -> str:
+    """What to write in place of a setting that does not exist."""
+    flag = name.removeprefix("federation.local.")
+    if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
+        return (
+            f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
+            "a client takes: fl-lightning fit --help."
+        )
+    plain = [option for option in options if not option.endswith((".help", "+"))]
+    return did_you_mean(f"--{name}", plain, cutoff=0.7)
 
 
 def _is_concrete(candidate: object, base: type) -> bool:
