@@ -194,10 +194,10 @@ def test_what_has_another_shape_is_never_aggregated():
         federate(failing(reshape), 1, data=Marked(), faults=SKIP)
     server = ModelState(Plain())
     good = ClientUpdate(4, 2, 10, 1, state=server.vector(), counters=server.counters())
-    check_update(good, server, server.vector().numel(), False)
+    check_update(good, server, server.vector().numel(), False, math.inf, 1.0)
     for state in (server.vector()[1:], server.vector()[None], server.vector().long()):
         with pytest.raises(ClientError, match=r"Client 4 .* in round 2: it sent torch.* the model has 67 weights"):
-            check_update(replace(good, state=state), server, 67, False)
+            check_update(replace(good, state=state), server, 67, False, math.inf, 1.0)
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])

@@ -13,7 +13,7 @@ from fl_lightning.callbacks.exchange import gather_or_raise
 from fl_lightning.callbacks.federation import Federation
 from fl_lightning.callbacks.hooks import announce
 from fl_lightning.clients.engines.choice import choose
-from fl_lightning.clients.faults import check_update, describe, is_clients_fault
+from fl_lightning.clients.faults import describe, is_clients_fault
 from fl_lightning.clients.stored_state import Kept, StoredState
 from fl_lightning.clients.turn import Turn
 from fl_lightning.errors import ClientError
@@ -206,7 +206,7 @@ class CohortTraining:
 
     def _end(self, update: ClientUpdate, before: float | None) -> ClientUpdate:
         parts = self._federation
-        check_update(update, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
+        update = parts.checked(update)
         if parts.faults.skips:
             self._before[update.client] = parts.local.memory.entry(update.client)
         parts.local.accept(update, final=not parts.faults.skips)

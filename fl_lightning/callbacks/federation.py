@@ -12,15 +12,17 @@ from lightning.pytorch import Trainer
 from fl_lightning.callbacks.privacy_account import PrivacyAccount
 from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.evaluation import Measures
-from fl_lightning.clients.faults import Faults
+from fl_lightning.clients.faults import Faults, check_update
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
+from fl_lightning.types import ClientUpdate
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Federation:
         Returns:
             Lengths that vectors of all parameters, or of a model, had before and have no more.
         """
+        self.__dict__.pop("reach", None)
         before = {self.size, self.server.num_parameters}
         if self.server.refresh():
             self.local.rearrange()
@@ -98,6 +101,17 @@ class Federation:
     def largest(self) -> float:
         """Of a weight that is accepted: all clients' such weights times their examples stay well within an exact sum."""
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest absolute value of the parameters that this round begins with."""
+        return max((magnitude(parameter.detach()) for parameter in self.server.parameters()), default=0.0)
+
+    def checked(self, update: ClientUpdate) -> ClientUpdate:
+        """The update with its norm, if it is fit to be aggregated; see :func:`~fl_lightning.clients.faults.check_update`."""
+        return check_update(
+            update, self.server, self.size, self.strategy.tolerates_broken, largest=self.largest, reach=self.reach
+        )
 
     @property
     def shows_updates(self) -> bool:

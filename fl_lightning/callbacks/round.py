@@ -114,6 +114,8 @@ class FederationRound(Cohort):
         try:
             for update in updates[self._rank :: self._ranks]:
                 self.federation.local.load(self._server, update.snapshot)
+                moved = self._server.distance(update.snapshot.vector)  # anew: routes mix models
+                update = replace(update, update_norm=moved if math.isfinite(moved) else None)
                 self._updates.append(self._take_in(update).without_state())
         except Exception as error:
             self._failure = error
@@ -145,7 +147,7 @@ class FederationRound(Cohort):
 
     def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
         """See :meth:`Cohort.conclude`."""
-        self._updates = [update.without_state() for update in updates[self._rank :: self._ranks]]
+        self._updates = [replace(update.without_state(), update_norm=None) for update in updates[self._rank :: self._ranks]]
         self._chosen = chosen.snapshot
 
     def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
@@ -205,9 +207,8 @@ class FederationRound(Cohort):
             local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
             update = replace(update, local_score=local_score)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
-        if self.federation.shows_updates:
-            norm = self._server.distance(update.snapshot.vector)
-            update = replace(update, update_norm=norm if math.isfinite(norm) else None)
+        if not self.federation.shows_updates:
+            update = replace(update, update_norm=None)
         return self._arrivals.add(update)
 
     def _score(self, client: int, metric: str | Metric) -> float:

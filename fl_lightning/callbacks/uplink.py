@@ -11,7 +11,6 @@ from torch import Tensor
 from fl_lightning.attacks.models import Crowd
 from fl_lightning.callbacks.exchange import add_sums, gather
 from fl_lightning.callbacks.federation import Federation
-from fl_lightning.clients.faults import check_update
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.seeding import generator
@@ -146,7 +145,6 @@ class Uplink:
         assert update.state is not None
         parts = self._federation
         moved = (self._start + change.to(self._start)).to(update.state)
-        sent = replace(update, state=torch.cat([moved, update.state[self._size :]]))
-        check_update(sent, parts.server, parts.size, parts.strategy.tolerates_broken, parts.largest)
+        sent = parts.checked(replace(update, state=torch.cat([moved, update.state[self._size :]])))
         parts.local.load(parts.server, sent.snapshot)
         return sent

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fl_lightning.errors import ClientError, ConfigurationError, require
+from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -93,9 +94,9 @@ def describe(error: Exception) -> str:
 
 
 def check_update(
-    update: ClientUpdate, server: ModelState, size: int, tolerates_broken: bool, largest: float = math.inf
-) -> None:
-    """Refuse an update that cannot be aggregated.
+    update: ClientUpdate, server: ModelState, size: int, tolerates_broken: bool, largest: float, reach: float
+) -> ClientUpdate:
+    """Refuse an update that cannot be aggregated, and measure how far it moves: in one pass over its weights.
 
     Args:
         update: with its state.
@@ -103,6 +104,10 @@ def check_update(
         size: d, the length of its state.
         tolerates_broken: whether the strategy copes with what is not finite.
         largest: a weight beyond it is refused: sums of such would not be exact.
+        reach: the largest absolute value of the server's parameters.
+
+    Returns:
+        The update with its norm, where that is finite.
 
     Raises:
         ClientError: if the loss or the new weights are not finite, or have another shape.
@@ -114,16 +119,20 @@ def check_update(
             f"{who}: it sent {update.state.dtype} of shape {tuple(update.state.shape)}; the model has {size} weights. Let "
             "'training_step' and the callbacks leave the network's layers as they are."
         )
+    moved = server.distance(update.state)
+    measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
     if tolerates_broken:
-        return
+        return measured
     remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
     if update.train_loss is not None and not math.isfinite(update.train_loss):
         raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
+    weights = server.num_parameters
+    if math.isfinite(moved) and reach + 1.01 * moved <= largest and math.isfinite(magnitude(update.state[weights:])):
+        return measured  # no weight has moved further than all together
     low, high = map(float, torch.aminmax(update.state)) if size else (0.0, 0.0)
     if not (math.isfinite(low) and math.isfinite(high)):  # NaN comes out of aminmax
         raise ClientError(f"{who}: the weights that it sent are not finite. {remedy}")
-    if max(-low, high) <= largest:
-        return
-    extreme = float(update.state[: server.num_parameters].abs().max())  # buffers may be larger
+    extreme = magnitude(update.state[:weights])  # buffers may be larger
     if extreme > largest:
         raise ClientError(f"{who}: it sent a weight of {extreme:.3g}, too large to be summed (above {largest:.3g}). {remedy}")
+    return measured
