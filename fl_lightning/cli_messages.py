@@ -114,7 +114,8 @@ def _on_class(message: str, name: str, key: str) -> str:
     if known and "dot import path" in message:
         return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
     if "No module named" in message:
-        return f"{near} A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+        advice = "A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
+        return f"{near} {advice}"
     return near
 
 
