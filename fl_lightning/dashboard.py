@@ -16,6 +16,7 @@ from typing import Any
 from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import ConfigurationError, FederationError
 
+_MEMBERS = "([0-9]+|min|p10|median|p90|max)"
 STRATEGY = "config.federation.strategy.class_path"
 EXAMPLES = """examples:
   fl-lightning dashboard --entity me --project fl_lightning           # make it, and print its address
@@ -23,17 +24,17 @@ EXAMPLES = """examples:
 """
 
 
-def over_rounds(title: str, metrics: list[str], unit: str, by: str | None = STRATEGY, **more: Any) -> Any:
-    """Draw lines over rounds: the mean over seeds with a band, by strategy; or each run by itself."""
+def over_rounds(title: str, metrics: list[str], unit: str, by: str | None = STRATEGY, x: str = "round") -> Any:
+    """Draw lines over rounds, or another metric: the mean over seeds with a band, by strategy; or each run by itself."""
     wr = _package("reports.v2")
     grouped = {"groupby": by, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if by else {}
-    return wr.LinePlot(title=title, x="round", y=metrics, title_x="round", title_y=unit, **grouped, **more)
+    return wr.LinePlot(title=title, x=x, y=metrics, title_x=x.rpartition("/")[2], title_y=unit, **grouped)
 
 
 def matching(title: str, prefix: str, unit: str) -> Any:
-    """Draw all metrics ``<prefix>/<number>``, however many there are."""
+    """Draw all metrics ``<prefix>/<number>``, or the quantiles that stand for many clients."""
     wr = _package("reports.v2")
-    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
+    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/{_MEMBERS}$", title_x="round", title_y=unit)
 
 
 def workspace(entity: str, project: str) -> Any:
@@ -60,11 +61,19 @@ def workspace(entity: str, project: str) -> Any:
         "Clients": [
             matching("Weights p_k by client", "client_share", "share of the sum of weights"),
             matching("Loss by client", "client_loss", "nats"),
+            matching("Norm of the update by client", "client_update_norm", "L2 norm"),
             over_rounds("Worst and mean client", ["federation/client_worst", "federation/client_mean"], "metric", by=None),
             wr.MediaBrowser(title="Who holds what", media_keys=["partition_picture"]),
             wr.WeavePanelSummaryTable(table_name="clients"),
+            wr.WeavePanelSummaryTable(table_name="client_rounds"),
+        ],
+        "Movement": [
+            over_rounds("How far the model moves", ["federation/aggregate_norm", "federation/update_norm"], "L2 norm", by=None),
+            over_rounds("How far clients drift apart", ["federation/drift"], "L2 norm"),
         ],
         "Costs": [
+            over_rounds("Accuracy for megabytes", ["val_accuracy"], "share", x="federation/megabytes_total"),
+            over_rounds("Accuracy for seconds", ["val_accuracy"], "share", x="federation/seconds_total"),
             over_rounds("Bytes of a round", ["federation/bytes_up", "federation/bytes_down"], "bytes", by=None),
             over_rounds("Seconds of a round", ["federation/seconds", "federation/waiting_seconds"], "s", by=None),
             matching("Seconds by client", "client_seconds", "s"),
