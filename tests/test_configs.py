@@ -371,7 +371,7 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--model.num_clases 3", "Did you mean num_classes?"),
         ("--model.network LeNett", "Did you mean LeNet?"),
         ("--model.network.imag_size 3", "Did you mean image_size?"),
-        ("--model.network fl_lightnin.LeNet", "Did you mean fl_lightning? A module of your own must be on PYTHONPATH"),
+        ("--model.network fl_lightnin.LeNet", "Did you mean fl_lightning? A module of your own must be in this folder or on"),
         ("--model.network torch.nn.Sequentiall", "Did you mean torch.nn.Sequential?"),
         ("--model.optimizer SDG", "Did you mean torch.optim.SGD?"),
         ("--model.optimizer torch.optim.SDG", "Did you mean torch.optim.SGD?"),

@@ -32,7 +32,7 @@ def test_every_configuration_that_is_named_exists(document, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in re.findall(r"--(?:config|base)(?:\s+|=)(\w[\w/.]*)", document.read_text()):
         if not name.startswith(("runs/", "NAME")):
-            assert find(name.rstrip(".")).is_file()
+            assert find(name.rstrip("."), group="studies").is_file()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "README"], ids=lambda page: page.stem)

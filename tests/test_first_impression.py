@@ -77,7 +77,7 @@ def test_a_model_in_a_line():
     ("settings", "callbacks", "message"),
     [
         ({"strategy": AdaFed("val_ac", mode="max")}, [], r"'federation.strategy.metric' is 'val_ac', which Plain does not log"),
-        ({"strategy": Focus("val_los")}, [], r"'federation.strategy.loss' is 'val_los', .* Did you mean 'val_loss'\?"),
+        ({"strategy": Focus("val_los")}, [], r"'federation.strategy.loss' is 'val_los', .* Did you mean val_loss\?"),
         ({"route": LocalOnly("val_accuracy")}, [], r"'federation.route.metric' is 'val_accuracy'.* It logs: val_acc, val_loss"),
         ({}, [BestCheckpoint("val_accuracy")], r"'best_checkpoint.monitor' is 'val_accuracy'.*before the first round"),
     ],

@@ -57,7 +57,7 @@ WRONG = [
     (
         "linear_regression_simulated",
         ["--best_checkpoint.monitor=val_accuracy"],
-        "does not log. It logs: val_loss, val_mae, val_mape",
+        "does not log in validation. It logs: val_loss, val_mae, val_mape",
     ),
     ("linear_regression_simulated", ["--model.loss=CrossEntropy"], "'model.loss' must be a loss of numbers"),
     ("kmeans_simulated", ["--model.num_clusters=5000"], "must be at most the clients' 352 training examples, but is 5000"),

@@ -35,11 +35,11 @@ WRONG = [
     (["--federation.local.accumulate_grad_batches=0"], "'federation.local.accumulate_grad_batches' must be 1 or above"),
     (["--federation.strategy.power=0"], "'federation.strategy.power' must be above 0, but is 0.0"),
     (["--federation.clients_per_round=7"], "a number of clients from 1 to 6 (there are 6 clients), but is 7"),
-    (["--trainer.gradient_clip_val=1"], "use 'federation.local.gradient_clip_val' instead"),
-    (["--trainer.accumulate_grad_batches=2"], "use 'federation.local.accumulate_grad_batches' instead"),
-    (["--trainer.limit_train_batches=5"], "use 'federation.local.limit_train_batches' instead"),
+    (["--trainer.gradient_clip_val=1"], "Remove it and set 'federation.local.gradient_clip_val' instead"),
+    (["--trainer.accumulate_grad_batches=2"], "Remove it and set 'federation.local.accumulate_grad_batches' instead"),
+    (["--trainer.limit_train_batches=5"], "Remove it and set 'federation.local.limit_train_batches' instead"),
     (["--trainer.limit_val_batches=0"], "measures models by val_accuracy on the server's validation set"),
-    (["--federation.strategy.metric=val_acc"], "It logs: val_accuracy, val_f1/0"),
+    (["--federation.strategy.metric=val_acc"], "Did you mean val_accuracy? It logs: val_accuracy, val_adaptive_loss"),
     (
         ["--federation.strategy.metric=val_acuracy"],
         "'federation.strategy.mode' is not set, and the name 'val_acuracy' does not",
@@ -56,7 +56,7 @@ WRONG = [
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
     (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
     (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
-    (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 5 (of 280 examples) in round 0"),
+    (["--model.optimizer.lr=1e30", "--federation.local.limit_train_batches=3"], "Client 2 (of 585 examples) in round 0"),
     (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
     (
         ["--data.partitioner=DirichletPartitioner", "--data.partitioner={num_clients: 100, min_examples: 41}"],
@@ -90,7 +90,7 @@ WRONG = [
     (["--federation.client_evaluation.every_n_rounds=1"], "Set 'data.client_test' to the share"),
     (
         ["--data.client_test=0.2", "--federation.client_evaluation={every_n_rounds: 1, metric: val_f1}"],
-        "Set 'federation.client_evaluation.metric' to one of these",
+        "'federation.client_evaluation.metric' is 'val_f1', which ClassificationTask does not log in validation. Did you mean",
     ),
     (["--partition_report.max_clients=0"], "'partition_report.max_clients' must be at least 1"),
     (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is no folder"),
@@ -138,7 +138,7 @@ WRONG_ALGORITHMS = [
     ([*to("Scaffold"), *SGD, "--model.optimizer.momentum=0.9"], "but the clients train with SGD with momentum 0.9"),
     (
         [*to("FedSGD"), *SGD, "--federation.local.full_batch=true", "--federation.local.max_epochs=2"],
-        "one gradient per client, but client 5 took 2",
+        "one gradient per client, but client 2 took 2",
     ),
     ([*to("FedAvgM"), "--federation.server_optimizer=torch.optim.Adam"], "FedAvgM brings the server's optimizer with it"),
     # what a route takes
@@ -183,7 +183,7 @@ WRONG_ALGORITHMS = [
         "'federation.attackers.discard_global' must be clients from 0 to 5",
     ),
     (["--data.client_validation=1"], "'data.client_validation' must be at least 0 and below 1"),
-    (["--data.client_validation=0.99"], "'data.client_validation' 0.99 leaves none to train on"),
+    (["--data.client_validation=0.999"], "'data.client_validation' 0.999 leaves none to train on"),
 ]
 
 

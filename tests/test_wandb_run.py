@@ -38,7 +38,7 @@ def test_a_run_is_readable_as_it_stands(fl):
         for name, value in row.items():
             curves.setdefault(name, []).append(value)
     measured = {name: values for name, values in curves.items() if name.startswith("val_") and "confusion" not in name}
-    assert len(measured) == 14  # loss, accuracy, two means of F1, ten F1s
+    assert len(measured) == 15  # two losses, accuracy, two means of F1, ten F1s
     assert len(set(measured["val_loss"])) == 3
     for name, values in measured.items():
         assert len(values) == 3

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     on_purpose: str = ""
 
 
-_IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size mean std normalize augmentation")
+_IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share")
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(

@@ -18,7 +18,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors.logger_connector import result as results
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
 from fl_lightning.data.views import TRANSFER_HOOKS
@@ -131,9 +133,23 @@ def restart(trainer: Trainer) -> None:
 _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")
 
 
+class _NoAdvice(WarningCache):
+    """Lightning's once-only advice, which is not given."""
+
+    def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
+        """Say nothing."""
+
+
+_NO_ADVICE = _NoAdvice()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's announcements ('GPU available', 'max_epochs reached', tips) of an inner Trainer off the terminal."""
+    """Keep what Lightning says of an inner Trainer off the terminal: announcements, tips, and advice on ``sync_dist``.
+
+    That advice is given once for each metric of a process, so that it must not be used up here, where one rank is alone.
+    """
+    advice, results.warning_cache = results.warning_cache, _NO_ADVICE
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     states = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -141,6 +157,7 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
+        results.warning_cache = advice
         for logger, state in zip(loggers, states, strict=True):
             logger.disabled = state
 
