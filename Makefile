@@ -12,8 +12,8 @@ BIN := .venv/bin
 fit: .venv/installed
 	$(BIN)/fl-lightning compare --config first_run
 
-test: .venv/installed
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+test: .venv/installed # a worker more than cores: some tests wait for processes of their own
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .
