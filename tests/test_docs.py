@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +80,14 @@ def test_the_example_with_sums_works_from_its_yaml(fl, norm_bounded):
     status, text = fl(*arguments, "--federation.strategy.bound=-1", "--trainer.default_root_dir=r")
     assert status == 1
     assert "error: 'federation.strategy.bound' must be above 0, but is -1.0" in text
+
+
+DOCTESTS = [path for path in sorted((ROOT / "fl_lightning").rglob("*.py")) if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", DOCTESTS, ids=lambda path: path.stem)
+def test_the_examples_of_docstrings_are_right(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    results = doctest.testmod(import_module(name))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -77,7 +77,7 @@ def test_a_class(fl):
     assert status == 0
     assert text == fl("fit", "--federation.strategy.help", "AdaFed")[1]
     assert re.findall(r"^  (\w+) <", text, re.MULTILINE) == ["metric", "power", "examples", "mode", "epsilon"]
-    assert "power <float> = 1.0\n      exponent of the score, > 0." in text
+    assert "power <float> = 1.0\n      the exponent of the score, > 0." in text
     assert len(text.splitlines()) < 30
     assert "``" not in text
     assert ":class:" not in text

@@ -1,4 +1,4 @@
-"""What hostile clients do to their data and to what they send."""
+"""Provide attacks of hostile clients on their data and on their updates."""
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, PermutedLabels, RandomLabels, RelabelClass

@@ -1,4 +1,4 @@
-"""A backdoor: the model does what it should, except where it sees a trigger (Gu et al. 2017; Bagdasaryan et al. 2020)."""
+"""Plant a backdoor: the model misbehaves only when it sees a trigger (Gu et al. 2017; Bagdasaryan et al. 2020)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _NAME = "federation.attackers.backdoor."
 
 
 class Backdoor:
-    """A share of the attacker's images has a square in the lower right corner, and is said to be of the target class.
+    """Stamp a square in the lower right corner of a share of the attacker's images, and label these as the target class.
 
-    With ``ScaledUpdate`` as the attackers' model it is model replacement. After each round the log has its success rate:
-    the share of the server's images of other classes that, with the trigger on, the aggregated model takes for the target.
+    Combine it with ``ScaledUpdate`` as the attackers' model for model replacement. After each round the log shows its success
+    rate: the share of the server's images of other classes that the aggregated model, given the trigger, takes for the target.
 
     Args:
         target: the class that the trigger stands for.
-        share: of the attacker's images that are stamped, in (0, 1]; round(share * n), the same in every round.
-        size: side of the square in pixels, >= 1.
-        value: its pixels, in the units in which the dataset gives images; null for white: 255 for uint8, else 1.
+        share: the share of the attacker's images to stamp, in (0, 1]; round(share * n) images, the same in every round.
+        size: the side of the square in pixels, >= 1.
+        value: the value of its pixels, in the units of the dataset's images; null for white: 255 for uint8, otherwise 1.
     """
 
     def __init__(self, target: int = 0, share: float = 0.5, size: int = 4, value: float | None = None) -> None:
@@ -37,26 +37,26 @@ class Backdoor:
         self.value = value
 
     def check(self, num_classes: int) -> None:
-        """Refuse a class that there is none of.
+        """Reject a target that is not one of the classes.
 
         Raises:
-            ConfigurationError: naming the setting.
+            ConfigurationError: if the target does not exist; the message names the setting.
         """
         require(self.target < num_classes, _NAME + "target", f"one of the classes 0 to {num_classes - 1}", self.target)
 
     def chosen(self, count: int, generator: torch.Generator) -> Tensor:
-        """Which of ``count`` examples are stamped, bool, shape (count,)."""
+        """Choose which of ``count`` examples are stamped, bool, shape (count,)."""
         drawn = torch.randperm(count, generator=generator)[: round(self.share * count)]
         return torch.zeros(count, dtype=torch.bool).index_fill_(0, drawn, True)
 
     def stamp(self, inputs: Any) -> Tensor:
-        """Images with the trigger on.
+        """Return images with the trigger.
 
         Args:
-            inputs: one image or many, shape (..., H, W), any dtype; left as they are.
+            inputs: one image or many, shape (..., H, W), any dtype; not modified.
 
         Raises:
-            DataError: if they are no such tensor, or smaller than the trigger.
+            DataError: if the inputs are not such a tensor, or are smaller than the trigger.
         """
         if not isinstance(inputs, Tensor) or inputs.dim() < 2 or min(inputs.shape[-2:]) < self.size:
             came = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"type {type(inputs).__name__}"

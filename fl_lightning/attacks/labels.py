@@ -1,4 +1,4 @@
-"""Wrong labels: the attacker trains as it should, on data that lie."""
+"""Falsify labels: the attacker trains correctly, but on wrong data."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _NAME = "federation.attackers.labels."
 
 
 class LabelAttack(ABC):
-    """Changes a client's labels, once for all rounds."""
+    """Change a client's labels, once for all rounds."""
 
     @abstractmethod
     def change(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """The labels that the client believes in.
+        """Return the labels on which the client trains.
 
         Args:
-            labels: the true ones, int64, shape (n,).
-            num_classes: C, at least 2.
-            generator: for what is drawn; the client's own.
+            labels: the true labels, int64, shape (n,).
+            num_classes: the number of classes C, at least 2.
+            generator: the client's own random numbers.
 
         Returns:
-            Shape (n,).
+            The changed labels, shape (n,).
         """
 
 
 class RandomLabels(LabelAttack):
-    """A share of the labels becomes another class, drawn uniformly (AdaFed, section 4.0.3).
+    """Replace a share of the labels by another class, drawn uniformly (AdaFed, section 4.0.3).
 
     Args:
-        share: in [0, 1]; round(share * n) labels become wrong, none by chance right.
+        share: the share, in [0, 1]; round(share * n) labels change, and all of these are wrong.
     """
 
     def __init__(self, share: float = 1.0) -> None:
@@ -42,17 +42,17 @@ class RandomLabels(LabelAttack):
         self.share = share
 
     def change(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """See :meth:`LabelAttack.change`."""
+        """Return the changed labels; see :meth:`LabelAttack.change`."""
         return wrong_labels(labels, self.share, num_classes, generator)
 
 
 class PermutedLabels(LabelAttack):
-    """Every class is taken for another one, the same for all attackers: class c for ``(c + shift) mod C``.
+    """Replace every class c by ``(c + shift) mod C``, in the same way at all attackers.
 
-    Unlike labels drawn at random such errors agree with each other, so that attackers pull in one direction.
+    Unlike labels drawn at random, these errors agree with each other, so attackers pull in one direction.
 
     Args:
-        shift: >= 1; one that is a multiple of C would change nothing and is refused.
+        shift: the shift, >= 1; a multiple of C would change nothing and is rejected.
     """
 
     def __init__(self, shift: int = 1) -> None:
@@ -60,21 +60,21 @@ class PermutedLabels(LabelAttack):
         self.shift = shift
 
     def change(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """See :meth:`LabelAttack.change`.
+        """Return the changed labels; see :meth:`LabelAttack.change`.
 
         Raises:
-            ConfigurationError: if every class stays what it is.
+            ConfigurationError: if the shift would leave every class unchanged.
         """
         require(self.shift % num_classes != 0, _NAME + "shift", f"no multiple of the {num_classes} classes", self.shift)
         return (labels + self.shift) % num_classes
 
 
 class RelabelClass(LabelAttack):
-    """One class is taken for another one: sevens for ones, say. The other labels stay true.
+    """Replace one class by another, for example sevens by ones. The other labels stay true.
 
     Args:
-        source: the class that is lied about.
-        target: what it is said to be.
+        source: the class to replace.
+        target: the class to replace it by.
     """
 
     def __init__(self, source: int, target: int) -> None:
@@ -84,10 +84,10 @@ class RelabelClass(LabelAttack):
         self.target = target
 
     def change(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """See :meth:`LabelAttack.change`.
+        """Return the changed labels; see :meth:`LabelAttack.change`.
 
         Raises:
-            ConfigurationError: if there are fewer classes.
+            ConfigurationError: if the source or target is not one of the classes.
         """
         for name, label in (("source", self.source), ("target", self.target)):
             require(label < num_classes, _NAME + name, f"one of the classes 0 to {num_classes - 1}", label)

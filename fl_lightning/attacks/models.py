@@ -1,4 +1,4 @@
-"""What hostile clients send instead of what they have trained."""
+"""Forge the updates that hostile clients send instead of those they have trained."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NAME = "federation.attackers.model."
 
 @dataclass(frozen=True)
 class Crowd:
-    """What attackers that act together know of the honest clients' updates of the round.
+    """Hold the knowledge that colluding attackers have of the honest clients' updates of the round.
 
     Attributes:
-        mean: of the changes ``w_k - w_t``, float64, shape (p,).
-        std: likewise, with m - 1 in the denominator; 0 for a single one.
-        honest: how many honest clients there are.
-        attackers: how many attackers.
+        mean: the mean of the changes ``w_k - w_t``, float64, shape (p,).
+        std: their standard deviation, float64, shape (p,), with m - 1 in the denominator; 0 for a single one.
+        honest: the number of honest clients.
+        attackers: the number of attackers.
     """
 
     mean: Tensor
@@ -32,33 +32,33 @@ class Crowd:
 
 
 class ModelAttack(ABC):
-    """Changes an attacker's update. Buffers such as BatchNorm's statistics are sent as they are.
+    """Change an attacker's update. Buffers such as BatchNorm's statistics are sent unchanged.
 
     Attributes:
-        needs_crowd: whether it looks at the honest clients' updates: attackers then answer last.
+        needs_crowd: whether the attack reads the honest clients' updates; attackers then respond last.
     """
 
     needs_crowd: bool = False
 
     @abstractmethod
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """What the attacker says that it has changed.
+        """Return the change that the attacker sends.
 
         Args:
             change: ``w_k - w_t`` after honest training, float64, shape (p,).
-            crowd: where :attr:`needs_crowd`; None in a round without honest clients.
-            generator: of this client and round, on the CPU.
+            crowd: the honest updates if :attr:`needs_crowd`; None in a round without honest clients.
+            generator: the random numbers of this client and round, on the CPU.
 
         Returns:
-            float64, shape (p,).
+            The forged change, float64, shape (p,).
         """
 
 
 class SignFlip(ModelAttack):
-    """The opposite of what was learnt, ``-scale * change``.
+    """Send the opposite of the trained change, ``-scale * change``.
 
     Args:
-        scale: > 0.
+        scale: the factor, > 0.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -66,15 +66,15 @@ class SignFlip(ModelAttack):
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """See :meth:`ModelAttack.forge`."""
+        """Return the forged change; see :meth:`ModelAttack.forge`."""
         return -self.scale * change
 
 
 class ScaledUpdate(ModelAttack):
-    """``scale * change``, more weight than is due; with wrong labels, model replacement (Bagdasaryan et al. 2020).
+    """Send ``scale * change`` to gain weight; with wrong labels, this is model replacement (Bagdasaryan et al. 2020).
 
     Args:
-        scale: > 0; the number of clients replaces the whole average.
+        scale: the factor, > 0; the number of clients as the factor replaces the whole average.
     """
 
     def __init__(self, scale: float = 10.0) -> None:
@@ -82,15 +82,15 @@ class ScaledUpdate(ModelAttack):
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """See :meth:`ModelAttack.forge`."""
+        """Return the forged change; see :meth:`ModelAttack.forge`."""
         return self.scale * change
 
 
 class GaussianUpdate(ModelAttack):
-    """Noise instead of an update, each number from N(0, std^2).
+    """Send noise instead of an update, each number from N(0, std^2).
 
     Args:
-        std: > 0, in the units of the weights.
+        std: the standard deviation, > 0, in the units of the weights.
     """
 
     def __init__(self, std: float = 1.0) -> None:
@@ -98,20 +98,20 @@ class GaussianUpdate(ModelAttack):
         self.std = std
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """See :meth:`ModelAttack.forge`."""
+        """Return the forged change; see :meth:`ModelAttack.forge`."""
         noise = torch.randn(change.shape, generator=generator, dtype=torch.float64)
         return self.std * noise.to(change.device)
 
 
 class ALIE(ModelAttack):
-    """A Little Is Enough: the honest mean, z standard deviations aside in every number (Baruch et al. 2019, Algorithm 3).
+    """Send the honest mean, shifted by z standard deviations in every number (Baruch et al. 2019, Algorithm 3).
 
-    Close enough to the honest ones to be kept by medians, trimmed means and Krum. In a round without two honest clients it
-    sends the mean.
+    A Little Is Enough is close enough to the honest updates to pass medians, trimmed means and Krum. In a round with
+    fewer than two honest clients, the attack sends the mean.
 
     Args:
-        z: null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f whom they must win over,
-            the largest z with P(Z < z) <= (m - f - s) / (m - f).
+        z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients whom they
+            must win over, the largest z with P(Z < z) <= (m - f - s) / (m - f).
     """
 
     needs_crowd = True
@@ -121,7 +121,7 @@ class ALIE(ModelAttack):
         self.z = z
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """See :meth:`ModelAttack.forge`."""
+        """Return the forged change; see :meth:`ModelAttack.forge`."""
         if crowd is None:
             return change
         return crowd.mean - self._deviations(crowd) * crowd.std
@@ -132,16 +132,16 @@ class ALIE(ModelAttack):
         size = crowd.honest + crowd.attackers
         to_win = size // 2 + 1 - crowd.attackers
         share = (crowd.honest - to_win) / crowd.honest
-        # Beyond the last honest one the quantile is infinite: with half of all, one honest client is worth the rest.
+        # Beyond the last honest client the quantile is infinite. With half of all, one honest client is worth the rest.
         share = min(share, 1 - 1 / (2 * crowd.honest))
         return max(0.0, float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64))))
 
 
 class InnerProductManipulation(ModelAttack):
-    """``-scale`` times the honest mean: the aggregate's inner product with it turns negative (Xie et al. 2020).
+    """Send ``-scale`` times the honest mean, so that the aggregate's inner product with it is negative (Xie et al. 2020).
 
     Args:
-        scale: epsilon, > 0; small ones pass filters by distance, large ones turn averages.
+        scale: epsilon, > 0; small values pass filters by distance, large ones reverse averages.
     """
 
     needs_crowd = True
@@ -151,5 +151,5 @@ class InnerProductManipulation(ModelAttack):
         self.scale = scale
 
     def forge(self, change: Tensor, crowd: Crowd | None, generator: torch.Generator) -> Tensor:
-        """See :meth:`ModelAttack.forge`."""
+        """Return the forged change; see :meth:`ModelAttack.forge`."""
         return -self.scale * (change if crowd is None else crowd.mean)

@@ -1,4 +1,4 @@
-"""LightningDataModules, and the one that spreads any of them over clients."""
+"""Provide LightningDataModules, and one that distributes any of them over clients."""
 
 from fl_lightning.data.augmentation import RandomCropFlip
 from fl_lightning.data.cell_folders import CellFolderDataModule

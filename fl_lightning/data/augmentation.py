@@ -1,4 +1,4 @@
-"""Random changes of training images, each image by itself."""
+"""Change training images at random, each independently."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fl_lightning.errors import require
 class RandomCropFlip(nn.Module):
     """Pad with zeros, crop at random, flip half of the images left to right: the usual augmentation of CIFAR.
 
-    Draws for each image of a batch at once, several times faster than transforms that are applied one image at a time.
+    It draws for all images of a batch at once, several times faster than transforms that are applied to one image at a time.
 
     Args:
-        padding: pixels on each side, >= 0.
-        flip: probability of a flip, in [0, 1].
+        padding: the pixels added on each side, >= 0.
+        flip: the probability of a flip, in [0, 1].
 
     Shapes:
         input and output (N, C, H, W).
     """
 
     per_example = True
-    """It draws for each example of a batch by itself."""
+    """Declares that the transform draws separately for each example of a batch."""
 
     def __init__(self, padding: int = 4, flip: float = 0.5) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class RandomCropFlip(nn.Module):
         self.flip = flip
 
     def forward(self, images: Tensor) -> Tensor:
-        """Changed copies of the images."""
+        """Return changed copies of the images."""
         size, _, height, width = images.shape
         device = images.device
-        windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)  # a view, no copy
+        windows = F.pad(images, [self.padding] * 4).unfold(2, height, 1).unfold(3, width, 1)  # a view, not a copy
         top, left = torch.randint(2 * self.padding + 1, (2, size), device=device)
         cropped = windows[torch.arange(size, device=device), :, top, left]
         flipped = torch.rand(size, 1, 1, 1, device=device) < self.flip
@@ -44,14 +44,14 @@ class RandomCropFlip(nn.Module):
 
 
 def augment(images: Tensor, augmentation: nn.Module) -> Tensor:
-    """Apply a transform to each image by itself.
+    """Apply a transform to each image independently.
 
-    A transform of torchvision draws once per call: on a batch it would turn all images alike. So it is called once for each
-    image, unless it has an attribute ``per_example`` that says that it draws for each by itself.
+    A torchvision transform draws once per call, so on a batch it would change all images in the same way. It is therefore
+    called once for each image, unless its attribute ``per_example`` declares that it draws for each image separately.
 
     Args:
-        images: shape (N, C, H, W).
-        augmentation: of one image, or of a batch where it has ``per_example``.
+        images: the images, shape (N, C, H, W).
+        augmentation: the transform of one image, or of a batch if it has ``per_example``.
     """
     if getattr(augmentation, "per_example", False):
         changed: Tensor = augmentation(images)

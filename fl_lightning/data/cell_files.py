@@ -1,4 +1,4 @@
-"""Images of cells and their dots on disk: which belong together, and reading dots."""
+"""Match images of cells with their annotations on disk, and read the dots."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FORMS = "NAME.png (or .jpg, .tif) beside NAME.csv, or NAMEcell.png beside NAMEd
 
 @dataclass(frozen=True)
 class CellFiles:
-    """Which images there are, in the order of clients and names.
+    """List the images, in the order of clients and names.
 
     Args:
-        images: their files.
-        annotations: a CSV file or an image of dots for each.
-        domains: client of each, int64, shape (n,).
-        domains_names: of the clients, sorted; empty where there are none.
+        images: the image files.
+        annotations: a CSV file or an image of dots for each image.
+        domains: the client of each image, int64, shape (n,).
+        domains_names: the names of the clients, sorted; empty if the images are not divided by client.
     """
 
     images: tuple[Path, ...]
@@ -42,20 +42,20 @@ class CellFiles:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What a dataset of these images has beside them: the clients and their names, if there are any."""
+        """Return the extra columns of a dataset of these images: the clients and their names, if any."""
         return {"domains": self.domains, "domains_names": self.domains_names} if self.domains_names else {}
 
     def select(self, kept: Tensor) -> CellFiles:
-        """Those at the given positions."""
+        """Return the files at the given positions."""
         images, annotations = ([files[k] for k in kept.tolist()] for files in (self.images, self.annotations))
         return CellFiles(tuple(images), tuple(annotations), self.domains[kept], self.domains_names)
 
 
 def find_cells(root: Path) -> CellFiles:
-    """Look through root/image or root/client/image, each image with its annotation beside it.
+    """Find images in root/image or root/client/image, each with its annotation beside it.
 
     Raises:
-        DataError: for a folder without images, an image without an annotation, or the reverse.
+        DataError: if a folder has no images, an image no annotation, or an annotation no image.
     """
     if not root.is_dir():
         raise DataError(f"'{root}' is no folder. Set 'data.datamodule.root' to one with images of the form {_FORMS}.")
@@ -85,7 +85,7 @@ def _files(folder: Path, kinds: Sequence[str]) -> list[Path]:
 
 
 def _pairs(folder: Path) -> list[tuple[Path, Path]]:
-    """Each image of a folder with its annotation."""
+    """Return each image of a folder with its annotation."""
     tables = {path.stem: path for path in _files(folder, [".csv"])}
     pictures = _files(folder, _IMAGES)
     drawn = [p for p in pictures if p.stem.endswith("dots") and p.suffix.lower() in _LOSSLESS and p.stem not in tables]
@@ -110,15 +110,15 @@ def _refuse(folder: Path, names: Sequence[str], what: str) -> None:
 
 
 def read_dots(path: Path, height: int, width: int) -> Tensor:
-    """The dots of an annotation, (x, y) in pixels, float64, shape (n, 2); (0, 0) is the centre of the first pixel.
+    """Return the dots of an annotation, (x, y) in pixels, float64, shape (n, 2); (0, 0) is the centre of the first pixel.
 
     Args:
         path: a CSV file or an image of dots.
-        height: of the image that it belongs to.
-        width: of the same.
+        height: the height of the image that it belongs to.
+        width: the width of that image.
 
     Raises:
-        DataError: if it cannot be read, or does not fit the image.
+        DataError: if the annotation cannot be read, or does not fit the image.
     """
     return _table(path, height, width) if path.suffix.lower() == ".csv" else _picture(path, height, width)
 
@@ -172,6 +172,6 @@ def _table(path: Path, height: int, width: int) -> Tensor:
 
 
 def _columns(row: Sequence[str]) -> tuple[int, int] | None:
-    """Where x and y are, if this row names them."""
+    """Return the positions of the columns x and y, if this row names them."""
     names = [cell.strip().lower() for cell in row]
     return (names.index("x"), names.index("y")) if {"x", "y"} <= set(names) else None

@@ -1,4 +1,4 @@
-"""A user's own microscope images with a dot on each cell, in folders."""
+"""Load your own microscope images from folders, with a dot on each cell."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ from fl_lightning.functional.splitting import hold_out
 
 
 class CellFolderDataModule(ImageFolderDataModule):
-    """Images of cells with their density, drawn from your dots, for a network that draws it: its sum is the count.
+    """Load images of cells and draw their density from your dots; the sum of the density is the count.
 
     An image is NAME.png (or .jpg, .jpeg, .tif, .tiff) beside NAME.csv, with x and y of each cell in pixels, or NAMEcell.png
-    beside NAMEdots.png, an image of the same size that is black but for a dot on each cell (the VGG layout). They lie in
-    ``root``, or in a folder for each client, of which :class:`~fl_lightning.DomainPartitioner` makes one client each; either
-    may be under root/train and root/test. Batches are those of :class:`~fl_lightning.SimulatedCellsDataModule`.
+    beside NAMEdots.png, an image of the same size that is black except for a dot on each cell (the VGG layout). Put them into
+    ``root``, or into one folder for each client, from which :class:`~fl_lightning.DomainPartitioner` creates the clients.
+    Either layout may be under root/train and root/test. Batches are as in :class:`~fl_lightning.SimulatedCellsDataModule`.
 
-    The centre of the first pixel is (0, 0). A CSV file may name its columns in a first line, and then have others; an empty
-    one says that there are no cells. Dots that touch, by an edge or a corner, are one cell.
+    The centre of the first pixel is (0, 0). A CSV file may name its columns in a first line, and may then have further ones;
+    an empty file means that the image has no cells. Dots that touch, by an edge or a corner, are one cell.
 
     Args:
-        root: the folder. Where it consists of train (or training), test (or testing) and val (or valid, validation), the server
-            validates on val and tests on test, or does both on the one that is there.
-        test_root: the server's test set in a folder of its own; None for that under ``root`` or none.
-        test_share: share of the images, in [0, 1), held out as the server's test set in the proportions of the clients, where
-            no folder has one. With 0 there is none: see ``server_set`` of the FederatedDataModule.
-        image_size: height and width in pixels to which images are resized, with their dots; None where they all have the same
-            size.
-        density_sigma: standard deviation of a dot's Gaussian in pixels, after resizing, > 0.
-        density_scale: factor on the density, > 0, so that the squared error is not tiny; counts are sums divided by it.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
+        root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
+            validates on val and tests on test, or uses for both the one that exists.
+        test_root: a separate folder with the server's test set; None uses that under ``root``, if any.
+        test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of the clients,
+            if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
+        image_size: the height and width in pixels to which images are resized, with their dots; None if all images already
+            have the same size.
+        density_sigma: the standard deviation of a dot's Gaussian in pixels, after resizing, > 0.
+        density_scale: the factor on the density, > 0, which keeps the squared error from being tiny; a count is a sum divided
+            by it.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
         channels: 3 for colour, 1 for grey.
-        seed: of the draw of a test share.
+        seed: the seed of the draw of a test share.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class CellFolderDataModule(ImageFolderDataModule):
         """Find and read images and dots.
 
         Raises:
-            DataError: for files that are not of the form or do not fit each other, and where no training image has a cell.
+            DataError: if files do not have this form or do not match, or if no training image has a cell.
         """
         folder, *held = self._folders()
         files = find_cells(folder)
@@ -111,7 +112,7 @@ class CellFolderDataModule(ImageFolderDataModule):
         return image_dataset(images, densities, **files.columns)
 
     def _images_of(self, files: CellFiles) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Images, uint8, shape (N, C, H, W), and what their heights and widths were before they were resized."""
+        """Return images, uint8, shape (N, C, H, W), and their heights and widths before resizing."""
         reader = ImageReader(self.channels, self.image_size)
         paths = [str(path) for path in files.images]
         images: dict[int, Tensor] = {}
@@ -139,6 +140,6 @@ class CellFolderDataModule(ImageFolderDataModule):
 
 
 def _resized(dots: Tensor, before: tuple[int, int], after: tuple[int, int]) -> Tensor:
-    """Where dots lie when their image's height and width change: pixels' edges, not their centres, keep their places."""
+    """Return the dots after a change of their image's size: the edges of pixels, not their centres, keep their places."""
     factor = torch.tensor([after[1] / before[1], after[0] / before[0]], dtype=torch.float64)
     return (dots + 0.5) * factor - 0.5

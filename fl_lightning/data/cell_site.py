@@ -1,4 +1,4 @@
-"""One clinic's microscope and annotator, simulated."""
+"""Simulate the microscope and the annotator of one clinic."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_CELLS = 1_000
 
 @dataclass(frozen=True)
 class CellSite(Microscope):
-    """What a clinic's images look like, and how careful its annotator is; see :class:`Microscope` for the rest.
+    """Describe a clinic's images and the care of its annotator; see :class:`Microscope` for the other settings.
 
     Args:
-        images: training images, >= 1.
-        cells: fewest and most cells of an image, each number between as probable, from 0 to 1,000.
-        missed: probability in [0, 1] that a cell gets no dot.
-        spurious: probability in [0, 1] of a false dot for each cell, anywhere in the image.
-        displaced: standard deviation in pixels, >= 0, by which dots lie beside their cell; they stay in the image.
+        images: the number of training images, >= 1.
+        cells: the smallest and the largest number of cells in an image, drawn uniformly, from 0 to 1,000.
+        missed: the probability that a cell gets no dot, in [0, 1].
+        spurious: the probability of a false dot for each cell, anywhere in the image, in [0, 1].
+        displaced: the standard deviation of a dot's displacement from its cell in pixels, >= 0; dots stay in the image.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     images: int = 40
@@ -57,12 +57,12 @@ class CellSite(Microscope):
 
 @dataclass(frozen=True)
 class CellImage:
-    """One simulated image with its annotation.
+    """Hold one simulated image with its annotation.
 
     Attributes:
-        image: uint8, shape (H, W).
+        image: the image, uint8, shape (H, W).
         cells: the true centres (x, y) in pixels, shape (n, 2).
-        dots: the annotator's, shape (m, 2).
+        dots: the annotator's dots, shape (m, 2).
     """
 
     image: Tensor
@@ -71,16 +71,16 @@ class CellImage:
 
 
 def simulate(site: CellSite, name: str, part: Literal["train", "test"], size: int, seed: int) -> Iterator[CellImage]:
-    """Images of a site without end, each by a draw of its own: more images, or other sites, leave the first ones as they are.
+    """Yield images of a site endlessly, each drawn independently: more images or other sites do not change the first ones.
 
-    Cells lie at the same places, and images are the same, whatever the annotator's settings.
+    The annotator's settings change neither the images nor the places of the cells.
 
     Args:
-        site: whose.
-        name: of the site.
-        part: training and test images are drawn apart.
-        size: height and width in pixels.
-        seed: of the simulation.
+        site: the site.
+        name: the name of the site.
+        part: the set; training and test images are drawn independently.
+        size: the height and width in pixels.
+        seed: the seed of the simulation.
     """
     number = 0
     least, most = site.cells

@@ -1,4 +1,4 @@
-"""What a client holds where it is no mere part of the training set: other labels, a trigger, repeats, noise, a share."""
+"""Change a client's part of the training set: other labels, a trigger, repeats, noise, a public share."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ NOTHING = torch.zeros(0, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class Changes:
-    """How a client's examples differ from those of the data set.
+    """Describe how a client's examples differ from those of the data set.
 
     Args:
-        client: its id.
-        part: which part of its examples.
-        true: their classes, as the dataset stores them, shape (n,); None where nobody asked.
-        labels: what the client believes them to be, shape (n,); None for the true ones.
-        trigger: of a backdoor.
-        stamped: examples that have it on, bool, shape (n,); None for nobody.
-        repeated: positions 0 .. n - 1 of examples to append.
+        client: the client's id.
+        part: the part of its examples.
+        true: their classes, as the dataset stores them, shape (n,); None if they were not read.
+        labels: the labels on which the client trains, shape (n,); None for the true ones.
+        trigger: the trigger of a backdoor.
+        stamped: the examples that carry it, bool, shape (n,); None if no example does.
+        repeated: the positions 0 .. n - 1 of examples to append.
         rebalancing: changes the repeated inputs.
-        noise: on the client's own inputs.
-        public: examples of the data set that are appended as they are, int64.
+        noise: the noise on the client's own inputs.
+        public: examples of the data set that are appended unchanged, int64.
     """
 
     client: int
@@ -50,30 +50,30 @@ class Changes:
 
     @property
     def none(self) -> bool:
-        """Whether the client holds examples of the data set as they are."""
+        """Return whether the client holds examples of the data set without changes."""
         return self.labels is None and self.stamped is None and self.noise is None and not self.repeated.numel()
 
     @property
     def augmentation(self) -> nn.Module | None:
-        """What changes the repeated inputs."""
+        """Return the transform that changes the repeated inputs."""
         return None if self.rebalancing is None else self.rebalancing.augmentation
 
     @property
     def scales(self) -> bool:
-        """Whether images in uint8 are scaled to [0, 1] here, since what changes them works on such."""
+        """Return whether uint8 images are scaled to [0, 1] here, because the changes require it."""
         return self.noise is not None or self.augmentation is not None
 
 
 def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[Any]:
-    """A client's examples as it has them: its own, then repeated ones, then public ones.
+    """Return a client's examples with its changes: its own, then repeated ones, then public ones.
 
     Args:
         dataset: the whole training set, of examples (input, label, ...).
-        indices: the client's, shape (n,).
-        changes: what is different.
+        indices: the client's examples, shape (n,).
+        changes: the changes.
 
     Returns:
-        A TensorDataset where ``dataset`` is one, so that batches are still indexed at once.
+        A TensorDataset if ``dataset`` is one, so that whole batches can still be indexed at once.
     """
     if type(dataset) is not TensorDataset:
         return _Changed(dataset, indices, changes)
@@ -96,14 +96,14 @@ def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[
 class _Changed(Dataset[Any]):
     def __init__(self, dataset: Any, indices: Tensor, changes: Changes) -> None:
         self._dataset, self._changes, self._own = dataset, changes, indices
-        self._stored = labels_at_hand(dataset) is not None  # else labels were read as the dataset gives them out
+        self._stored = labels_at_hand(dataset) is not None  # otherwise labels were read as the dataset returns them
         self._positions = torch.cat([torch.arange(len(indices)), changes.repeated])
 
     def __len__(self) -> int:
         return len(self._positions) + len(self._changes.public)
 
     def __getitem__(self, index: int) -> Any:
-        """The example; repeated ones come after the client's own, public ones last."""
+        """Return an example; repeated ones come after the client's own, public ones last."""
         changes = self._changes
         if index >= len(self._positions):
             inputs, *rest = self._dataset[int(changes.public[index - len(self._positions)])]
@@ -134,7 +134,7 @@ class _Changed(Dataset[Any]):
 
 
 def _target_transform(dataset: Any, index: int) -> Callable[[int], Any]:
-    """What the torchvision dataset that an example comes from makes of a stored label before it gives it out."""
+    """Return the function by which an example's torchvision dataset changes a stored label before returning it."""
     while isinstance(dataset, Subset | ConcatDataset):
         if isinstance(dataset, Subset):
             dataset, index = dataset.dataset, int(dataset.indices[index])

@@ -1,4 +1,4 @@
-"""What a dataset holds, as one line that another run can compare."""
+"""Describe the contents of a dataset in one line that another run can compare."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fl_lightning.functional.digest import Digest
 from fl_lightning.functional.seeding import derive_seed, generator, isolated_rng
 
 _EXAMPLES, _TWICE = 64, 16
-"""Examples of a dataset that are read, and those that are read twice, to see whether they stay the same."""
+"""The number of examples read from a dataset, and the number read twice to check that they stay the same."""
 
 
 def content(dataset: Any) -> tuple[str, bool]:
-    """Describe a dataset: how many examples there are, and a digest.
+    """Describe a dataset by its number of examples and a digest.
 
-    The digest is of all tensors and arrays in memory. Of other datasets it is of the names of their files, and of 64
-    examples, drawn and read with fixed seeds. Examples that differ when they are read a second time with the same seeds
-    are left out.
+    For data in memory, the digest covers all tensors and arrays. For other datasets, it covers the names of their files and
+    64 examples, drawn and read with fixed seeds. Examples that differ when read a second time with the same seeds are left
+    out.
 
     Returns:
         The description, and whether examples could be compared.
@@ -36,7 +36,7 @@ def content(dataset: Any) -> tuple[str, bool]:
 
 
 def loader_content(loaders: Any) -> tuple[str, bool]:
-    """Describe what one or more evaluation loaders read; see :func:`content`."""
+    """Describe the data that one or more evaluation loaders read; see :func:`content`."""
     if isinstance(loaders, Mapping | list | tuple):
         each = [loader_content(loader) for loader in (loaders.values() if isinstance(loaders, Mapping) else loaders)]
         return ", ".join(text for text, _ in each), all(complete for _, complete in each)
@@ -69,7 +69,7 @@ def _add(dataset: Any, collected: Digest) -> bool:
 
 
 def _name(entry: Any) -> str | None:
-    """Folder and name of a file, with what the dataset notes beside it; None for another entry."""
+    """Return folder and name of a file, with the dataset's notes on it; None for any other entry."""
     path, beside = (entry[0], entry[1:]) if isinstance(entry, tuple) and entry else (entry, ())
     return f"{PurePath(path).parts[-2:]} {beside}" if isinstance(path, str | PurePath) else None
 
@@ -86,11 +86,11 @@ def _add_examples(dataset: Any, collected: Digest) -> bool:
 
 
 def _read(dataset: Any, position: int) -> str | None:
-    """The digest of an example; None for one of unknown parts."""
+    """Return the digest of an example; None if it has parts of unknown types."""
     example = Digest()
     with isolated_rng(derive_seed("example compared", position), torch.device("cpu")):
         try:
             complete = example.add(dataset[position])
-        except Exception as error:  # a client's failure, when it comes to training
+        except Exception as error:  # the client will fail in the same way when it trains
             complete = example.add(type(error).__name__)
     return example.text() if complete else None

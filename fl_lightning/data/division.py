@@ -1,4 +1,4 @@
-"""Who holds what: the clients' parts of a training set, and the share that everybody gets."""
+"""Divide a training set into the clients' parts and a public share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fl_lightning.partitioners.column import ColumnPartitioner
 
 @dataclass(frozen=True)
 class Division:
-    """The parts of each client, and the public share; nobody's example is in two of them.
+    """Hold the parts of each client, and the public share. No example is in two of them.
 
     Args:
-        training: what the clients train on.
-        validation: what they hold back for a validation of their own; None without.
-        test: what they hold back for a test of their own; None without.
-        public: class-balanced examples that every client trains on besides, ascending, int64.
+        training: the examples that the clients train on.
+        validation: the examples that they hold back for their own validation, or None.
+        test: the examples that they hold back for their own test, or None.
+        public: class-balanced examples that every client also trains on, ascending, int64.
     """
 
     training: Partition
@@ -36,10 +36,10 @@ class Division:
 
 
 def check_shares(validation: float, test: float, public: float) -> None:
-    """Refuse shares that leave nothing to train on.
+    """Reject shares that leave nothing to train on.
 
     Raises:
-        ConfigurationError: naming the setting.
+        ConfigurationError: if a share is invalid; the message names the setting.
     """
     for name, share in (("client_validation", validation), ("client_test", test), ("public_share", public)):
         require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share)
@@ -58,11 +58,11 @@ def divide(
     """Set the public share aside, split the rest over the clients, and split each client's into parts.
 
     Args:
-        num_examples: n.
-        split: gives the partition of chosen examples, as positions among them.
-        labels: of all examples, for a public share and for parts in the classes' proportions; None where there are none.
-        shares: of ``validation`` and ``test`` in each client's examples, in [0, 1).
-        public_share: of the training set, in [0, 1).
+        num_examples: the number of examples n.
+        split: returns the partition of chosen examples, as positions among them.
+        labels: the labels of all examples, for a public share and for parts in the classes' proportions; None without labels.
+        shares: the shares of ``validation`` and ``test`` in each client's examples, in [0, 1).
+        public_share: the share of the training set, in [0, 1).
         seed: draws the share and the parts.
 
     Raises:
@@ -87,12 +87,12 @@ def divide(
 
 
 def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> Callable[[Tensor], Partition]:
-    """What gives the partition of chosen examples, as positions among them; see :func:`divide`.
+    """Return a function that partitions chosen examples, as positions among them; see :func:`divide`.
 
     Args:
-        partitioner: decides.
+        partitioner: decides the partition.
         dataset: the training set, for a column of it.
-        labels: of all its examples, where the partitioner needs them.
+        labels: the labels of all its examples, if the partitioner needs them.
     """
 
     def split(chosen: Tensor) -> Partition:
@@ -109,10 +109,10 @@ def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> C
 
 
 def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:
-    """The partition, if every client has examples, and none is another's.
+    """Return the partition after checking that every client has examples, and that no two share one.
 
     Raises:
-        DataError: if one has none, or an index is twice there or outside of 0 .. num_examples - 1.
+        DataError: if a client has no examples, or an index occurs twice or is outside 0 .. num_examples - 1.
     """
     name, order = type(partitioner).__name__, partition.order
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:

@@ -1,4 +1,4 @@
-"""Feature skew: Gaussian noise that grows from client to client."""
+"""Create feature skew: Gaussian noise that grows from client to client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fl_lightning.functional.seeding import generator
 
 @dataclass(frozen=True)
 class FeatureNoise:
-    """Noise of variance sigma * i / N on all examples of client i = 1 .. N, the same in every round (FedLoss thesis, 3.2).
+    """Add noise of variance sigma * i / N to all examples of client i = 1 .. N, the same in all rounds (FedLoss thesis, 3.2).
 
     Values are not clipped.
 
     Args:
-        sigma: noise level, the variance at the last client, >= 0.
-        num_clients: N.
-        seed: of the noise.
+        sigma: the noise level, i.e. the variance at the last client, >= 0.
+        num_clients: the number of clients N.
+        seed: the seed of the noise.
     """
 
     sigma: float
@@ -30,19 +30,19 @@ class FeatureNoise:
     seed: int
 
     def deviation(self, client: int) -> float:
-        """Standard deviation of the noise of client 0 .. N - 1."""
+        """Return the standard deviation of the noise of client 0 .. N - 1."""
         return math.sqrt(self.sigma * (client + 1) / self.num_clients)
 
     def add(self, inputs: Any, client: int, what: int | str) -> Tensor:
-        """Noisy inputs.
+        """Return noisy inputs.
 
         Args:
-            inputs: a tensor in floating point, one example or many; see :func:`scaled_to_one`.
-            client: whose they are.
-            what: which of the client's inputs: another name draws other noise.
+            inputs: a floating-point tensor, one example or many; see :func:`scaled_to_one`.
+            client: the client that owns them.
+            what: which of the client's inputs they are; each name draws different noise.
 
         Raises:
-            DataError: if they are no tensor.
+            DataError: if the inputs are not a tensor.
         """
         if not isinstance(inputs, Tensor):
             raise DataError(
@@ -54,5 +54,5 @@ class FeatureNoise:
 
 
 def scaled_to_one(inputs: Tensor) -> Tensor:
-    """Images in uint8 as float32 in [0, 1]; whatever else is in floating point already as it is."""
+    """Return uint8 images as float32 in [0, 1]; return other inputs, which are floating-point already, unchanged."""
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs

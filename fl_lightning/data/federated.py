@@ -1,4 +1,4 @@
-"""Any LightningDataModule, spread over clients."""
+"""Distribute any LightningDataModule over clients."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from fl_lightning.partitioners.base import Partitioner
 
 
 class FederatedDataModule(LoadsSafely, LightningDataModule):
-    """Spreads the training set of a datamodule over clients; validation, test and prediction stay with the server.
+    """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
-    With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds; without one it serves the
-    union of the clients' examples, which is the centralized baseline. On several ranks the server's sets are split
-    without padding, so that no example counts twice. Parts and shares are the same for the same seed of the partitioner.
+    With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the
+    clients' examples, which is the centralized baseline. On several ranks the server's sets are split without padding, so
+    that no example counts twice. The same seed of the partitioner gives the same parts and shares.
 
     Args:
-        datamodule: any datamodule whose ``train_dataloader`` gives one DataLoader over a map-style dataset. Batch size,
-            shuffling, collation and workers of the clients are those of that loader.
+        datamodule: any datamodule whose ``train_dataloader`` returns one DataLoader over a map-style dataset. The clients use
+            that loader's batch size, shuffling, collation and workers.
         partitioner: decides which example belongs to which client.
-        client_validation: share of its examples, in [0, 1), that every client holds back from training for a validation
-            of its own, at least one, in the proportions of its classes where the dataset tells labels; FedLoss takes 0.1.
-        client_test: the same for a test of its own; the papers take 0.2. Both shares together are below 1.
-        server_set: what the server validates and tests on: the ``datamodule``'s own sets, or the union of the test parts
+        client_validation: the share of its examples, in [0, 1), that every client holds back from training for its own
+            validation, at least one, in the proportions of its classes if the dataset provides labels; FedLoss uses 0.1.
+        client_test: the same for its own test; the papers use 0.2. Both shares together must be below 1.
+        server_set: the server's validation and test data: the ``datamodule``'s own sets, or the union of the test parts
             of the ``clients``.
-        public_share: share of the training set, in [0, 1), with as many examples of each class, that is set aside and
-            added to every client's training examples (data sharing; survey, section III-C). It has no part in the
-            number of examples that a client is weighed by.
+        public_share: the share of the training set, in [0, 1), with as many examples of each class, that is set aside and
+            added to every client's training examples (data sharing; survey, section III-C). It does not count in the
+            number of examples by which a client is weighed.
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
-            parts (feature skew; FedLoss thesis, 3.2). Images are scaled to [0, 1] before.
-        rebalancing: clients repeat examples of rare classes; none do by default.
-        memory_limit: GiB of a GPU's memory that the training set's tensors may take, so that batches are indexed there; by
-            default half of what is free, and 0 leaves them in the CPU's.
+            parts (feature skew; FedLoss thesis, 3.2). Images are first scaled to [0, 1].
+        rebalancing: makes clients repeat examples of rare classes; off by default.
+        memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
+            default is half of the free memory; 0 keeps them in the CPU's memory.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     def __init__(
@@ -87,63 +87,63 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             served = server_set == "clients" and loader != "predict_dataloader"
             if not served and not is_overridden(loader, datamodule, LightningDataModule):
-                vars(self)[loader] = getattr(super(), loader)  # Lightning, too, sees that there is none
+                vars(self)[loader] = getattr(super(), loader)  # lets Lightning see that this loader is missing
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = unless_round(getattr(datamodule, hook))
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
+        """Return attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
         return from_base(self, "datamodule", name)
 
-    # ---------------------------------------------------------------- what there is
+    # ---------------------------------------------------------------- contents
 
     @property
     def holdings(self) -> Holdings:
-        """What the clients hold, after ``setup('fit')``."""
+        """Return the clients' data, after ``setup('fit')``."""
         assert self._holdings is not None
         return self._holdings
 
     @property
     def division(self) -> Division:
-        """Whose example is whose, after ``setup('fit')``."""
+        """Return the division of the examples over clients, after ``setup('fit')``."""
         return self.holdings.division
 
     @property
     def indices(self) -> Partition:
-        """The clients' training examples."""
+        """Return the clients' training examples."""
         return self.division.training
 
     @property
     def labels(self) -> Tensor | None:
-        """The class of each example of the training set, int64, shape (n,), where they have been read."""
+        """Return the class of each example of the training set, int64, shape (n,), if labels have been read."""
         return None if self._holdings is None else self._holdings.labels
 
     @property
     def origin(self) -> str:
-        """Where the data came from, in words."""
+        """Return the origin of the data, in words."""
         return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
 
     @property
     def num_clients(self) -> int:
-        """K, known after ``setup('fit')``."""
+        """Return K, which is known after ``setup('fit')``."""
         return len(self.indices)
 
     def num_examples(self, client: int) -> int:
-        """Training examples of one client, n_k; those of a public share do not count."""
+        """Return the number of training examples of one client, n_k; a public share does not count."""
         return self.indices[client].numel()
 
     def client_name(self, client: int) -> str:
-        """Its domain or the value of its column, where the clients have such; else its number."""
+        """Return the client's domain or the value of its column, if it has one, otherwise its number."""
         return str(client) if self.indices.names is None else self.indices.names[client]
 
     @property
     def has_validation_set(self) -> bool:
-        """Whether the server has validation data."""
+        """Return whether the server has validation data."""
         return self.server_set == "clients" or is_overridden("val_dataloader", self.datamodule, LightningDataModule)
 
     def serve_rounds(self, active: bool) -> None:
-        """Whether ``train_dataloader`` gives rounds (the orchestrator says so) or the clients' examples."""
+        """Set whether ``train_dataloader`` serves rounds, as the orchestrator requests, or the clients' examples."""
         self._serves_rounds = active
 
     # ---------------------------------------------------------------- set-up
@@ -153,7 +153,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.datamodule.prepare_data()
 
     def setup(self, stage: str) -> None:
-        """Set up the user's datamodule and, for ``fit`` or a server's set that the clients hold, divide its training set.
+        """Set up the user's datamodule, and divide its training set for ``fit`` or if the clients hold the server's set.
 
         Raises:
             DataError: if the training set cannot be divided, or a client would have no data.
@@ -183,28 +183,28 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         return Holdings(division, source, known, noise, self.rebalancing)
 
     def place(self, device: torch.device) -> None:
-        """Keep the training set's tensors where the clients train, if they fit; after ``setup('fit')``."""
+        """Keep the training set's tensors on the clients' device, if they fit; call it after ``setup('fit')``."""
         self._device = device
         self.holdings.place(device, self.memory_limit)
 
     def reload(self) -> None:
-        """Take the datamodule's training set anew: the same examples in another form."""
+        """Take the datamodule's training set again: the same examples in another form."""
         self.holdings.source = training_loader(self.datamodule)
         if self._device is not None:
             self.place(self._device)
 
     def label_counts(self) -> Tensor:
-        """Training examples of each class that each client believes to hold, int64, shape (K, C), after ``setup('fit')``.
+        """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
 
         Raises:
-            DataError: if the training set has no labels.
+            DataError: if the training set does not have labels.
         """
         return self.holdings.label_counts()
 
     def mislabel(
         self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
     ) -> None:
-        """Let clients lie from now on; see :meth:`Holdings.mislabel`."""
+        """Falsify clients' labels from now on; see :meth:`Holdings.mislabel`."""
         self.holdings.mislabel(attacks, seed, backdoors)
 
     # ---------------------------------------------------------------- loaders
@@ -212,25 +212,25 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def client(
         self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
     ) -> LightningDataModule:
-        """The data of one client for an inner Trainer.
+        """Return the data of one client for an inner Trainer.
 
         Args:
-            client: its id.
-            seed: fixes the order of its examples, and which of them are repeated.
-            full_batch: all examples in one batch.
-            drop_single: leave out a last batch of a single example, which BatchNorm cannot train on.
-            poisson: its batches where they are drawn by coins; see :meth:`Holdings.poisson_batches`.
+            client: the client's id.
+            seed: determines the order of its examples, and which of them are repeated.
+            full_batch: whether to put all examples into one batch.
+            drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
+            poisson: the batches of Poisson sampling, if used; see :meth:`Holdings.poisson_batches`.
         """
         loader = self.holdings.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
-        """A part of one client's examples as a validation set, in order and in large batches, for an inner Trainer."""
+        """Return a part of one client's examples as a validation set, in order and in large batches."""
         loader = self.holdings.evaluation_loader(client, part, self._evaluation_batch_size())
         return EvaluationView(self.datamodule, loader)
 
     def _evaluation_batch_size(self) -> int:
-        """The server's, where its validation loader says so."""
+        """Return the batch size of the server's validation loader, if it has one."""
         if not self._large_batch:
             has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
             loaders = self.datamodule.val_dataloader() if has_own else None
@@ -247,7 +247,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def server_view(
         self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0, backdoor: Backdoor | None = None
     ) -> LightningDataModule:
-        """The validation set for an inner Trainer, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`."""
+        """Return the validation set, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`."""
 
         def make() -> Any:
             loader = reduced(self._server_loader("val_dataloader"), examples, batch_size, seed)
@@ -256,42 +256,42 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         return ServerView(self.datamodule, make)
 
     def train_dataloader(self) -> Any:
-        """One round per epoch, or without a federation the union of the clients' examples."""
+        """Return one round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
         dataset, union = self.holdings.union("training")
         return client_loader(self.holdings.source, union, None, self._rank[1] == 1, dataset)
 
     def val_dataloader(self) -> Any:
-        """The server's validation set, split over the ranks without padding."""
+        """Return the server's validation set, split over the ranks without padding."""
         return sharded(self._server_loader("val_dataloader"), *self._rank)
 
     def test_dataloader(self) -> Any:
-        """The server's test set, split over the ranks without padding."""
+        """Return the server's test set, split over the ranks without padding."""
         return sharded(self._server_loader("test_dataloader"), *self._rank)
 
     def predict_dataloader(self) -> Any:
-        """The user's prediction set, split over the ranks without padding."""
+        """Return the user's prediction set, split over the ranks without padding."""
         return sharded(self._server_loader("predict_dataloader"), *self._rank)
 
     def teardown(self, stage: str) -> None:
-        """Let the user's datamodule clean up, and workers go."""
+        """Let the user's datamodule clean up, and stop the workers."""
         if self._holdings is not None:
             self._holdings.release()
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let the user's datamodule clean up after an error, and workers go."""
+        """Let the user's datamodule clean up after an error, and stop the workers."""
         if self._holdings is not None:
             self._holdings.release()
         self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the user's datamodule."""
+        """Return the state of the user's datamodule."""
         return self.datamodule.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Give the user's datamodule its state back."""
+        """Restore the state of the user's datamodule."""
         self.datamodule.load_state_dict(state_dict)
 
     @property

@@ -1,4 +1,4 @@
-"""The clients' examples: which they are, what the client believes them to be, and how to read them."""
+"""Manage the clients' examples, the labels on which they train, and the loaders that read them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Part = Literal["training", "validation", "test"]
 
 
 class Holdings:
-    """What each client holds of one training set.
+    """Hold the data of each client of one training set.
 
     Args:
-        division: whose example is whose.
+        division: the clients' parts.
         source: the loader of the whole training set.
-        labels: of all examples, where they have been read.
-        noise: on the clients' inputs, or None.
-        rebalancing: clients repeat examples of rare classes, or None.
+        labels: the labels of all examples, if they have been read.
+        noise: the noise on the clients' inputs, or None.
+        rebalancing: makes clients repeat examples of rare classes, or None.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Holdings:
         self._wrong_seed = 0
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
-        self._placed: tuple[Any, Any] = (None, None)  # the training set, and the same on the device
+        self._placed: tuple[Any, Any] = (None, None)  # the training set, and its copy on the device
 
     def part(self, part: Part) -> Partition:
-        """One part of every client's examples.
+        """Return one part of every client's examples.
 
         Raises:
-            DataError: if the clients have no such part.
+            DataError: if the clients do not have this part.
         """
         partition: Partition | None = getattr(self.division, part)
         if partition is None:
@@ -71,10 +71,10 @@ class Holdings:
 
     @property
     def _dataset(self) -> Any:
-        """The training set.
+        """Return the training set.
 
         Raises:
-            DataError: if it has another length than when it was divided: then nobody knows whose examples are whose.
+            DataError: if its length has changed since it was divided, so that the division no longer applies.
         """
         dataset: Any = self.source.dataset
         if len(dataset) != self._size:
@@ -86,16 +86,16 @@ class Holdings:
         return dataset
 
     def all_labels(self) -> Tensor:
-        """The class of every example of the training set, read now where they were not before."""
+        """Return the class of every example of the training set; read the labels if necessary."""
         if self.labels is None:
             self.labels = read_labels(self.source.dataset)
         return self.labels
 
     def num_classes(self) -> int:
-        """Classes 0 to the highest label.
+        """Return the number of classes, from 0 to the highest label.
 
         Raises:
-            DataError: if there is only one, or labels are no numbers of classes.
+            DataError: if the data have only one class, or labels are not numbers of classes.
         """
         labels = self.all_labels()
         refuse_large_labels(labels)
@@ -110,10 +110,10 @@ class Holdings:
         return classes
 
     def label_counts(self) -> Tensor:
-        """Training examples of each class that each client believes to hold, int64, shape (K, C).
+        """Count the training examples of each class at each client, by its own labels, int64, shape (K, C).
 
         Raises:
-            DataError: if the training set has no labels.
+            DataError: if the training set does not have labels.
         """
         if self._label_counts is None:
             training, classes = self.division.training, self.num_classes()
@@ -128,11 +128,11 @@ class Holdings:
     def mislabel(
         self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
     ) -> None:
-        """Let clients lie from now on, in training and validation parts; their test parts stay true.
+        """Falsify clients' labels in training and validation parts from now on; their test parts stay true.
 
         Args:
-            attacks: by client, what it does to its labels; a number is the share in [0, 1] that is wrong.
-            seed: decides which, once for all rounds.
+            attacks: by client, the attack on its labels; a number is the share of wrong labels, in [0, 1].
+            seed: decides which labels change, once for all rounds.
             backdoors: by client, the trigger that it puts on some of its images.
         """
         self._wrong = {k: a if isinstance(a, LabelAttack) else RandomLabels(a) for k, a in attacks.items()}
@@ -142,7 +142,7 @@ class Holdings:
         self._wrong_seed, self._label_counts = seed, None
 
     def _believed(self, client: int, part: Part) -> Tensor | None:
-        """The labels as the client has them; None where they are the true ones."""
+        """Return the labels on which the client trains; None if they are the true ones."""
         if (client not in self._wrong and client not in self._backdoors) or part == "test":
             return None
         labels = believed = self.all_labels()[self.part(part)[client]]
@@ -155,7 +155,7 @@ class Holdings:
         return None if torch.equal(believed, labels) else believed
 
     def _stamped(self, client: int, part: Part) -> Tensor | None:
-        """Which of the client's examples have a trigger on, bool; None where none has."""
+        """Return which of the client's examples carry a trigger, bool; None if it has no backdoor in this part."""
         if client not in self._backdoors or part == "test":
             return None
         draw = generator(self._wrong_seed, client, "backdoor", part)
@@ -168,7 +168,7 @@ class Holdings:
         return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
-        """Return batches of a client's training part, the public share included, that are drawn by coins."""
+        """Return Poisson-sampled batches of a client's training part, including the public share."""
         public = self.division.public
         size = self.division.training[client].numel() + public.numel()
         batch_size = size if full_batch else self.source.batch_size
@@ -178,7 +178,7 @@ class Holdings:
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
     ) -> Any:
-        """The training part of a client, repeats and public share included; see :meth:`FederatedDataModule.client`."""
+        """Return a client's training part with repeats and public share; see :meth:`FederatedDataModule.client`."""
         whole, indices, public = self._dataset, self.division.training[client], self.division.public
         changes = self._changes(client, "training")
         repeated = NOTHING
@@ -205,26 +205,26 @@ class Holdings:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit.
 
         Args:
-            device: where the clients train.
-            limit: GiB that they may take; None for half of what is free.
+            device: the device on which the clients train.
+            limit: the GiB that they may take; None for half of the free memory.
         """
-        self._placed = None, None  # first, so that there are never two copies
+        self._placed = None, None  # released first, so that two copies never exist
         if indexes(self.source):
             self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
 
     def release(self) -> None:
-        """Give the device's memory back, and let workers go."""
+        """Release the device's memory, and stop the workers."""
         self._placed = None, None
         close_all()
 
     @property
     def _training_set(self) -> Any:
-        """The training set, where it lies; another one since takes its own place."""
+        """Return the training set on the device; None if the dataset has been replaced since."""
         of, there = self._placed
         return there if there is not None and of is self.source.dataset else None
 
     def _workers(self) -> ResidentLoader | None:
-        """Those of the training set, started once and kept for all clients and rounds."""
+        """Return the workers of the training set, which are started once and kept for all clients and rounds."""
         if self._resident is None or self._resident.dataset is not self.source.dataset:
             if self._resident is not None:
                 self._resident.close()
@@ -232,7 +232,7 @@ class Holdings:
         return self._resident
 
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
-        """A part of a client's examples in order, each once."""
+        """Return a part of a client's examples in order, each once."""
         indices, changes, dataset = self.part(part)[client], self._changes(client, part), self._dataset
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)
@@ -240,7 +240,7 @@ class Holdings:
         return evaluation_loader(self.source, dataset, indices, batch_size, self._workers() if changes.none else None)
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
-        """A part of all clients' examples as they have them, the public share with the training part: dataset and indices."""
+        """Return a part of all clients' examples with their noise, as dataset and indices; training has the public share."""
         partition, dataset = self.part(part), self._dataset
         public = self.division.public if part == "training" else NOTHING
         if self._noise is None:
@@ -253,7 +253,7 @@ class Holdings:
         return _joined(parts), torch.arange(partition.order.numel() + public.numel())
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
-        """A part of all clients' examples in order, each once."""
+        """Return a part of all clients' examples in order, each once."""
         return evaluation_loader(self.source, *self.union(part), batch_size)
 
 
@@ -265,6 +265,6 @@ def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
 
 
 def _room(device: torch.device, limit: float | None) -> float:
-    """Bytes that tensors may take on a device."""
+    """Return the bytes that tensors may take on a device."""
     free = free_memory(device)
     return free / 2 if limit is None else min(limit * 2**30, free)

@@ -1,4 +1,4 @@
-"""Images on disk: which there are, and reading them."""
+"""Find and read images on disk."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tqdm.auto import tqdm
 from fl_lightning.errors import DataError
 
 _MANY = 5_000
-"""Images from which on reading them shows its progress."""
+"""The number of images from which reading shows its progress."""
 
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for a file that is no image, or not a whole one."""
+"""Exceptions that Pillow raises for a file that is not a complete image."""
 
 
 _SIXTEEN_BITS = 2**16 - 1
@@ -32,14 +32,14 @@ _SIXTEEN_BITS = 2**16 - 1
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Which images there are, in the order of domains, classes and names.
+    """List the images, in the order of domains, classes and names.
 
     Args:
-        paths: of the images.
-        targets: class of each, int64, shape (n,).
-        classes: their names, sorted.
-        domains: domain of each, int64, shape (n,).
-        domains_names: of the domains, sorted; empty where there are none.
+        paths: the paths of the images.
+        targets: the class of each image, int64, shape (n,).
+        classes: the names of the classes, sorted.
+        domains: the domain of each image, int64, shape (n,).
+        domains_names: the names of the domains, sorted; empty without domains.
     """
 
     paths: tuple[str, ...]
@@ -50,12 +50,12 @@ class ImageFiles:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What a dataset of these images has beside them: names of classes, and domains with their names if there are any."""
+        """Return the extra columns of a dataset of these images: names of classes, and domains with their names, if any."""
         named = {"domains": self.domains, "domains_names": self.domains_names} if self.domains_names else {}
         return {"classes": self.classes, **named}
 
     def select(self, kept: Tensor) -> ImageFiles:
-        """Those at the given positions."""
+        """Return the images at the given positions."""
         paths = tuple(self.paths[k] for k in kept.tolist())
         return ImageFiles(paths, self.targets[kept], self.classes, self.domains[kept], self.domains_names)
 
@@ -68,7 +68,7 @@ _SPLITS = {
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
-    """Folders of the training, the validation and the test images: of those names in ``root``, else ``root`` alone.
+    """Return the folders of the training, validation and test images: subfolders with such names, otherwise ``root`` alone.
 
     Raises:
         DataError: if other folders stand beside them.
@@ -88,10 +88,10 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
 
 
 def find_images(root: Path) -> ImageFiles:
-    """Look through root/class/image or root/domain/class/image (or root/domain/images/class/image, as Office-31 has it).
+    """Find images in root/class/image or root/domain/class/image (or root/domain/images/class/image, as in Office-31).
 
     Raises:
-        DataError: for a folder without images, with a single class, or whose domains have different classes.
+        DataError: if a folder has no images, if only one class exists, or if domains have different classes.
     """
     folders = folders_in(root)
     if not folders:
@@ -129,7 +129,7 @@ def find_images(root: Path) -> ImageFiles:
 
 
 def folders_in(root: Path) -> list[Path]:
-    """Of a folder, without hidden ones, sorted; none where there is no such folder."""
+    """Return the subfolders of a folder, sorted, without hidden ones; an empty list if the folder does not exist."""
     return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")) if root.is_dir() else []
 
 
@@ -154,21 +154,21 @@ def _common_classes(classes: dict[str, list[str]]) -> tuple[str, ...]:
 
 
 class ImageReader:
-    """Decodes image files.
+    """Decode image files.
 
     Args:
         channels: 1 for grey, 3 for colour.
-        size: height and width in pixels to which every image is resized; None leaves them as they are.
+        size: the height and width in pixels to which every image is resized; None keeps their sizes.
     """
 
     def __init__(self, channels: int, size: int | None) -> None:
         self.channels, self.size = channels, size
 
     def read(self, path: str) -> Tensor:
-        """One image, uint8, shape (C, H, W).
+        """Read one image, uint8, shape (C, H, W).
 
         Raises:
-            OSError: if the file is not an image, or not a whole one.
+            OSError: if the file is not a complete image.
         """
         with Image.open(path) as file:
             image = _in_bytes(file).convert("L" if self.channels == 1 else "RGB")
@@ -177,19 +177,19 @@ class ImageReader:
         return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
 
     def header_size(self, path: str) -> tuple[int, int]:
-        """Height and width of an image, of whose file no more is read than says so.
+        """Return height and width of an image, reading only the header of its file.
 
         Raises:
-            OSError: if it is none.
+            OSError: if the file is not an image.
         """
         with Image.open(path) as file:
             return file.height, file.width
 
     def shape(self, paths: Sequence[str]) -> tuple[int, int, int]:
-        """Of an image: the first that can be read.
+        """Return the shape of the first image that can be read.
 
         Raises:
-            DataError: if none can.
+            DataError: if no image can be read.
         """
         for path in paths:
             try:
@@ -201,10 +201,10 @@ class ImageReader:
 
 
 def _in_bytes(file: Image.Image) -> Image.Image:
-    """An image of 8 bits: Pillow would cut the 16 bits of medical images off at 255.
+    """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
 
     Raises:
-        ValueError: for pixels in floating point, whose range nobody knows, or of more than 16 bits.
+        ValueError: if pixels are floating-point, whose range is unknown, or have more than 16 bits.
     """
     if not file.mode.startswith(("I", "F")):
         return file
@@ -215,11 +215,11 @@ def _in_bytes(file: Image.Image) -> Image.Image:
 
 
 def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, str]:
-    """Do something for each of n images in threads, with a bar; what went wrong, by position."""
+    """Apply a function to each of n images in threads, with a progress bar; return error messages by position."""
     failures: dict[int, str] = {}
 
     def attempt(position: int) -> None:
-        """Do it, and keep what went wrong."""
+        """Apply the function, and record a failure."""
         try:
             work(position)
         except UNREADABLE as error:
@@ -233,11 +233,11 @@ def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, s
 
 
 class LazyImages(Dataset[Any]):
-    """Images that are read from disk each time, with ``targets``, ``classes``, and ``domains`` where there are some.
+    """Read images from disk on each access; with ``targets``, ``classes``, and ``domains`` if there are any.
 
     Args:
-        files: which.
-        reader: how.
+        files: the images.
+        reader: the reader.
     """
 
     def __init__(self, files: ImageFiles, reader: ImageReader) -> None:
@@ -249,7 +249,7 @@ class LazyImages(Dataset[Any]):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Image, uint8, shape (C, H, W), and class."""
+        """Return an image, uint8, shape (C, H, W), and its class."""
         try:
             return self._reader.read(self._paths[index]), int(self.targets[index])
         except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""A user's own images in folders: by class, or by domain and class."""
+"""Load your own images from folders: by class, or by domain and class."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ _SHOWN = 5
 
 
 class ImageFolderDataModule(ImageDataModule):
-    """Images in folders: root/class/image, root/domain/class/image (Office-31), or either under root/train and root/test.
+    """Load images from root/class/image, root/domain/class/image (Office-31), or either under root/train and root/test.
 
-    In memory as one uint8 tensor where that fits ``memory_limit``, else read from disk for each batch. With domains,
-    :class:`~fl_lightning.DomainPartitioner` makes one client of each.
+    Images are kept in memory as one uint8 tensor if that fits ``memory_limit``; otherwise each batch is read from disk. With
+    domains, :class:`~fl_lightning.DomainPartitioner` creates one client for each.
 
     Args:
-        root: the folder. Where it consists of train (or training), test (or testing) and val (or valid, validation), the server
-            validates on val and tests on test, or does both on the one that is there.
-        test_root: the server's test set in a folder of its own, with the same classes; None for none or that under ``root``.
-        test_share: share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
-            classes, where no folder has one. With 0 there is none: see ``server_set`` of the FederatedDataModule.
-        image_size: height and width in pixels to which images are resized; None where they all have the same size.
+        root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
+            validates on val and tests on test, or uses for both the one that exists.
+        test_root: a separate folder with the server's test set, with the same classes; None uses that under ``root``, if any.
+        test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
+            classes, if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
+        image_size: the height and width in pixels to which images are resized; None if all images have the same size.
         channels: 3 for colour, 1 for grey.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        mean: of each channel, for images in [0, 1]; None leaves them in [0, 1].
-        std: of each channel.
-        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
-        memory_limit: GiB that the images of one set may take in memory.
-        unreadable: an image that cannot be read is an ``error`` that names it, or one to ``skip`` with a warning.
-        num_workers: processes that read images which are not in memory.
-        seed: of the draw of a test share.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        mean: the mean of each channel, for images in [0, 1]; None leaves them in [0, 1].
+        std: the standard deviation of each channel.
+        augmentation: a transform of training images in [0, 1], applied to each independently, from
+            ``torchvision.transforms.v2`` or any module.
+        memory_limit: the GiB that the images of one set may take in memory.
+        unreadable: whether an unreadable image is an ``error`` that names it, or is to ``skip`` with a warning.
+        num_workers: the number of processes that read images that are not in memory.
+        seed: the seed of the draw of a test share.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class ImageFolderDataModule(ImageDataModule):
         self.seed = seed
         if not test_share and self._folders()[1:] == (None, None):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
-                vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that there is none
+                vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing
 
     def _folders(self) -> tuple[Path, Path | None, Path | None]:
-        """Where training, validation and test images are."""
+        """Return the folders of training, validation and test images."""
         root, test = Path(self.root), Path(self.test_root) if self.test_root else None
         if test is None:
             return split_folders(root)
@@ -95,7 +96,7 @@ class ImageFolderDataModule(ImageDataModule):
         """Find and read the images.
 
         Raises:
-            DataError: for folders that are not of the form, and for images that cannot be read.
+            DataError: if folders do not have this form, or images cannot be read.
         """
         folder, *held = self._folders()
         files = find_images(folder)
@@ -131,7 +132,7 @@ class ImageFolderDataModule(ImageDataModule):
         odd: list[str] = []
 
         def read(position: int) -> None:
-            """Read one image to its place."""
+            """Read one image into its place."""
             image = reader.read(files.paths[position])
             if image.shape != shape:
                 odd.append(files.paths[position])
@@ -146,11 +147,11 @@ class ImageFolderDataModule(ImageDataModule):
         return image_dataset(images, kept.targets, **kept.columns)
 
     def _check(self, files: ImageFiles, reader: ImageReader, shape: tuple[int, int, int]) -> dict[int, str]:
-        """Which images cannot be read: by their headers, and where they are to be skipped by reading them once."""
+        """Find unreadable images: by their headers, or by reading each once if they are to be skipped."""
         odd: list[str] = []
 
         def check(position: int) -> None:
-            """Look at one image."""
+            """Check one image."""
             path = files.paths[position]
             size = reader.read(path).shape[1:] if self.unreadable == "skip" else reader.header_size(path)
             if self.image_size is None and tuple(size) != shape[1:]:
@@ -177,7 +178,7 @@ class ImageFolderDataModule(ImageDataModule):
 
 
 def _like(files: ImageFiles, folder: Path, other: Path) -> ImageFiles:
-    """The images of another folder, if it has the same classes."""
+    """Return the images of another folder, if it has the same classes."""
     found = find_images(other)
     if found.classes != files.classes:
         raise DataError(

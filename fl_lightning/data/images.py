@@ -1,4 +1,4 @@
-"""Images in memory as one uint8 tensor, scaled, augmented and normalised a batch at a time where the model is."""
+"""Serve images from one uint8 tensor; scale, augment and normalise each batch on the model's device."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from fl_lightning.errors import require
 
 _COLUMNS = ("classes", "domains", "domains_names")
 _MANY = 20
-"""Batches from which on computing features shows its progress."""
+"""The number of batches from which computing features shows its progress."""
 
 
 class ImageDataModule(LoadsSafely, LightningDataModule):
-    """What datamodules of images share. Subclasses read the data in :meth:`load`.
+    """Share the code of image datamodules. Subclasses read the data in :meth:`load`.
 
-    Loaders give batches of images in uint8, shape (B, C, H, W), and labels; after the transfer to the device they are
+    Loaders return batches of images in uint8, shape (B, C, H, W), and labels. After the transfer to the device, images are
     scaled to [0, 1], augmented in training only, and normalised: ``(x - mean) / std`` for each channel.
 
     Args:
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        mean: of each channel, for images in [0, 1]; None leaves them in [0, 1].
-        std: of each channel, above 0.
-        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
-        num_workers: processes that read images which are not in memory.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        mean: the mean of each channel, for images in [0, 1]; None leaves them in [0, 1].
+        std: the standard deviation of each channel, above 0.
+        augmentation: a transform of training images in [0, 1], applied to each independently, from
+            ``torchvision.transforms.v2`` or any module.
+        num_workers: the number of processes that read images that are not in memory.
 
     Attributes:
-        origin: where the data came from, in words.
+        origin: the origin of the data, in words.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         self.num_workers = num_workers
         self.origin = "not loaded yet"
         self._train: Any = None
-        self._val: Any = None  # where it is another than the test set
+        self._val: Any = None  # set if it differs from the test set
         self._test: Any = None
-        self._images: tuple[Any, Any, Any] | None = None  # where features stand in for them
+        self._images: tuple[Any, Any, Any] | None = None  # set while features replace them
         self._scale: tuple[Tensor, Tensor] | None = None
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
         """Read the training set and the server's test set: TensorDatasets of (uint8 images, labels), or lazy datasets.
 
         Raises:
-            DataError: if they cannot be had.
+            DataError: if the data are not available.
         """
         raise NotImplementedError
 
@@ -81,15 +82,15 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
             self._train, self._test = self.load()
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches of (images (B, C, H, W), labels (B,))."""
+        """Return shuffled batches of (images (B, C, H, W), labels (B,))."""
         return DataLoader(self._train, batch_size=self.batch_size, shuffle=True, num_workers=self._workers(self._train))
 
     def val_dataloader(self) -> Any:
-        """The validation set where there is one, else the test set: the server's."""
+        """Return the server's validation set if it has one, otherwise the test set."""
         return self._evaluation(self._test if self._val is None else self._val)
 
     def test_dataloader(self) -> Any:
-        """The test set, else the validation set."""
+        """Return the test set if it exists, otherwise the validation set."""
         return self._evaluation(self._val if self._test is None else self._test)
 
     def _evaluation(self, dataset: Any) -> Any:
@@ -98,14 +99,14 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         return DataLoader(dataset, batch_size=self.eval_batch_size, num_workers=self._workers(dataset))
 
     def predict_dataloader(self) -> Any:
-        """The test set, else the validation set."""
+        """Return the test set if it exists, otherwise the validation set."""
         return self.test_dataloader()
 
     def _workers(self, dataset: Any) -> int:
         return 0 if type(dataset) is TensorDataset else self.num_workers
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Scale, augment and normalise images; features that were computed from them pass."""
+        """Scale, augment and normalise images; return features computed from them unchanged."""
         images, *rest = batch
         if self._images is not None:
             return batch
@@ -113,7 +114,7 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         if self.augmentation is not None and self.trainer is not None and self.trainer.training:
             images = augment(images, self.augmentation)
         images = self._normalized(images)
-        if self.trainer is not None:  # bytes pass Lightning's own conversion, which comes before, unchanged
+        if self.trainer is not None:  # Lightning's own conversion runs earlier and leaves bytes unchanged
             images = self.trainer.precision_plugin.convert_input(images)
         return [images, *rest]
 
@@ -127,15 +128,15 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
 
     @property
     def num_images(self) -> int:
-        """In all sets."""
+        """Return the number of images in all sets."""
         return sum(len(part) for part in (self._train, self._val, self._test) if part is not None)
 
     def first_images(self, count: int) -> Tensor:
-        """The first training images as the model gets them, without augmentation, shape (count, C, H, W)."""
+        """Return the first training images as the model sees them, without augmentation, shape (count, C, H, W)."""
         return self._normalized(scaled_to_one(torch.stack([self._train[k][0] for k in range(count)])))
 
     def use_features(self, features: Callable[[Tensor], Tensor]) -> None:
-        """Serve what is computed from the images in their place, until :meth:`use_images`.
+        """Serve features computed from the images instead of the images, until :meth:`use_images`.
 
         Args:
             features: maps normalised images, shape (B, C, H, W), to features on the CPU, shape (B, D).
@@ -146,7 +147,7 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         self._images = images
 
     def _computed(self, dataset: Any, features: Callable[[Tensor], Tensor]) -> TensorDataset:
-        own = torch.Generator()  # the global one must not be moved
+        own = torch.Generator()  # keeps the global generator's state
         loader = DataLoader(dataset, batch_size=self.batch_size, num_workers=self._workers(dataset), generator=own)
         computed, labels = [], []
         for inputs, targets in tqdm(loader, "Computing features", unit="batch", leave=False, disable=len(loader) < _MANY):
@@ -162,7 +163,7 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
 
 
 def image_dataset(images: Tensor, labels: Tensor, **columns: Any) -> TensorDataset:
-    """A dataset in memory with further columns as attributes, such as ``classes``, the names of the classes."""
+    """Return a dataset in memory with further columns as attributes, such as ``classes``, the names of the classes."""
     dataset = TensorDataset(images, labels)
     vars(dataset).update(columns)
     return dataset

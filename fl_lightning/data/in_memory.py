@@ -1,4 +1,4 @@
-"""What datamodules of numbers in memory share."""
+"""Share code among datamodules of numbers in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fl_lightning.errors import require
 
 
 class InMemoryDataModule(LoadsSafely, LightningDataModule):
-    """Serves a training set and the server's test set out of tensors. Subclasses make them in :meth:`load`.
+    """Serve a training set and the server's test set from tensors. Subclasses create them in :meth:`load`.
 
     Args:
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
 
     Attributes:
-        origin: where the data came from, in words.
+        origin: the origin of the data, in words.
     """
 
     def __init__(self, batch_size: int, eval_batch_size: int) -> None:
@@ -35,49 +35,49 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
         self._test: TensorDataset | None = None
 
     def without_server_set(self) -> None:
-        """Let Lightning see that there is no validation, test or prediction set."""
+        """Let Lightning see that no validation, test or prediction set exists."""
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)
 
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
-        """Make the training set and the server's test set, if there is one.
+        """Create the training set and the server's test set, or None for the latter.
 
         Raises:
-            DataError: if they cannot be had.
+            DataError: if the data are not available.
         """
         raise NotImplementedError
 
     def setup(self, stage: str) -> None:
-        """Make the sets, once."""
+        """Create the sets, once."""
         if self._train is None:
             self._train, self._test = self.load()
 
     @property
     def train_set(self) -> TensorDataset:
-        """The training set, after :meth:`setup`."""
+        """Return the training set, after :meth:`setup`."""
         assert self._train is not None
         return self._train
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled batches of features, shape (B, d), and of targets, shape (B,), where there are any."""
+        """Return shuffled batches of features, shape (B, d), and of targets, shape (B,), if any."""
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        """The server's test set."""
+        """Return the server's test set."""
         assert self._test is not None
         return TensorLoader(self._test.tensors, self.eval_batch_size)
 
     def test_dataloader(self) -> Any:
-        """The server's test set."""
+        """Return the server's test set."""
         return self.val_dataloader()
 
     def predict_dataloader(self) -> Any:
-        """The server's test set."""
+        """Return the server's test set."""
         return self.val_dataloader()
 
 
 def named_dataset(tensors: list[Tensor], **attributes: Any) -> TensorDataset:
-    """A dataset in memory that tells more than its tensors: ``domains``, ``classes``, ``feature_names``."""
+    """Return a dataset in memory with further attributes: ``domains``, ``classes``, ``feature_names``."""
     dataset = TensorDataset(*tensors)
     vars(dataset).update(attributes)
     return dataset

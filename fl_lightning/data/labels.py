@@ -1,4 +1,4 @@
-"""Reading the labels and columns of a dataset once, the cheapest way it offers."""
+"""Read the labels and columns of a dataset once, in the cheapest way it offers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fl_lightning.errors import DataError
 
 _MOST_CLASSES = 1_000_000
 _LONG = 10_000
-"""Examples from which on reading them all shows its progress."""
+"""The number of examples from which reading all of them shows its progress."""
 
 
 def read_labels(dataset: Any) -> Tensor:
-    """The class of each example, int64, shape (n,).
+    """Return the class of each example, int64, shape (n,).
 
-    Takes ``targets`` or ``labels`` where the dataset has them, the second tensor of a TensorDataset, looks through
-    Subset and ConcatDataset, and otherwise reads every example as (input, label, ...), with a bar where there are many.
+    Use ``targets`` or ``labels`` if the dataset has them, or the second tensor of a TensorDataset, also inside Subset and
+    ConcatDataset. Otherwise read every example as (input, label, ...), with a progress bar for large datasets.
 
     Raises:
-        DataError: if the examples have no integer label, or one too large to be the number of a class.
+        DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
     """
     found = _without_reading(dataset)
     if found is None:
@@ -52,7 +52,7 @@ def refuse_large_labels(labels: Tensor) -> None:
     """Raise an error for labels that cannot be the numbers of classes: tables have a column for each class.
 
     Raises:
-        DataError: naming the largest.
+        DataError: if a label is too large; the message names the largest.
     """
     if labels.numel() and int(labels.max()) >= _MOST_CLASSES:
         raise DataError(
@@ -63,7 +63,7 @@ def refuse_large_labels(labels: Tensor) -> None:
 
 
 def labels_at_hand(dataset: Any) -> Tensor | None:
-    """The class of each example where the dataset tells it without reading examples, and it is one whole number."""
+    """Return the class of each example, if the dataset provides whole numbers without reading examples."""
     found = _without_reading(dataset)
     return found.long() if found is not None and found.ndim == 1 and not found.is_floating_point() else None
 
@@ -78,7 +78,7 @@ def _own_labels(dataset: Any) -> Tensor | None:
         try:
             if values is not None and len(values) == len(dataset):
                 return torch.as_tensor(values).cpu()
-        except (TypeError, ValueError, RuntimeError):  # names, dictionaries, something else of that name
+        except (TypeError, ValueError, RuntimeError):  # names, dictionaries, or another attribute of that name
             continue
     if type(dataset) is TensorDataset and len(dataset.tensors) > 1:
         return dataset.tensors[1].cpu()
@@ -86,7 +86,7 @@ def _own_labels(dataset: Any) -> Tensor | None:
 
 
 def _gather(dataset: Any, own: Callable[[Any], Tensor | None]) -> Tensor | None:
-    """What ``own`` finds at a dataset, or at those that it is made of."""
+    """Return the result of ``own`` for a dataset, or for those that it consists of."""
     if isinstance(dataset, Subset):
         inner = _gather(dataset.dataset, own)
         return None if inner is None else inner[torch.as_tensor(dataset.indices)]
@@ -97,13 +97,13 @@ def _gather(dataset: Any, own: Callable[[Any], Tensor | None]) -> Tensor | None:
 
 
 def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
-    """A column of a dataset, coded: the number of each example's value among the sorted ones, and the values.
+    """Return a column of a dataset, coded: the number of each example's value among the sorted ones, and the values.
 
-    Looks for an attribute ``name`` with one value per example, then for a column of a Hugging Face dataset; of a
-    ConcatDataset, ``domains`` is the number of the part. Names for whole numbers are taken from ``<name>_names``.
+    The function looks for an attribute ``name`` with one value per example, then for a column of a Hugging Face dataset. For
+    a ConcatDataset, ``domains`` is the number of the part. Names for whole numbers are taken from ``<name>_names``.
 
     Raises:
-        DataError: if there is no such column.
+        DataError: if the column does not exist.
     """
     values = _column(dataset, name)
     if values is None and name == "domains" and isinstance(dataset, ConcatDataset):
@@ -122,7 +122,7 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
     kind = getattr(values, "ndim", 0) == 1
     try:
         found, codes = np.unique(values, return_inverse=True)
-    except TypeError:  # numbers beside texts, or None among them
+    except TypeError:  # a mixture of numbers and texts, or None among them
         kind = False
     if not kind or (found.dtype.kind == "f" and np.isnan(found).any()):
         raise DataError(
@@ -133,7 +133,7 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def _column(dataset: Any, name: str) -> Any:
-    """A column as an array; of datasets that consist of others, from those."""
+    """Return a column as an array; look inside datasets that consist of others."""
     if isinstance(dataset, Subset):
         inner = _column(dataset.dataset, name)
         return None if inner is None else inner[np.asarray(dataset.indices)]

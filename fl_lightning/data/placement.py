@@ -1,4 +1,4 @@
-"""The training set's tensors where the clients train, if they fit: batches are then indexed on the GPU."""
+"""Place the training set's tensors on the clients' device if they fit, so that batches are indexed on the GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 
 def placed(dataset: Any, device: torch.device, most: float) -> Any:
-    """A TensorDataset with its tensors on a device; as it is where it is another dataset, or takes more than ``most`` bytes."""
+    """Return a TensorDataset on a device; return other datasets, and those of more than ``most`` bytes, unchanged."""
     if type(dataset) is not TensorDataset:
         return dataset
     size = sum(tensor.numel() * tensor.element_size() for tensor in dataset.tensors)
@@ -17,5 +17,5 @@ def placed(dataset: Any, device: torch.device, most: float) -> Any:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a GPU; 0 for other devices, where tensors stay where they are."""
+    """Return the free bytes on a GPU; 0 for other devices, on which tensors are not moved."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""Batches into which every example comes by a coin of its own (Poisson sampling), as differential privacy counts on."""
+"""Sample each example of a batch independently (Poisson sampling), as differential privacy assumes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 
 Coins = Callable[[int, int], Tensor]
-"""Of a batch's number, from 0, and a count: so many numbers of [0, 1), shape (count,). They are the same whenever asked for."""
+"""Return ``count`` numbers in [0, 1), shape (count,), for a batch's number, from 0; repeated calls return the same ones."""
 
 
 class PoissonBatches:
-    """Positions 0 .. size - 1 of the examples of each batch, drawn anew in each iteration.
+    """Draw the positions 0 .. size - 1 of the examples of each batch, anew in each iteration.
 
     Args:
-        size: n, examples of a client.
-        batch_size: B, how many a batch has on average; at most n.
-        coins: an example is in a batch if its number is below the rate. The number of a batch goes on over iterations.
+        size: the number of examples n of a client.
+        batch_size: the average number of examples B of a batch; at most n.
+        coins: returns a number for each example; an example is in a batch if its number is below the rate. The numbers of
+            batches continue over iterations.
 
     Attributes:
         expected: B.
-        rate: B / n, the coins' probability.
-        nobody: of each batch that was given out and not yet asked about, whether it is empty: then it has one example all the
-            same, since networks want one, and that must not count.
+        rate: B / n, the probability that an example is in a batch.
+        nobody: for each batch given out and not yet processed, whether it is empty. An empty batch still holds one example,
+            because networks need a non-empty batch; this example must not count.
     """
 
     def __init__(self, size: int, batch_size: int, coins: Coins) -> None:
@@ -37,7 +38,7 @@ class PoissonBatches:
         return -(-self.size // self.expected)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.nobody.clear()  # of batches that were drawn ahead and never used
+        self.nobody.clear()  # from batches that were drawn ahead and never used
         first, self._iterations = self._iterations * len(self), self._iterations + 1
         for number in range(first, first + len(self)):
             chosen = (self._coins(number, self.size) < self.rate).nonzero().flatten().tolist()
@@ -46,12 +47,12 @@ class PoissonBatches:
 
 
 class PoissonLoader:
-    """Such batches of in-memory tensors, indexed a batch at a time.
+    """Serve Poisson-sampled batches of in-memory tensors, indexed a batch at a time.
 
     Args:
-        tensors: each of shape (n, ...).
+        tensors: tensors, each of shape (n, ...).
         indices: the client's examples, int64.
-        batches: positions in ``indices``.
+        batches: draws positions in ``indices``.
     """
 
     def __init__(self, tensors: Sequence[Tensor], indices: Tensor, batches: PoissonBatches) -> None:

@@ -1,4 +1,4 @@
-"""One DataLoader whose workers stay for all clients and rounds: starting them anew can cost more than a client's epoch."""
+"""Keep one DataLoader's workers for all clients and rounds: restarting them can cost more than a client's epoch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fl_lightning.functional.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is asked for: examples, and the seed of what is random about them."""
+    """Ask a worker for examples, with the seed of their random transforms."""
 
     seed: int | None
     indices: tuple[int, ...]
 
 
 class _Seeded(Dataset[Any]):
-    """Reads batches; random transforms draw from the batch's seed, whichever worker reads it and whatever it read before."""
+    """Read batches; random transforms draw from the batch's seed, whichever worker reads it and whatever it read before."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -47,7 +47,7 @@ class _Seeded(Dataset[Any]):
 
 
 class _Requests:
-    """The batches of the iteration that begins next."""
+    """Hold the batches of the next iteration."""
 
     def __init__(self) -> None:
         self.batches: list[Request] = []
@@ -63,17 +63,17 @@ _OPEN: weakref.WeakSet[ResidentLoader] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """Let the workers of this process go; a loader that is used again starts new ones."""
+    """Stop the workers of this process; a loader that is used again starts new ones."""
     for loader in list(_OPEN):
         loader.close()
 
 
 class ResidentLoader:
-    """The workers of one dataset.
+    """Keep the workers of one dataset.
 
     Args:
         dataset: a map-style dataset.
-        settings: of the DataLoader, ``num_workers`` above 0 among them.
+        settings: the settings of the DataLoader, including ``num_workers`` above 0.
     """
 
     def __init__(self, dataset: Any, settings: dict[str, Any]) -> None:
@@ -85,14 +85,14 @@ class ResidentLoader:
             _Seeded(dataset),
             batch_sampler=sampler,
             persistent_workers=True,
-            generator=torch.Generator(),  # else it would draw from the random numbers of the client that comes first
+            generator=torch.Generator(),  # otherwise it would draw from the first client's random numbers
             **settings,
         )
 
         _OPEN.add(self)
 
     def close(self) -> None:
-        """Let the workers go: left to the garbage collector they would live on, and hold up the end of the process."""
+        """Stop the workers; left to the garbage collector, they would live on and delay the end of the process."""
         iterator: Any = self._loader._iterator
         if iterator is not None:
             iterator._shutdown_workers()
@@ -102,10 +102,10 @@ class ResidentLoader:
         """Iterate over batches.
 
         Args:
-            requests: which examples, and the seeds of what is random about them.
+            requests: the examples, with the seeds of their random transforms.
 
         Raises:
-            DataError: from an earlier iteration that is gone on with after this one began.
+            DataError: if an earlier iteration is continued after this one began; it is raised from the earlier one.
         """
         self._serial += 1
         serial = self._serial
@@ -120,16 +120,16 @@ class ResidentLoader:
 
 
 class ClientLoader:
-    """One client's batches, read by resident workers.
+    """Read one client's batches with resident workers.
 
     Args:
         resident: the workers.
         indices: the client's examples, int64, shape (m,).
-        batch_size: examples per batch.
-        generator: shuffles, and seeds random transforms; None leaves both to torch's global one.
+        batch_size: the examples per batch.
+        generator: shuffles, and seeds random transforms; None uses torch's global one for both.
         shuffle: whether to shuffle, anew in each iteration.
-        drop_last: leave out a last batch that is smaller.
-        evaluates: random transforms are the same in every iteration.
+        drop_last: whether to leave out a last batch that is smaller.
+        evaluates: whether random transforms are the same in every iteration.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ClientLoader:
         return size // self.batch_size if self._drop_last else -(-size // self.batch_size)
 
     def requests(self) -> list[Request]:
-        """The batches of the next iteration."""
+        """Return the batches of the next iteration."""
         order = self._indices
         if self._shuffle:
             order = order[torch.randperm(len(order), generator=self._generator)]
@@ -167,10 +167,10 @@ class ClientLoader:
         ]
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.resident.read(self.requests())  # nothing is drawn before the first batch is asked for
+        yield from self.resident.read(self.requests())  # draws nothing before the first batch is requested
 
 
 def in_turn(loaders: Sequence[ClientLoader]) -> Iterator[Any]:
-    """The batches of clients in turn, each client's first, then each one's second: in one iteration over the workers."""
+    """Yield the first batch of each client, then the second of each, and so on, in one iteration over the workers."""
     each = [loader.requests() for loader in loaders]
     return loaders[0].resident.read([own[step] for step in range(min(map(len, each))) for own in each])

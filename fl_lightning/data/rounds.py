@@ -1,4 +1,4 @@
-"""The outer epoch's one batch, which stands for a whole round."""
+"""Represent a whole round as the outer epoch's one batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Round:
-    """Carries no data."""
+    """Stand for a round; it carries no data."""
 
 
 class RoundLoader:
-    """Gives one round per epoch. On several ranks Lightning broadcasts once per batch, so there must be equally many."""
+    """Serve one round per epoch. Lightning broadcasts once per batch, so all ranks must have equally many."""
 
     def __len__(self) -> int:
         return 1
@@ -21,7 +21,7 @@ class RoundLoader:
 
 
 def unless_round(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch-transfer hook that lets rounds pass and handles every other batch as before."""
+    """Wrap a batch-transfer hook so that it returns rounds unchanged and handles every other batch as before."""
 
     def pass_or_transfer(batch: Any, *args: Any) -> Any:
         return batch if isinstance(batch, Round) else hook(batch, *args)

@@ -1,4 +1,4 @@
-"""Simulated microscope images of cells to count, from sites whose microscopes and annotators differ."""
+"""Simulate microscope images of cells to count, from sites with different microscopes and annotators."""
 
 from __future__ import annotations
 
@@ -22,30 +22,33 @@ SITES: Mapping[str, CellSite] = {
     "crowded": CellSite(images=40, cells=(30, 60), radius=2.5, brightness_spread=0.5),
     "careless": CellSite(images=60, missed=0.3, spurious=0.05, displaced=1.5),
 }
-"""Five sites that differ in number, focus, noise, density and care."""
+"""Five sites that differ in number of images, focus, noise, density and care."""
 
 
 class SimulatedCellsDataModule(ImageDataModule):
-    """Images of cells with their density, for a network that draws it: its sum is the count (AdaFed, section 3.2).
+    """Simulate images of cells with their density, whose sum is the count (AdaFed, section 3.2).
 
-    Nothing is downloaded: microscopes and annotators of a few sites are simulated, the same for the same seed.
-    :class:`~fl_lightning.DomainPartitioner` makes one client of each site, named like it; other partitioners mix the sites.
-    Batches are of images, uint8, shape (B, 1, H, W), in [0, 1] after the transfer, and densities, float32, of the same shape:
-    Gaussians of mass ``density_scale`` for each annotated dot. The server's set has the same microscopes, and true dots.
+    Nothing is downloaded: the microscopes and annotators of a few sites are simulated, and the same seed gives the same data.
+    :class:`~fl_lightning.DomainPartitioner` creates one client for each site, with its name; other partitioners mix the
+    sites. Batches hold images, uint8, shape (B, 1, H, W), in [0, 1] after the transfer, and densities, float32, of the same
+    shape: Gaussians of mass ``density_scale`` for each annotated dot. The server's set has the same microscopes, and true
+    dots.
 
     Args:
-        sites: by name; None takes five: ``clear`` (120 images), ``blurred`` (80), ``noisy`` (60), ``crowded`` (40, twice the
-            cells) and ``careless`` (60, 30 % of the cells missed, 5 % invented, dots 1.5 pixels off).
-        image_size: height and width in pixels, >= 8; the U-Net wants a multiple of 2 ** depth.
-        test_images: of the server's set, >= 1, the sites in turn, so that each has the same part, or one image more.
-        density_sigma: standard deviation of a dot's Gaussian in pixels, > 0.
-        density_scale: factor on the density, > 0, so that the squared error is not tiny; counts are sums divided by it.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        seed: of the simulation.
+        sites: the sites by name; None uses five: ``clear`` (120 images), ``blurred`` (80), ``noisy`` (60), ``crowded`` (40,
+            twice the cells) and ``careless`` (60, 30 % of the cells missed, 5 % invented, dots 1.5 pixels off).
+        image_size: the height and width in pixels, >= 8; the U-Net requires a multiple of 2 ** depth.
+        test_images: the number of images in the server's set, >= 1; the sites take turns, so their numbers differ by at most
+            one.
+        density_sigma: the standard deviation of a dot's Gaussian in pixels, > 0.
+        density_scale: the factor on the density, > 0, which keeps the squared error from being tiny; a count is a sum divided
+            by it.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        seed: the seed of the simulation.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     def __init__(
@@ -71,10 +74,10 @@ class SimulatedCellsDataModule(ImageDataModule):
         self.seed = seed
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Simulate the training set and the server's.
+        """Simulate the training set and the server's set.
 
         Raises:
-            DataError: if there is no cell in any training image.
+            DataError: if no training image has a dot.
         """
         each, more = divmod(self.test_images, len(self.sites))
         train = self._simulated("train", [site.images for site in self.sites.values()])
@@ -96,6 +99,6 @@ class SimulatedCellsDataModule(ImageDataModule):
                 densities.append(density_image(dots, size, size, self.density_sigma) * self.density_scale)
         domains = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
         turns = torch.cat([torch.arange(count) for count in sizes])
-        order = turns.argsort(stable=True)  # one of each site, then the next: the first few show all of them
+        order = turns.argsort(stable=True)  # sites take turns, so that the first few images show all of them
         columns = {"domains": domains[order], "domains_names": tuple(self.sites)}
         return image_dataset(torch.stack(images)[order, None], torch.stack(densities)[order, None], **columns)

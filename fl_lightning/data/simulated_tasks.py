@@ -1,4 +1,4 @@
-"""Simulated clients whose linear tasks are related: what multi-task and clustered methods are tried on first."""
+"""Simulate clients with related linear tasks, to try out multi-task and clustered methods."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from fl_lightning.functional.seeding import generator
 
 
 class SimulatedTasksDataModule(InMemoryDataModule):
-    """Clients in groups, each with a linear task, or a blob, of its own near that of its group.
+    """Simulate clients in groups, each with its own linear task, or its own blob, near that of its group.
 
-    Client t is of group t mod G: ``w_t = centre + spread * own deviation``, centres and deviations from N(0, I). Its inputs are
-    ``x ~ N(shift_t, I)`` with ``shift_t ~ N(0, shift**2 I)``, its targets ``<w_t, x> + noise * eps``, or 1 where that is above
-    0, else 0. Of the kind ``clusters`` it has a Gaussian blob, ``x ~ N(w_t + shift_t, noise**2 I)``, and its group as target.
+    Client t is in group t mod G: ``w_t = centre + spread * own deviation``, centres and deviations from N(0, I). Its inputs
+    are ``x ~ N(shift_t, I)`` with ``shift_t ~ N(0, shift**2 I)``. Its targets are ``<w_t, x> + noise * eps``, or for
+    ``classification`` 1 if that is above 0 and 0 otherwise. For ``clusters`` it has a Gaussian blob,
+    ``x ~ N(w_t + shift_t, noise**2 I)``, and its group as target.
 
-    :class:`~fl_lightning.DomainPartitioner` makes one client of each task; :class:`~fl_lightning.IIDPartitioner` mixes them.
-    The server's set has equally many examples of each client's task (to within one), drawn anew.
+    :class:`~fl_lightning.DomainPartitioner` creates one client for each task; :class:`~fl_lightning.IIDPartitioner` mixes
+    them. The server's set has equally many new examples of each client's task (to within one).
 
     Args:
-        num_clients: K, at least 1.
-        groups: G, from 1 to K.
-        features: d, at least 1.
-        examples: least and most training examples of a client; each draws its number uniformly between them, both included.
-        kind: of the targets: ``regression`` (float32), ``classification`` or ``clusters`` (int64).
-        spread: how far clients of a group are apart, at least 0.
-        noise: on the targets, or of the blobs, at least 0.
-        shift: how far the clients' inputs are apart, at least 0.
-        test_examples: of the server's set, at least 1.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        seed: of everything that is drawn.
+        num_clients: the number of clients K, at least 1.
+        groups: the number of groups G, from 1 to K.
+        features: the number of features d, at least 1.
+        examples: the smallest and largest number of training examples of a client; each number is drawn uniformly between
+            them, both included.
+        kind: the kind of the targets: ``regression`` (float32), ``classification`` or ``clusters`` (int64).
+        spread: the distance between clients of a group, at least 0.
+        noise: the noise on the targets, or the width of the blobs, at least 0.
+        shift: the distance between the clients' inputs, at least 0.
+        test_examples: the number of examples in the server's set, at least 1.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        seed: the seed of all random numbers.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         self.seed = seed
 
     def true_weights(self) -> Tensor:
-        """w_t of each client, float64, shape (K, d); of the kind ``clusters`` the centres of its blob, but for the shift."""
+        """Return w_t of each client, float64, shape (K, d); for ``clusters``, the centres of the blobs before the shift."""
         draw = generator(self.seed, "related weights")
         return related_weights(self.num_clients, self.groups, self.features, self.spread, draw)
 
@@ -95,6 +97,6 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         inputs, targets = related_examples(self.true_weights(), shifts, clients, self.groups, self.kind, self.noise, draw)
         if self.kind == "regression":
             targets = targets.float()
-        digits = len(str(self.num_clients - 1))  # so that their sorted order is that of the numbers
+        digits = len(str(self.num_clients - 1))  # so that the names sort by number
         names = tuple(f"client {t:0{digits}} of group {t % self.groups}" for t in range(self.num_clients))
         return named_dataset([inputs.float(), targets], domains=clients, domains_names=names)

@@ -1,4 +1,4 @@
-"""Tables in CSV files: which there are, reading their numbers, and what a user is told."""
+"""Find CSV files, read their numbers, and report errors by file, line and column."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table are for; all others are features.
+    """Declare the roles of a table's columns; all others are features.
 
     Args:
-        target: None where there is none.
-        client: names the client of each row; None where files do, or nothing does.
+        target: the target column, or None.
+        client: the column that names the client of each row; None if files name it, or if the table has no clients.
         text_target: whether the target is read as text, for classes, and not as a number.
     """
 
@@ -34,14 +34,14 @@ class Columns:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one file, or of several one after another.
+    """Hold the rows of one file, or of several one after another.
 
     Args:
-        names: of the features.
-        features: finite in float32, float64, shape (n, d).
-        target: float64 or text, shape (n,); None without.
-        clients: the name of each row's client, text, shape (n,); None without.
-        places: file and line of each row, for messages.
+        names: the names of the features.
+        features: the features, finite in float32, float64, shape (n, d).
+        target: the target, float64 or text, shape (n,), or None.
+        clients: the name of each row's client, text, shape (n,), or None.
+        places: the file and line of each row, for messages.
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _File:
-    """A file as text."""
+    """Hold a file as text."""
 
     path: Path
     header: list[str]
@@ -69,10 +69,10 @@ class _File:
 
 
 def csv_files(path: Path, setting: str) -> list[Path]:
-    """The file, or those of the folder in the order of their names.
+    """Return the file, or those of the folder, sorted by name.
 
     Raises:
-        DataError: if there is none.
+        DataError: if no CSV file exists.
     """
     if path.is_file():
         return [path]
@@ -87,18 +87,18 @@ def csv_files(path: Path, setting: str) -> list[Path]:
 
 
 def read_table(path: Path, columns: Columns, setting: str, like: Table | None = None) -> Table:
-    """Read a file, or a folder of files of which each is a client's.
+    """Read a file, or a folder with one file for each client.
 
-    Columns go by their names, whatever their order.
+    Columns are matched by name, in any order.
 
     Args:
-        path: of the file or the folder.
-        columns: what they are for.
-        setting: that names the path, for messages.
+        path: the path of the file or the folder.
+        columns: the roles of the columns.
+        setting: the setting that holds the path, for messages.
         like: a table whose features this one must have; a column of clients may then be missing.
 
     Raises:
-        DataError: naming file, line and column.
+        DataError: if a file is invalid; the message names file, line and column.
     """
     files = [_read(file) for file in csv_files(path, setting)]
     folder = path.is_dir()
@@ -161,7 +161,7 @@ def _require_columns(file: _File, columns: Columns, optional_client: bool) -> No
 
 
 def _feature_names(files: Sequence[_File], columns: Columns, setting: str, like: Table | None) -> tuple[str, ...]:
-    """The features of all files, in the order of the first that has them."""
+    """Return the features of all files, in the order of the first file or of ``like``."""
     others = (columns.target, columns.client)
     found = [tuple(name for name in file.header if name not in others) for file in files]
     usual = frozenset(like.names) if like else Counter(map(frozenset, found)).most_common(1)[0][0]
@@ -180,7 +180,7 @@ def _feature_names(files: Sequence[_File], columns: Columns, setting: str, like:
 
 
 def _difference(path: Path, names: frozenset[str], usual: frozenset[str]) -> str:
-    """Which columns a file has more or less than usual, in words; empty where none."""
+    """Describe which columns a file has more or less than usual; return an empty text if none."""
     less, more = sorted(usual - names), sorted(names - usual)
     parts = [f"lacks {_listed(less)}"] if less else []
     parts += [f"has {_listed(more)} besides"] if more else []
@@ -200,7 +200,7 @@ def _number(cell: str) -> float | None:
 
 
 def _filled(file: _File, name: str) -> list[str]:
-    """A column of text without gaps."""
+    """Return a column of text, which must not have gaps."""
     cells = file.cells(name)
     if "" in cells:
         raise DataError(f"{file.place(cells.index(''))}: the column '{name}' is empty. Fill it, or remove the row.")
@@ -215,7 +215,7 @@ def _target(file: _File, columns: Columns) -> np.ndarray[Any, Any]:
 
 
 def _numbers(file: _File, names: Sequence[str]) -> np.ndarray[Any, Any]:
-    """Columns of numbers, float64, shape (rows, names)."""
+    """Return columns of numbers, float64, shape (rows, names)."""
     positions = [file.header.index(name) for name in names]
     try:
         cells = [[row[k] for k in positions] for row in file.rows]
@@ -229,7 +229,7 @@ def _numbers(file: _File, names: Sequence[str]) -> np.ndarray[Any, Any]:
 
 
 def _no_number(file: _File, names: Sequence[str]) -> DataError:
-    """The message for the first cell that is no finite number."""
+    """Return the error for the first cell that is not a finite number."""
     for row, cells in enumerate(file.rows):
         for name in names:
             cell = cells[file.header.index(name)]

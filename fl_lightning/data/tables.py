@@ -1,4 +1,4 @@
-"""A user's own numbers in CSV files: one file, or one for each client."""
+"""Load your own numbers from CSV files: one file, or one for each client."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from fl_lightning.functional.splitting import hold_out
 
 
 class TableDataModule(InMemoryDataModule):
-    """Rows of CSV files with a header: features, float32, shape (n, d), and a target, shape (n,), if there is one.
+    """Load rows of CSV files with a header: features, float32, shape (n, d), and a target, shape (n,), if one is named.
 
-    :class:`~fl_lightning.DomainPartitioner` makes one client of each file, or of each value of ``client_column``, in the order
-    of their sorted names; :class:`~fl_lightning.IIDPartitioner` mixes the rows.
+    :class:`~fl_lightning.DomainPartitioner` creates one client for each file, or for each value of ``client_column``, sorted
+    by name; :class:`~fl_lightning.IIDPartitioner` mixes the rows.
 
     Args:
-        path: a CSV file, or a folder with one for each client, who is named like its file. Columns go by their names: files
-            must have the same, in any order.
-        target: the column to predict; None for features alone, such as K-means takes.
-        test_path: the server's set in a file or folder of its own, with the same features and target.
-        test_share: share of the rows, in [0, 1), drawn as the server's set where there is no ``test_path``: of each client's
-            rows (and of each class of theirs), leaving everybody at least one. With 0 there is none: see ``server_set`` of the
-            FederatedDataModule.
-        client_column: the column of a single file that names the client of a row; it is no feature.
-        kind: of the target: a number, float32, for ``regression``; a class, int64, coded 0 .. C - 1 in sorted order (by value
-            where all are numbers) for ``classification``.
-        standardize: subtract the mean of each feature and divide by its standard deviation, both of the training part of all
-            clients together; a constant feature is only centred, and the target stays as it is.
-        batch_size: rows per training batch, B.
-        eval_batch_size: rows per evaluation batch.
-        seed: of the draw of a test share.
+        path: a CSV file, or a folder with one file for each client, which names the client. Columns are matched by name:
+            files must have the same columns, in any order.
+        target: the column to predict; None for features alone, as K-means uses.
+        test_path: the server's set in a separate file or folder, with the same features and target.
+        test_share: the share of the rows, in [0, 1), drawn as the server's set if ``test_path`` is not given: from each
+            client's rows (and each of its classes), leaving every client at least one. With 0, no set is held out: see
+            ``server_set`` of the FederatedDataModule.
+        client_column: the column of a single file that names the client of a row; it is not a feature.
+        kind: the kind of the target: a number, float32, for ``regression``; a class, int64, coded 0 .. C - 1 in sorted order
+            (by value if all are numbers) for ``classification``.
+        standardize: whether to subtract the mean of each feature and divide by its standard deviation, both of the training
+            part of all clients together. A constant feature is only centred, and the target stays unchanged.
+        batch_size: the rows per training batch, B.
+        eval_batch_size: the rows per evaluation batch.
+        seed: the seed of the draw of a test share.
 
     Attributes:
-        feature_names: of the columns, after ``setup``; the data sets have them, too.
-        mean: of the training part before standardising, float64, shape (d,), after ``setup``.
+        feature_names: the names of the features, after ``setup``; the data sets have them, too.
+        mean: the mean of the training part before standardising, float64, shape (d,), after ``setup``.
         std: its standard deviation (of the population), float64, shape (d,); 1 for a constant feature.
     """
 
@@ -83,7 +83,7 @@ class TableDataModule(InMemoryDataModule):
         """Read the files, divide and standardise.
 
         Raises:
-            DataError: for files that are not of the form, naming file, line and column.
+            DataError: if a file is invalid; the message names file, line and column.
         """
         path, held = Path(self.path), None if self.test_path is None else Path(self.test_path)
         self._check_paths(path, held)
@@ -124,7 +124,7 @@ class TableDataModule(InMemoryDataModule):
                 )
 
     def _targets(self, table: Table, classes: tuple[str, ...] = ()) -> tuple[Tensor | None, tuple[str, ...]]:
-        """Targets as a tensor, and the names of classes where they are such: those given, or those found."""
+        """Return targets as a tensor, and the names of their classes, given or found; without classes, an empty tuple."""
         if table.target is None:
             return None, ()
         if self.kind == "regression":
@@ -146,13 +146,13 @@ class TableDataModule(InMemoryDataModule):
         return torch.tensor([codes[name] for name in names.tolist()]), known
 
     def _divided(self, domains: Tensor | None, classes: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
-        """Training rows, and those of the server's set."""
+        """Return the training rows, and those of the server's set."""
         if not self.test_share:
             return torch.arange(rows), torch.zeros(0, dtype=torch.int64)
         owners = torch.zeros(rows, dtype=torch.int64) if domains is None else domains
         everyone = Partition.of_owners(owners, int(owners.max()) + 1)
         sizes = torch.minimum((self.test_share * everyone.sizes.double()).round().long(), everyone.sizes - 1)
-        if not int(sizes.sum()):  # then the largest gives one
+        if not int(sizes.sum()):  # then the largest client gives one
             largest = everyone.sizes.argmax()
             sizes[largest] = (everyone.sizes[largest] - 1).clamp(max=1)
         if not int(sizes.sum()):
@@ -166,7 +166,7 @@ class TableDataModule(InMemoryDataModule):
     def _measure(self, features: np.ndarray[Any, Any]) -> None:
         self.mean = torch.from_numpy(features.mean(axis=0))
         std = features.std(axis=0)
-        constant = (features.max(axis=0) == features.min(axis=0)) | (std == 0)  # by the first, since std may be rounding
+        constant = (features.max(axis=0) == features.min(axis=0)) | (std == 0)  # mainly the first: std may be a rounding error
         self.std = torch.from_numpy(np.where(constant, 1.0, std))
 
     def _dataset(
@@ -186,7 +186,7 @@ def _coded(clients: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[s
 
 
 def _class_name(cell: str) -> str:
-    """A class as it is written, but for numbers: 1, 1.0 and 01 are one class."""
+    """Return a class as written, except that 1, 1.0 and 01 are one class."""
     try:
         value = float(cell)
     except ValueError:
@@ -197,7 +197,7 @@ def _class_name(cell: str) -> str:
 
 
 def _class_order(names: np.ndarray[Any, Any]) -> Any:
-    """By value where all are numbers, else as text."""
+    """Return the sort key: by value if all are numbers, otherwise as text."""
     try:
         return float if np.isfinite(names.astype(np.float64)).all() else str
     except ValueError:

@@ -1,4 +1,4 @@
-"""Batches of in-memory tensors, indexed a batch at a time."""
+"""Serve batches of in-memory tensors, indexed a batch at a time."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 _GATHERED_AT_ONCE = 2**22
-"""Bytes of an iteration up to which its examples are gathered beforehand; larger ones a batch at a time."""
+"""Largest size of an epoch in bytes whose examples are gathered in advance; larger ones are gathered by batch."""
 
 
 class TensorLoader:
-    """Iterates over tensors of equal length in batches: one indexing call per batch and tensor, none per example.
+    """Iterate over tensors of equal length in batches, with one indexing call per batch and tensor.
 
     Args:
-        tensors: each of shape (n, ...).
-        batch_size: examples per batch; the last batch may be smaller.
+        tensors: tensors, each of shape (n, ...).
+        batch_size: the examples per batch; the last batch may be smaller.
         indices: the examples to use, int64, shape (m,); all by default.
-        generator: shuffles anew in each iteration; without one the order is that of ``indices``.
-        drop_single: leave out the last batch if it has a single example, which BatchNorm cannot train on.
+        generator: shuffles anew in each iteration; without it, examples are in the order of ``indices``.
+        drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class TensorLoader:
 
     @property
     def num_examples(self) -> int:
-        """How many examples one iteration gives."""
+        """Return how many examples one iteration serves."""
         return len(self.tensors[0]) if self.indices is None else self.indices.numel()
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class TensorLoader:
             shuffle = torch.randperm(size, generator=self.generator)
             order = shuffle if order is None else order[shuffle]
         tensors = self.tensors
-        if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small client's epoch: one indexing call
+        if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small epoch: one indexing call
             tensors, order = tuple(tensor[order] for tensor in tensors), None
         for start in range(0, size - self._dropped, self.batch_size):
             stop = min(start + self.batch_size, size)
@@ -64,6 +64,6 @@ class TensorLoader:
         return sum(tensor[:1].numel() * tensor.element_size() for tensor in self.tensors)
 
     def shard(self, rank: int, ranks: int) -> TensorLoader:
-        """Every ``ranks``-th example from ``rank`` on: nobody twice, nobody lost."""
+        """Return every ``ranks``-th example from ``rank`` on, so that each example is on exactly one rank."""
         indices = torch.arange(self.num_examples) if self.indices is None else self.indices
         return TensorLoader(self.tensors, self.batch_size, indices[rank::ranks], self.generator)

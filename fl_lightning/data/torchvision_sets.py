@@ -1,4 +1,4 @@
-"""The image data sets of the papers, by torchvision."""
+"""Load the image data sets of the papers through torchvision."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import hold_out
 
 _TIMEOUT = 20
-"""Seconds without an answer: a network that swallows packets must not hold the run up."""
+"""Seconds to wait for an answer, so that a network that swallows packets does not block the run."""
 
 
 class TorchvisionDataModule(ImageDataModule):
-    """A data set of torchvision, in memory, downloaded where the folder has none.
+    """Load a data set of torchvision into memory; download it if the folder lacks it.
 
     The server validates on its test set, as many papers do, or on a share of the training set that no client gets.
 
     Args:
-        root: folder that holds the data in torchvision's layout, or into which they are downloaded.
-        batch_size: examples per training batch, B.
-        eval_batch_size: examples per evaluation batch.
-        normalize: subtract the mean of each channel of the training set and divide by its standard deviation; without, images
-            are in [0, 1].
-        augmentation: applied to training images in [0, 1], to each by itself; ``torchvision.transforms.v2`` or any module.
-        validation_share: share of the training images, in [0, 1), that are held out in the proportions of the classes as the
-            server's validation set; the same ones in every run. With 0 the server validates on the test set.
+        root: the folder that holds the data in torchvision's layout, or into which they are downloaded.
+        batch_size: the examples per training batch, B.
+        eval_batch_size: the examples per evaluation batch.
+        normalize: whether to subtract the mean of each channel of the training set and divide by its standard deviation;
+            otherwise images are in [0, 1].
+        augmentation: a transform of training images in [0, 1], applied to each independently, from
+            ``torchvision.transforms.v2`` or any module.
+        validation_share: the share of the training images, in [0, 1), held out in the proportions of the classes as the
+            server's validation set; the same images in every run. With 0 the server validates on the test set.
     """
 
     MEAN: Sequence[float]
@@ -62,14 +63,14 @@ class TorchvisionDataModule(ImageDataModule):
 
     @abstractmethod
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
 
     @abstractmethod
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Its images in uint8, shape (n, C, H, W), and its labels, int64."""
+        """Return the dataset's images in uint8, shape (n, C, H, W), and its labels, int64."""
 
     def prepare_data(self) -> None:
-        """Download what is not there."""
+        """Download missing data."""
         timeout = socket.getdefaulttimeout()
         socket.setdefaulttimeout(_TIMEOUT)
         try:
@@ -81,23 +82,23 @@ class TorchvisionDataModule(ImageDataModule):
     def _fetch(self, train: bool) -> None:
         try:
             self.open(train)
-        except (OSError, RuntimeError):  # not there, or what a broken download left
+        except (OSError, RuntimeError):  # missing, or left incomplete by a broken download
             try:
-                with contextlib.redirect_stdout(None):  # the addresses it tries
+                with contextlib.redirect_stdout(None):  # hides the addresses it tries
                     self.open(train, download=True)
             except (OSError, RuntimeError) as error:
                 reason = str(error).strip().partition("\n")[0].rstrip(":")
                 self._failure = f" and could not be downloaded ({type(error).__name__}: {reason})"
 
     def setup(self, stage: str) -> None:
-        """Read the images, once, and hold the validation set out."""
+        """Read the images, once, and hold out the validation set."""
         if self._train is None:
             train, self._test = self.load()
             self._train, self._val = _held_out(train, self.validation_share) if self.validation_share else (train, None)
 
     @property
     def validated_on(self) -> str:
-        """What the server validates on, in words."""
+        """Describe the data on which the server validates."""
         if self._val is None:
             return (
                 f"the {len(self._test):,} test images, as papers often do. To tune settings, hold a set out: "
@@ -106,7 +107,7 @@ class TorchvisionDataModule(ImageDataModule):
         return f"{len(self._val):,} training images that no client has"
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Read training and test set.
+        """Read the training and test set.
 
         Raises:
             DataError: if they are not in the folder and could not be downloaded.
@@ -125,7 +126,7 @@ class TorchvisionDataModule(ImageDataModule):
 
 
 def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, TensorDataset]:
-    """Split a training set into what is left and what is held out, in the proportions of its classes."""
+    """Split a training set into the remaining and the held-out examples, in the proportions of its classes."""
     images, labels = dataset.tensors
     everything = Partition.of_parts([torch.arange(len(labels))])
     size = torch.tensor([max(1, round(share * len(labels)))])
@@ -140,50 +141,50 @@ def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, Tens
 
 
 class FashionMNISTDataModule(TorchvisionDataModule):
-    """Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
+    """Load Fashion-MNIST: 60,000 and 10,000 grey images of 28 x 28, ten classes."""
 
     MEAN, STD = (0.2860,), (0.3530,)
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         return datasets.FashionMNIST(self.root, train=train, download=download)
 
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return dataset.data.unsqueeze(1), dataset.targets.long()
 
 
 class CIFAR10DataModule(TorchvisionDataModule):
-    """CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
+    """Load CIFAR-10: 50,000 and 10,000 colour images of 32 x 32, ten classes."""
 
     MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         return datasets.CIFAR10(self.root, train=train, download=download)
 
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(dataset.targets)
 
 
 class CIFAR100DataModule(CIFAR10DataModule):
-    """CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
+    """Load CIFAR-100: 50,000 and 10,000 colour images of 32 x 32, a hundred classes."""
 
     MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         return datasets.CIFAR100(self.root, train=train, download=download)
 
 
 class SVHNDataModule(TorchvisionDataModule):
-    """Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading them needs scipy."""
+    """Load Street View House Numbers: 73,257 and 26,032 colour images of 32 x 32, ten digits. Reading requires scipy."""
 
     MEAN, STD = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         try:
             import scipy.io  # noqa: F401 (torchvision reads the .mat files by it)
         except ImportError as error:
@@ -191,19 +192,19 @@ class SVHNDataModule(TorchvisionDataModule):
         return datasets.SVHN(self.root, split="train" if train else "test", download=download)
 
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return torch.from_numpy(dataset.data), torch.from_numpy(dataset.labels).long()
 
 
 class USPSDataModule(TorchvisionDataModule):
-    """USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
+    """Load USPS: 7,291 and 2,007 grey images of 16 x 16, ten digits."""
 
     MEAN, STD = (0.2469,), (0.2989,)
 
     def open(self, train: bool, download: bool = False) -> Any:
-        """The data set of torchvision."""
+        """Return torchvision's dataset."""
         return datasets.USPS(self.root, train=train, download=download)
 
     def read(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Return images and labels."""
         return torch.from_numpy(dataset.data).unsqueeze(1), torch.tensor(dataset.targets).long()

@@ -1,4 +1,4 @@
-"""The server's images with a backdoor's trigger on: what the aggregated model makes of them is the attack's success rate."""
+"""Put a backdoor's trigger on the server's images, to measure the attack's success rate on the aggregated model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fl_lightning.attacks.backdoor import Backdoor
 
 
 class TriggeredLoader:
-    """Batches of another loader without the target's own images, the trigger on the rest, the target as their label.
+    """Serve another loader's batches without the target's own images, with the trigger on, labelled as the target.
 
     Args:
-        loader: gives batches (inputs, labels, ...).
-        backdoor: trigger and target.
+        loader: returns batches (inputs, labels, ...).
+        backdoor: provides the trigger and the target.
     """
 
     def __init__(self, loader: Any, backdoor: Backdoor) -> None:

@@ -1,4 +1,4 @@
-"""A user's datamodule as inner Trainers see it: one client's examples, or the server's set."""
+"""Present a user's datamodule to inner Trainers: one client's examples, or the server's set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 
 
 class _View(LightningDataModule):
-    """Presents loaders to an inner Trainer, with the batch-transfer hooks of the user's datamodule."""
+    """Present loaders to an inner Trainer, with the batch-transfer hooks of the user's datamodule."""
 
     def __init__(self, base: LightningDataModule) -> None:
         super().__init__()
@@ -23,21 +23,21 @@ class _View(LightningDataModule):
                 vars(self)[hook] = getattr(base, hook)
 
     def __getattr__(self, name: str) -> Any:
-        """What a module reads from ``self.trainer.datamodule`` is the user's."""
+        """Return the user's attribute, which a module may read from ``self.trainer.datamodule``."""
         return from_base(self, "_base", name)
 
     def setup(self, stage: str) -> None:
-        """The user's hooks see the Trainer that runs: the inner one."""
+        """Give the user's hooks the Trainer that runs: the inner one."""
         self._outer_trainer, self._base.trainer = self._base.trainer, self.trainer
         self._inside = True
 
     def teardown(self, stage: str) -> None:
-        """Hand the outer Trainer back."""
+        """Restore the outer Trainer."""
         if self._inside:
             self._base.trainer, self._inside = self._outer_trainer, False
 
     def on_exception(self, exception: BaseException) -> None:
-        """Hand the outer Trainer back: Lightning calls no ``teardown`` after an error."""
+        """Restore the outer Trainer: Lightning calls no ``teardown`` after an error."""
         self.teardown("")
 
 
@@ -48,15 +48,15 @@ class _ClientView(_View):
 
 
 class TrainingView(_ClientView):
-    """One client's examples to train on."""
+    """Serve one client's examples to train on."""
 
     def train_dataloader(self) -> Any:
-        """One client's examples."""
+        """Return one client's examples."""
         return self._loader
 
 
 class ServerView(_View):
-    """The server's validation set, not split over ranks; made once, so that its workers stay."""
+    """Serve the server's validation set, not split over ranks; created once, so that its workers are kept."""
 
     def __init__(self, base: LightningDataModule, make: Callable[[], Any]) -> None:
         super().__init__(base)
@@ -64,22 +64,22 @@ class ServerView(_View):
         self._made: Any = None
 
     def val_dataloader(self) -> Any:
-        """The server's validation set."""
+        """Return the server's validation set."""
         if self._made is None:
             self._made = self._make()
         return self._made
 
 
 class EvaluationView(_ClientView):
-    """A part of one client's examples to evaluate on."""
+    """Serve a part of one client's examples to evaluate on."""
 
     def val_dataloader(self) -> Any:
-        """A part of one client's examples, in order."""
+        """Return a part of one client's examples, in order."""
         return self._loader
 
 
 def from_base(view: LightningDataModule, base: str, name: str) -> Any:
-    """An attribute of what a view looks at."""
+    """Return an attribute of the datamodule behind a view."""
     if base not in vars(view) or name.startswith("__"):
         raise AttributeError(f"'{type(view).__name__}' object has no attribute '{name}'")
     return getattr(vars(view)[base], name)

@@ -1,4 +1,4 @@
-"""Pure functions and small value classes on tensors: no Lightning, no I/O."""
+"""Provide pure functions and small value classes on tensors, without Lightning or I/O."""
 
 from fl_lightning.functional.cells import Microscope, annotate, density_image, dot_centres, draw_cells, place_cells
 from fl_lightning.functional.class_weights import f1_class_weights, weighted_cross_entropy

@@ -1,4 +1,4 @@
-"""Simulated fluorescence images of cells, dots on them, and the density whose sum is the count (Lempitsky & Zisserman 2010)."""
+"""Simulate fluorescence images of cells, their dots, and the density that sums to the count (Lempitsky & Zisserman 2010)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 _TRIES = 30
-"""Places that are drawn for a cell before the least crowded of them is taken."""
+"""The number of places drawn for a cell before the least crowded one is taken."""
 
 
 @dataclass(frozen=True)
 class Microscope:
-    """How cells look in an image; intensities are shares of the camera's full scale.
+    """Describe how cells look in an image; intensities are shares of the camera's full scale.
 
     Args:
-        radius: of a cell in pixels, > 0: the median, and that of a circle of the same area.
-        radius_spread: standard deviation of the logarithm of the radius, >= 0, cut off at three.
-        elongation: the longer half-axis over the shorter is uniform between 1 and 1 + elongation, >= 0.
-        spacing: smallest distance between the centres of two cells, in radii, >= 0; 2 keeps cells of the median size apart.
-        brightness: mean intensity of a cell above the background, in [0, 1].
-        brightness_spread: a cell's own is uniform within this share around the mean, in [0, 1].
-        softness: width of a cell's edge, as a share of its half-axes, > 0.
-        background: intensity without cells, in [0, 1].
-        gradient: by how much the background rises from the middle to an edge, in a random direction, in [0, 1].
-        blur: standard deviation of the Gaussian point spread function in pixels, >= 0; more is further out of focus.
-        noise: standard deviation of the shot noise at full scale, >= 0; at the intensity v it is noise * sqrt(v).
-        read_noise: standard deviation of the camera's own noise, the same everywhere, >= 0.
+        radius: the median radius of a cell in pixels, > 0, that of a circle of the same area.
+        radius_spread: the standard deviation of the logarithm of the radius, >= 0, truncated at three.
+        elongation: >= 0; the ratio of the longer half-axis to the shorter is uniform between 1 and 1 + elongation.
+        spacing: the smallest distance between the centres of two cells, in radii, >= 0; 2 separates cells of the median size.
+        brightness: the mean intensity of a cell above the background, in [0, 1].
+        brightness_spread: a cell's own brightness is uniform within this share around the mean, in [0, 1].
+        softness: the width of a cell's edge, as a share of its half-axes, > 0.
+        background: the intensity without cells, in [0, 1].
+        gradient: how much the background rises from the middle to an edge, in a random direction, in [0, 1].
+        blur: the standard deviation of the Gaussian point spread function in pixels, >= 0; more is further out of focus.
+        noise: the standard deviation of the shot noise at full scale, >= 0; at the intensity v it is noise * sqrt(v).
+        read_noise: the standard deviation of the camera's own noise, the same everywhere, >= 0.
     """
 
     radius: float = 3.0
@@ -46,17 +46,17 @@ class Microscope:
 
 
 def place_cells(count: int, height: int, width: int, distance: float, generator: torch.Generator) -> Tensor:
-    """Draw centres one after another, uniform over the image, none nearer than a distance to those before it.
+    """Draw centres one after another, uniform over the image and at least a distance away from earlier centres.
 
-    A cell that finds no such place in 30 draws takes the one of them that is furthest from its nearest neighbour: a crowded
-    image has more overlap, never fewer cells.
+    If a cell finds no such place in 30 draws, it takes the one furthest from its nearest neighbour. A crowded image
+    therefore has more overlap, never fewer cells.
 
     Args:
-        count: n, >= 0.
-        height: of the image in pixels.
-        width: of the image in pixels.
-        distance: in pixels, >= 0.
-        generator: draws them.
+        count: the number of cells n, >= 0.
+        height: the height of the image in pixels.
+        width: the width of the image in pixels.
+        distance: the smallest distance in pixels, >= 0.
+        generator: draws the centres.
 
     Returns:
         Centres (x, y) in pixels, x in [0, width - 1], y in [0, height - 1], float64, shape (n, 2). The centre of the first
@@ -75,18 +75,18 @@ def place_cells(count: int, height: int, width: int, distance: float, generator:
 def draw_cells(
     count: int, height: int, width: int, microscope: Microscope, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One simulated fluorescence image, and where its cells are.
+    """Draw one simulated fluorescence image, and return it with the centres of its cells.
 
     Cells are ellipses with soft edges whose light adds up: with rho the distance from the centre in half-axes, brightness *
-    sigmoid((1 - rho) / softness). Their sum is convolved with the point spread function; background, shot noise (Poisson, of
-    1 / noise^2 photons at full scale) and read noise (Gaussian) are added, and the camera cuts off below 0 and above 1.
+    sigmoid((1 - rho) / softness). Their sum is convolved with the point spread function. Background, shot noise (Poisson, of
+    1 / noise^2 photons at full scale) and read noise (Gaussian) are added, and the camera clips below 0 and above 1.
 
     Args:
-        count: of the cells, n, >= 0.
-        height: of the image in pixels.
-        width: of the image in pixels.
-        microscope: how they look.
-        generator: draws everything.
+        count: the number of cells n, >= 0.
+        height: the height of the image in pixels.
+        width: the width of the image in pixels.
+        microscope: how the cells look.
+        generator: draws all random numbers.
 
     Returns:
         The image in [0, 1], float32, shape (height, width), and the centres (x, y) of :func:`place_cells`, shape (n, 2).
@@ -106,13 +106,13 @@ def draw_cells(
 
 
 def _light(dots: Tensor, height: int, width: int, microscope: Microscope, generator: torch.Generator) -> tuple[Tensor, int]:
-    """What cells shine, with a margin around the image that holds whole cells, and the margin in pixels."""
+    """Return the cells' light, with a margin around the image that holds whole cells, and the margin in pixels."""
     spread, stretch, turn, shine = torch.rand(4, len(dots), generator=generator, dtype=torch.float64)
     normal = torch.special.ndtri(spread).clamp(-3, 3)
     radius = microscope.radius * torch.exp(microscope.radius_spread * normal)
     ratio = torch.sqrt(1 + microscope.elongation * stretch)
     own = microscope.brightness * (1 + microscope.brightness_spread * (2 * shine - 1))
-    reach = 1 + 8 * microscope.softness  # in half-axes: beyond, less than 1/2000 of the light
+    reach = 1 + 8 * microscope.softness  # in half-axes: beyond it lies less than 1/2000 of the light
     half = math.ceil(reach * float((radius * ratio).max())) + 1 if len(dots) else 0
     steps, nearest = torch.arange(-half, half + 1), dots.round().long()
     places = nearest[:, :, None] + steps
@@ -129,7 +129,7 @@ def _light(dots: Tensor, height: int, width: int, microscope: Microscope, genera
 
 
 def _point_spread(size: int, margin: int, sigma: float) -> Tensor:
-    """The matrix that blurs a line of ``size + 2 * margin`` pixels and cuts the margin off."""
+    """Return the matrix that blurs a line of ``size + 2 * margin`` pixels and cuts the margin off."""
     away = torch.arange(size + 2 * margin, dtype=torch.float64) - margin - torch.arange(size, dtype=torch.float64)[:, None]
     if sigma == 0:
         return (away == 0).double()
@@ -138,16 +138,16 @@ def _point_spread(size: int, margin: int, sigma: float) -> Tensor:
 
 
 def density_image(dots: Tensor, height: int, width: int, sigma: float) -> Tensor:
-    """The image whose sum is the number of dots: each one a Gaussian of mass 1 within the image.
+    """Return an image that sums to the number of dots: each dot is a Gaussian of mass 1 within the image.
 
-    What a Gaussian at the border would lose outside is spread over its part inside, so that the sum is the number of dots up
-    to rounding, wherever they are.
+    The mass that a Gaussian at the border would lose outside is spread over its part inside. The sum therefore equals the
+    number of dots up to rounding, wherever they are.
 
     Args:
-        dots: (x, y) in pixels, shape (n, 2); (0, 0) is the centre of the first pixel.
-        height: of the image in pixels.
-        width: of the image in pixels.
-        sigma: standard deviation of a dot in pixels, > 0.
+        dots: the dots (x, y) in pixels, shape (n, 2); (0, 0) is the centre of the first pixel.
+        height: the height of the image in pixels.
+        width: the width of the image in pixels.
+        sigma: the standard deviation of a dot in pixels, > 0.
 
     Returns:
         Cells per pixel, float32, shape (height, width).
@@ -157,7 +157,7 @@ def density_image(dots: Tensor, height: int, width: int, sigma: float) -> Tensor
 
 
 def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
-    """Of each dot along one axis, with the sum 1, shape (n, size)."""
+    """Return the profile of each dot along one axis, which sums to 1, shape (n, size)."""
     away = torch.arange(size, dtype=torch.float64) - centres.double()[:, None]
     return torch.softmax(-((away / sigma) ** 2) / 2, dim=1)
 
@@ -165,19 +165,19 @@ def _profile(centres: Tensor, size: int, sigma: float) -> Tensor:
 def annotate(
     dots: Tensor, height: int, width: int, missed: float, spurious: float, displaced: float, generator: torch.Generator
 ) -> Tensor:
-    """The dots that a careless annotator sets.
+    """Return the dots that a careless annotator sets.
 
     Args:
-        dots: the true ones (x, y) in pixels, shape (n, 2).
-        height: of the image in pixels.
-        width: of the image in pixels.
-        missed: probability that a cell gets no dot, in [0, 1].
-        spurious: probability of a false dot for each cell, in [0, 1], anywhere in the image.
-        displaced: standard deviation in pixels, >= 0, by which dots lie beside their cell, to each side.
-        generator: draws all of it.
+        dots: the true dots (x, y) in pixels, shape (n, 2).
+        height: the height of the image in pixels.
+        width: the width of the image in pixels.
+        missed: the probability that a cell gets no dot, in [0, 1].
+        spurious: the probability of a false dot for each cell, in [0, 1], anywhere in the image.
+        displaced: the standard deviation of a dot's displacement from its cell along each axis, in pixels, >= 0.
+        generator: draws all random numbers.
 
     Returns:
-        Dots within the image, float64, shape (m, 2): those that are left, then false ones.
+        Dots within the image, float64, shape (m, 2): the remaining true ones, then false ones.
     """
     found, false = torch.rand(2, len(dots), generator=generator, dtype=torch.float64)
     extent = torch.tensor([width - 1, height - 1], dtype=torch.float64)
@@ -188,10 +188,10 @@ def annotate(
 
 
 def dot_centres(mask: Tensor) -> Tensor:
-    """The middle of each group of pixels that touch, by an edge or a corner.
+    """Return the middle of each group of pixels that touch, by an edge or a corner.
 
     Args:
-        mask: what belongs to a dot, bool, shape (H, W).
+        mask: the pixels that belong to dots, bool, shape (H, W).
 
     Returns:
         (x, y) of each group's mean, float64, shape (n, 2), from the top down.
@@ -203,7 +203,7 @@ def dot_centres(mask: Tensor) -> Tensor:
             continue
         left.remove(first)
         group = [first]
-        for y, x in group:  # grows while it is gone through
+        for y, x in group:  # the list grows while it is traversed
             near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
             left -= near
             group += near

@@ -1,4 +1,4 @@
-"""Class weights of AdaFed's adaptive loss (AdaFed, section 3.1)."""
+"""Compute the class weights of AdaFed's adaptive loss (AdaFed, section 3.1)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 
 def f1_class_weights(f1: Tensor, epsilon: float = 0.1) -> Tensor:
-    """kappa_c = 1 / (F1_c + epsilon) (AdaFed, section 3.1; epsilon = 0.1 in its Simulation 2).
+    """Return kappa_c = 1 / (F1_c + epsilon) (AdaFed, section 3.1; epsilon = 0.1 in its Simulation 2).
 
     Args:
-        f1: F1 score of each class in [0, 1], shape (C,). NaN, a class that the server's set does not hold, gives 1.
+        f1: the F1 score of each class in [0, 1], shape (C,). NaN, for a class missing from the server's set, gives 1.
         epsilon: limits the weight of a class that is never recognised to 1 / epsilon; in (0, 1).
 
     Returns:
@@ -24,14 +24,14 @@ def f1_class_weights(f1: Tensor, epsilon: float = 0.1) -> Tensor:
 
 
 def weighted_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy with class weights, divided by the number of samples M (AdaFed, eq. 2).
+    """Return cross-entropy with class weights, divided by the number of samples M (AdaFed, eq. 2).
 
-    ``torch.nn.CrossEntropyLoss(weight=...)`` divides by the sum of the weights of the batch instead: another loss.
+    ``torch.nn.CrossEntropyLoss(weight=...)`` is a different loss: it divides by the sum of the batch's weights.
 
     Args:
-        logits: unnormalised scores, shape (M, C) or (M, C, ...).
-        target: class indices, shape (M,) or (M, ...).
-        weight: kappa, shape (C,).
+        logits: the unnormalised scores, shape (M, C) or (M, C, ...).
+        target: the class indices, shape (M,) or (M, ...).
+        weight: the class weights kappa, shape (C,).
 
     Returns:
         The loss, a scalar.

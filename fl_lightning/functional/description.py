@@ -1,4 +1,4 @@
-"""Settings as plain values, so that a checkpoint can hold them and another run compare its own."""
+"""Describe settings as plain values, so that a checkpoint can hold them and another run can compare its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmetrics import Metric
 from fl_lightning.functional.digest import digest
 
 CLASS, BASE = "class", "base"
-"""Keys of a described object: its qualified name; and of a user's subclass, the class of this package it derives from."""
+"""Keys of a described object: its qualified name, and for a user's subclass the class of this package it derives from."""
 
 _NOTHING = object()
 _DEPTH, _LONG = 4, 64
@@ -33,11 +33,11 @@ _WITHOUT_EFFECT = {
     "trainer",
     *("compute_on_cpu", "compute_with_cache", "dist_sync_on_step", "process_group", "sync_on_compute", "validate_args"),
 }
-"""Public attributes of Lightning's and torchmetrics' base classes that change no result."""
+"""Public attributes of Lightning's and torchmetrics' base classes that do not affect results."""
 
 
 def qualified_name(kind: Any) -> str:
-    """The name of a class or function with its module; the script that runs counts as the module of its file's name."""
+    """Return the name of a class or function with its module; a running script counts as the module of its file's name."""
     module = kind.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -47,22 +47,22 @@ def qualified_name(kind: Any) -> str:
 
 
 def own_class(kind: type) -> type | None:
-    """The class itself if this package defines it, else the nearest of its bases that this package defines."""
+    """Return the class itself if this package defines it, otherwise the nearest base that this package defines."""
     return next((base for base in kind.__mro__ if base.__module__.startswith("fl_lightning.")), None)
 
 
 class Describer:
-    """Turns values into None, bool, int, float, str, and lists and dictionaries of these.
+    """Turn values into None, bool, int, float, str, and lists and dictionaries of these.
 
-    Objects of this package's classes become their constructor's arguments, which they keep under the same name. Objects of
+    Objects of this package's classes become their constructor's arguments, which they keep under the same names. Objects of
     other classes become their public plain attributes and digests of their tensors. A module adds its hyperparameters and
-    its submodules. Paths are left out: what lies there is compared where it is data.
+    its submodules. Paths are left out; the contents of data files are compared as data.
 
     Args:
-        is_free: given a class of this package and an argument, whether the argument is left out.
+        is_free: given a class of this package and an argument, returns whether to leave out the argument.
 
     Attributes:
-        unseen: names of what cannot be described, such as lambdas.
+        unseen: the names of values that cannot be described, such as lambdas.
     """
 
     def __init__(self, is_free: Callable[[type, str], bool] = lambda kind, name: False) -> None:
@@ -74,9 +74,9 @@ class Describer:
         """Describe a value.
 
         Args:
-            value: anything.
+            value: any value.
             where: its name, for ``unseen``.
-            exact: keep 1 and 1.0 apart; otherwise whole numbers are the same in either type.
+            exact: whether to keep 1 and 1.0 apart; otherwise whole numbers are the same in either type.
         """
         found = self._describe(value, where, exact)
         return None if found is _NOTHING else found
@@ -156,7 +156,7 @@ class Describer:
         return node | self._each(given, where, lambda name: _tells_types_apart(arguments.get(name, "")))
 
     def _module(self, module: nn.Module, where: str) -> dict[str, Any]:
-        """Hyperparameters, public attributes, buffers that no checkpoint holds, and submodules."""
+        """Describe hyperparameters, public attributes, buffers that no checkpoint holds, and submodules."""
         states = set(module._defaults) if isinstance(module, Metric) else set()
         attributes = {
             name: value
@@ -174,7 +174,7 @@ class Describer:
 
 
 def constructor_arguments(kind: type) -> dict[str, str]:
-    """The arguments of a class and of its bases of this package: by name, the annotation as text."""
+    """Return the arguments of a class and of its bases of this package: by name, the annotation as text."""
     found: dict[str, str] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base) and (base is kind or base.__module__.startswith("fl_lightning.")):
@@ -206,7 +206,7 @@ def _is_path(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A hyperparameter if it is plain: the command line saves objects as the YAML that makes them, and Python as they are."""
+    """Return a hyperparameter if it is plain: the command line saves objects as YAML, and Python saves them as they are."""
     if isinstance(value, Mapping):
         items = {str(key): _plain(item) for key, item in value.items()}
         return _NOTHING if "class_path" in items or _NOTHING in items.values() else items
@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
 
 
 def _tells_types_apart(annotation: str) -> bool:
-    """Whether 1 and 1.0 mean different things: a number of clients, or all of them."""
+    """Return whether 1 and 1.0 mean different things: a number of clients, or all of them."""
     words = re.findall(r"\w+", annotation)
     return "int" in words and "float" in words
 

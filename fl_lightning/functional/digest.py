@@ -1,4 +1,4 @@
-"""Digests of what lies in memory: equal contents give equal digests in every process."""
+"""Compute digests of values in memory: equal contents give equal digests in every process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Digest:
-    """Collects contents and comes down to 16 hexadecimal digits (BLAKE2b).
+    """Collect contents and reduce them to 16 hexadecimal digits (BLAKE2b).
 
     >>> one, other = Digest(), Digest()
     >>> one.add([torch.arange(3), "a"]) and other.add([torch.arange(3), "b"])
@@ -25,10 +25,10 @@ class Digest:
         self._hash = hashlib.blake2b(digest_size=8)
 
     def add(self, value: Any) -> bool:
-        """Take a value in: tensors, arrays, images, plain values, and lists and dictionaries of them.
+        """Add a value: tensors, arrays, images, plain values, and lists and dictionaries of them.
 
         Returns:
-            Whether all of it could be read; what could not, counts by its type alone.
+            Whether all of it could be read. For an unreadable part, only the type counts.
         """
         if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
             self._tensor(value.detach())
@@ -52,11 +52,11 @@ class Digest:
         return True
 
     def text(self) -> str:
-        """The digest."""
+        """Return the digest."""
         return self._hash.hexdigest()
 
     def _all(self, values: Iterable[Any]) -> bool:
-        complete = [self.add(value) for value in values]  # all of them, also after one that cannot be read
+        complete = [self.add(value) for value in values]  # all of them, even after an unreadable one
         return all(complete)
 
     def _tensor(self, value: Tensor) -> None:
@@ -70,7 +70,7 @@ class Digest:
 
 
 def digest(value: Any) -> str:
-    """The digest of one value."""
+    """Return the digest of one value."""
     collected = Digest()
     collected.add(value)
     return collected.text()

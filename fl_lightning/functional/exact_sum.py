@@ -1,9 +1,9 @@
-"""Sums of floating-point tensors in which the order cannot matter.
+"""Sum floating-point tensors so that the order does not matter.
 
-Floating-point addition is not associative: the same clients spread over another number of ranks would give other
+Floating-point addition is not associative: distributing the same clients over another number of ranks would change the
 last bits. Each summand is therefore rounded once to a grid, the multiples of ``2**-fraction``, and the multiples are
-added as integers, which is exact. One int64 holds a number as long as it has room. Where it does not, a second one takes
-the carries: ``x = (high * 2**48 + low) * 2**-fraction``. Carries change no value, so it cannot matter when they are made.
+added as integers, which is exact. One int64 holds a number as long as it has room. When it runs out, a second one takes
+the carries: ``x = (high * 2**48 + low) * 2**-fraction``. Carries change no value, so their timing does not matter.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor
 from fl_lightning.errors import ClientError
 
 FRACTION = 62
-"""The grid where no coarser one is known to do: it resolves 2**-62, about 2e-19, and takes two integers a number."""
+"""The grid to use if no coarser one is known to suffice: it resolves 2**-62, about 2e-19, with two integers a number."""
 
 _LIMIT = 2.0**42
-"""Largest sum of absolute values: of FRACTION its high integers then have 56 bits, which leaves room for 64 ranks."""
+"""Largest sum of absolute values: at FRACTION, its high integers then have 56 bits, which leaves room for 64 ranks."""
 _SPLIT = 48
 _ROOM = 2.0**61
-"""What the low integers may add up to, on all ranks together."""
+"""Upper limit of the sum of the low integers, on all ranks together."""
 _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
 _QUICK = 2.0**51
-"""Adding _MAGIC rounds a double below it to an integer, and leaves that integer in the low bits."""
+"""Adding _MAGIC rounds a double below this to an integer, and leaves that integer in the low bits."""
 _BLOCK = 2**16
-"""Numbers that are summed at once: what comes in between stays in the processor's cache."""
+"""The number of elements summed at once, so that intermediate results stay in the processor's cache."""
 
 _TOO_LARGE = (
     "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed exactly. Lower the "
@@ -35,12 +35,12 @@ _TOO_LARGE = (
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """A tensor in float64; on the CPU where its device has none (Apple's GPUs)."""
+    """Return a tensor in float64, on the CPU if its device does not support float64 (Apple's GPUs)."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def magnitude(values: Tensor) -> float:
-    """The largest absolute value, 0 of an empty tensor; NaN where one is NaN."""
+    """Return the largest absolute value, 0 for an empty tensor, NaN if any value is NaN."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
@@ -48,21 +48,21 @@ def magnitude(values: Tensor) -> float:
 
 
 class ExactSum:
-    """A running sum of weighted tensors, independent of order and of the number of ranks, of any number of summands.
+    """Keep a running sum of weighted tensors that does not depend on the order or the number of summands or ranks.
 
     Args:
-        size: d.
-        device: where the sum is kept.
-        fraction: each summand, a float64 product, is rounded to a multiple of ``2**-fraction``, at most 62. One int64 a number
-            does while the summands are below ``2**(51 - fraction)`` and their sum below ``2**(61 - fraction)``. None stands
-            for 62 with two from the start.
+        size: the length d.
+        device: the device of the sum.
+        fraction: rounds each summand, a float64 product, to a multiple of ``2**-fraction``, at most 62. One int64 a number is
+            enough while the summands are below ``2**(51 - fraction)`` and their sum below ``2**(61 - fraction)``. None means
+            62 with two integers from the start.
         low: the memory to use, int64, shape (d,), zeros; allocated by default.
 
     Attributes:
-        low: int64, shape (d,).
-        high: int64, shape (d,), or None as long as ``low`` has room.
-        bound: what the largest element could have reached, the sum of the summands' largest absolute values.
-        masked: whether the integers are masked, numbers modulo 2**64, of which no carry can be taken.
+        low: the low integers, int64, shape (d,).
+        high: the high integers, int64, shape (d,), or None as long as ``low`` has room.
+        bound: the largest value an element could have reached, the sum of the summands' largest absolute values.
+        masked: whether the integers are masked, i.e. numbers modulo 2**64, from which carries cannot be taken.
     """
 
     def __init__(
@@ -74,18 +74,18 @@ class ExactSum:
         self.bound = 0.0
         self.masked = False
         self.load = 0.0
-        """What the largest of ``low`` could have reached."""
+        """The largest value that ``low`` could have reached."""
         self._biases = 0
-        """How often _MAGIC_BITS has yet to be subtracted from ``low``, modulo 2**64: once at the end is enough."""
+        """How often _MAGIC_BITS must still be subtracted from ``low``, modulo 2**64; once at the end is enough."""
 
     def admit(self, largest: float) -> None:
-        """Refuse a summand before anything is added.
+        """Reject a summand before anything is added.
 
         Args:
             largest: its largest absolute value, weighted.
 
         Raises:
-            ClientError: if it is not finite, the sum could leave the representable range, 2**42, or masked integers could.
+            ClientError: if it is not finite, or if the sum could exceed 2**42 or masked integers could leave their range.
         """
         if not self.bound + largest < _LIMIT:  # NaN is not below it either
             raise ClientError(_TOO_LARGE)
@@ -96,12 +96,12 @@ class ExactSum:
         """Add ``weight * values``.
 
         Args:
-            values: shape (d,), any floating dtype, finite.
-            weight: finite factor; the product is taken in float64.
-            largest: of the absolute values, where it is known.
+            values: the summand, shape (d,), any floating dtype, finite.
+            weight: a finite factor; the product is taken in float64.
+            largest: the largest absolute value, if it is known.
 
         Raises:
-            ClientError: as :meth:`admit` does; the sum is as it was.
+            ClientError: as :meth:`admit` does; the sum is unchanged.
         """
         reach = (magnitude(values) if largest is None else largest) * abs(weight)
         self.admit(reach)
@@ -151,10 +151,10 @@ class ExactSum:
             self._carry()
 
     def value(self, out: Tensor | None = None) -> Tensor:
-        """The sum, float64, shape (d,), correctly rounded up to 2**53 times 2**(48 - fraction).
+        """Return the sum, float64, shape (d,), correctly rounded up to 2**53 times 2**(48 - fraction).
 
         Args:
-            out: where to put it; the memory of ``low`` does, which ends the sum. By default the sum goes on.
+            out: the output memory; it may be the memory of ``low``, which ends the sum. By default the sum can continue.
         """
         if self.high is not None and not self.masked:
             self._carry()
@@ -171,11 +171,11 @@ class ExactSum:
         return torch.split(vector, _BLOCK if vector.device.type == "cpu" else max(1, vector.numel()))
 
     def _weight_of(self, reach: float) -> float:
-        """What a summand can put into the low integers."""
+        """Return the most that a summand can add to the low integers."""
         return min(reach * 2.0**self.fraction + 1.0, 2.0 ** (_SPLIT - 1) if self.high is not None else float("inf"))
 
     def _make_room(self, load: float, high: bool) -> None:
-        """Carry where the low integers could overflow, or a summand is too large for them."""
+        """Carry if the low integers could overflow, or if a summand is too large for them."""
         if not self.masked and ((high and self.high is None) or self.load + load > _ROOM):
             self._carry()
             load = min(load, 2.0 ** (_SPLIT - 1))
@@ -204,7 +204,7 @@ class ExactSum:
 
 
 def _as_int64(biases: int) -> int:
-    """So many _MAGIC_BITS modulo 2**64, as a signed number."""
+    """Return this many _MAGIC_BITS modulo 2**64, as a signed number."""
     return (biases * _MAGIC_BITS + 2**63) % 2**64 - 2**63
 
 

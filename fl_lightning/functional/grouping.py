@@ -1,4 +1,4 @@
-"""Groups of clients whose labels together are nearest to uniform (Astraea; survey, section III-C)."""
+"""Form groups of clients whose labels together are nearest to uniform (Astraea; survey, section III-C)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def divergence_from_uniform(counts: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of label distributions from the uniform one, in nats, in [0, log C].
+    """Return the Kullback-Leibler divergence of label distributions from the uniform one, in nats, in [0, log C].
 
     Args:
-        counts: examples of each class, shape (..., C), each row with at least one.
+        counts: the examples of each class, shape (..., C), each row with at least one.
 
     Returns:
-        Shape (...).
+        The divergences, shape (...).
 
     >>> divergence_from_uniform(torch.tensor([[5, 5], [10, 0]])).tolist()
     [0.0, 0.6931471805599453]
@@ -24,14 +24,14 @@ def divergence_from_uniform(counts: Tensor) -> Tensor:
 
 
 def balanced_groups(counts: Tensor, size: int) -> list[list[int]]:
-    """Greedy groups: each starts empty and takes, again and again, the client that brings it nearest to uniform.
+    """Form groups greedily: each starts empty and repeatedly adds the client that brings it nearest to uniform.
 
     Args:
-        counts: label counts of each client, shape (K, C).
-        size: clients per group, >= 1; the last group may be smaller.
+        counts: the label counts of each client, shape (K, C).
+        size: the number of clients per group, >= 1; the last group may be smaller.
 
     Returns:
-        Groups of positions 0 .. K - 1, in the order of joining; everyone exactly once. Ties go to the lower position.
+        Groups of positions 0 .. K - 1, in the order of joining; each position occurs once. Ties go to the lower position.
     """
     left = list(range(len(counts)))
     groups: list[list[int]] = []

@@ -1,6 +1,6 @@
-"""Random numbers that only the holder of a secret key can repeat: SHAKE-256 in place of torch's generators.
+"""Generate random numbers that only the holder of a secret key can repeat: SHAKE-256 in place of torch's generators.
 
-torch's CPU generator takes 32 bits of a seed, so that its whole output can be found by trying all of them.
+torch's CPU generator uses only 32 bits of a seed, so trying all of them reveals its whole output.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 
 KEY_BYTES = 32
 _BLOCK = 2**16
-"""Words of 64 bits that are hashed at once: 512 KiB, which stay in the cache."""
+"""Words of 64 bits that are hashed at once: 512 KiB, which fit into the cache."""
 
 
 class SecretKey:
-    """A key of 32 bytes, and the streams of random numbers that it gives. It cannot be pickled, so no checkpoint holds it.
+    """Hold a key of 32 bytes and generate its streams of random numbers. It cannot be pickled, so no checkpoint holds it.
 
     Args:
-        key: 32 bytes.
+        key: the 32 bytes.
 
     Raises:
-        ValueError: for a key of another length.
+        ValueError: if the key has a different length.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -42,7 +42,7 @@ class SecretKey:
 
     @classmethod
     def from_seed(cls, *seeds: int) -> SecretKey:
-        """Return the key of seeds: anyone who knows them knows the key."""
+        """Return the key derived from seeds: anyone who knows the seeds knows the key."""
         return cls(hashlib.shake_256(encode("noise seed", *seeds)).digest(KEY_BYTES))
 
     def reveal(self) -> bytes:
@@ -50,14 +50,14 @@ class SecretKey:
         return self._key
 
     def stream(self, purpose: str, round_idx: int, client: int = -1, step: int = 0, attempt: int = 0) -> KeyedStream:
-        """Return the random numbers for one purpose; every other combination of arguments gives independent ones.
+        """Return the random numbers for one purpose, independent of those for any other combination of arguments.
 
         Args:
-            purpose: what the numbers are for.
-            round_idx: from 0.
-            client: its id, or -1 for the server.
-            step: of the client's training, from 0.
-            attempt: of the client in this round, from 0.
+            purpose: the purpose of the numbers.
+            round_idx: the round, from 0.
+            client: the client's id, or -1 for the server.
+            step: the step of the client's training, from 0.
+            attempt: the client's attempt in this round, from 0.
         """
         return KeyedStream(self._key, round_idx, client, step, attempt, purpose)
 
@@ -75,15 +75,15 @@ class SecretKey:
 
 
 class KeyedStream:
-    """Random numbers from SHAKE-256 of a key and of what they are for; each call gives new ones.
+    """Generate random numbers from SHAKE-256 of a key and of their purpose; each call returns new ones.
 
     Block b of call c holds the words of 64 bits (little endian) of ``SHAKE-256(encode(key, *fields) || c || b)``, with c and b
     in 8 bytes, big endian. SHAKE-256 with the key in front is a pseudorandom function (Bertoni et al. 2011, Cryptographic
     sponge functions, section 5.11), as KMAC (NIST SP 800-185) is.
 
     Args:
-        key: secret bytes.
-        fields: what the numbers are for.
+        key: the secret bytes.
+        fields: the purpose of the numbers.
     """
 
     def __init__(self, key: bytes, *fields: int | str) -> None:
@@ -91,18 +91,18 @@ class KeyedStream:
         self._calls = 0
 
     def uniforms(self, count: int) -> Tensor:
-        """Return numbers of [0, 1) in steps of 2^-53, float64, shape (count,)."""
+        """Return numbers in [0, 1) in steps of 2^-53, float64, shape (count,)."""
         drawn = np.empty(count)
         for start, words in self._blocks(count):
             drawn[start : start + len(words)] = (words >> 11) * 2.0**-53
         return torch.from_numpy(drawn)
 
     def normals(self, count: int) -> Tensor:
-        """Return standard normal numbers by Box and Muller (1958), float64, shape (count,); at most 8.6 in size."""
+        """Return standard normal numbers by Box and Muller (1958), float64, shape (count,); at most 8.6 in absolute value."""
         drawn = np.empty(count + count % 2)
         for start, words in self._blocks(len(drawn)):
             radii, angles = np.split((words >> 11).astype(np.float64), 2)
-            radii = np.sqrt(-2 * np.log((radii + 1) * 2.0**-53))  # of (0, 1]: the logarithm is finite
+            radii = np.sqrt(-2 * np.log((radii + 1) * 2.0**-53))  # from (0, 1]: the logarithm is finite
             angles *= 2 * math.pi * 2.0**-53
             half = start + len(radii)
             drawn[start:half] = radii * np.cos(angles)
@@ -110,7 +110,7 @@ class KeyedStream:
         return torch.from_numpy(drawn[:count])
 
     def permutation(self, count: int) -> list[int]:
-        """Return 0 .. count - 1 in random order; two equal words of 64 bits, which would favour an order, do not occur."""
+        """Return 0 .. count - 1 in random order. Two equal words of 64 bits, which would favour an order, do not occur."""
         words = np.concatenate([words for _, words in self._blocks(count)]) if count else np.empty(0)
         order: list[int] = np.argsort(words, kind="stable").tolist()
         return order
@@ -130,7 +130,7 @@ class KeyedStream:
 
 
 def encode(*fields: bytes | int | str) -> bytes:
-    """Return fields as bytes, each with its type and length in front: no two lists of fields give the same.
+    """Return fields as bytes, each preceded by its type and length, so that different lists of fields never collide.
 
     >>> encode(1, "a").hex(" ")
     '69 00 00 00 00 00 00 00 01 31 73 00 00 00 00 00 00 00 01 61'

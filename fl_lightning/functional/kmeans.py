@@ -1,4 +1,4 @@
-"""Pieces of K-means: nearest centroids, sums of clusters, and first centroids by k-means++."""
+"""Provide the pieces of K-means: nearest centroids, sums of clusters, and first centroids by k-means++."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from fl_lightning.functional.exact_sum import wide
 
 
 def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each point, the first of equally near ones.
+    """Return the nearest centroid of each point, the first one in a tie.
 
     Args:
-        points: shape (n, D).
-        centroids: shape (K, D), of the same dtype.
+        points: the points, shape (n, D).
+        centroids: the centroids, shape (K, D), of the same dtype.
 
     Returns:
-        Its number, int64, shape (n,), and the Euclidean distance to it, shape (n,).
+        The centroid's number, int64, shape (n,), and the Euclidean distance to it, shape (n,).
     """
-    # Not by |x|^2 - 2xc + |c|^2: far from the origin the squares leave little of the difference.
+    # Not by |x|^2 - 2xc + |c|^2: far from the origin, the difference of the squares loses most digits.
     distances = torch.cdist(points, centroids, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = distances.argmin(dim=1)
     return nearest, distances.gather(1, nearest[:, None]).squeeze(1)
 
 
 def cluster_sums(points: Tensor, nearest: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
-    """The sum and the number of the points of each cluster.
+    """Return the sum and the number of the points of each cluster.
 
     Args:
-        points: shape (n, D).
-        nearest: the cluster of each, int64, shape (n,).
-        num_clusters: K.
+        points: the points, shape (n, D).
+        nearest: the cluster of each point, int64, shape (n,).
+        num_clusters: the number of clusters K.
 
     Returns:
-        Sums, float64, shape (K, D), and numbers, float64, shape (K,).
+        Sums, float64, shape (K, D), and counts, float64, shape (K,).
     """
-    members = wide(F.one_hot(nearest, num_clusters))  # as a product: the same bits each time, also on a GPU
+    members = wide(F.one_hot(nearest, num_clusters))  # as a product: bitwise reproducible, also on a GPU
     return members.T @ wide(points), members.sum(dim=0)
 
 
 def kmeans_plus_plus(points: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """First centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
+    """Draw the first centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
 
-    The first is a point at random, each next one a point with a probability in proportion to its squared distance from
-    the nearest centroid so far.
+    The first centroid is a random point. Each further one is a point drawn with a probability proportional to its squared
+    distance from the nearest centroid so far.
 
     Args:
-        points: shape (n, D), n at least 1 and below 2**24.
-        num_clusters: K, at least 1.
-        generator: on the CPU.
+        points: the points, shape (n, D), n at least 1 and below 2**24.
+        num_clusters: the number of clusters K, at least 1.
+        generator: a generator on the CPU.
 
     Returns:
-        Shape (K, D), float64, on the CPU.
+        The centroids, shape (K, D), float64, on the CPU.
 
     Raises:
         DataError: if fewer than K of the points differ.

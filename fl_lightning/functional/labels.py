@@ -1,4 +1,4 @@
-"""What is done to a client's labels: errors for attackers, repeats of rare classes."""
+"""Change a client's labels: errors for attackers, repeats of rare classes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 def wrong_labels(labels: Tensor, share: float, num_classes: int, generator: torch.Generator) -> Tensor:
-    """Labels of which a share is wrong: replaced by another class, drawn uniformly (AdaFed, Simulation 3).
+    """Replace a share of the labels by another class, drawn uniformly (AdaFed, Simulation 3).
 
     Args:
-        labels: shape (n,).
-        share: in [0, 1]; round(share * n) labels become wrong, none by chance right.
-        num_classes: C, at least 2.
-        generator: draws which and into what.
+        labels: the labels, shape (n,).
+        share: the share, in [0, 1]; round(share * n) labels change, and all of these are wrong.
+        num_classes: the number of classes C, at least 2.
+        generator: draws which labels change, and to which class.
 
     Returns:
-        Shape (n,).
+        The new labels, shape (n,).
     """
     size = labels.numel()
     chosen = torch.randperm(size, generator=generator)[: round(share * size)]
@@ -27,22 +27,22 @@ def wrong_labels(labels: Tensor, share: float, num_classes: int, generator: torc
 
 
 def client_label_counts(owners: Tensor, labels: Tensor, num_clients: int, num_classes: int) -> Tensor:
-    """Examples of each class of each client, int64, shape (K, C).
+    """Return the examples of each class of each client, int64, shape (K, C).
 
     Args:
         owners: the client of each example, shape (m,).
         labels: the class of each example, shape (m,).
-        num_clients: K.
-        num_classes: C.
+        num_clients: the number of clients K.
+        num_classes: the number of classes C.
     """
     return torch.bincount(owners * num_classes + labels, minlength=num_clients * num_classes).view(num_clients, num_classes)
 
 
 def earth_movers_distance(counts: Tensor) -> Tensor:
-    """How far each client's classes are from the whole's: sum_c |p_k(c) - p(c)| (Zhao et al. 2018; survey, section III-C).
+    """Return each client's distance from the overall classes: sum_c |p_k(c) - p(c)| (Zhao et al. 2018; survey, section III-C).
 
     Args:
-        counts: examples of each class of each client, shape (K, C).
+        counts: the examples of each class of each client, shape (K, C).
 
     Returns:
         Float64, shape (K,), from 0 (the same distribution) to 2 (no class in common).
@@ -53,15 +53,15 @@ def earth_movers_distance(counts: Tensor) -> Tensor:
 
 
 def repeats(labels: Tensor, wanted: Tensor, generator: torch.Generator) -> Tensor:
-    """Which examples to repeat so that no class falls short (label averaging; Fed-Cyclic thesis, Algorithm 3).
+    """Choose examples to repeat so that no class falls short (label averaging; Fed-Cyclic thesis, Algorithm 3).
 
     Args:
-        labels: the client's, shape (n,).
-        wanted: examples wanted of each class, int64, shape (C,).
+        labels: the client's labels, shape (n,).
+        wanted: the wanted number of examples of each class, int64, shape (C,).
         generator: draws with replacement.
 
     Returns:
-        Positions 0 .. n - 1, int64. A class that the client does not have at all cannot be repeated: it is left.
+        Positions 0 .. n - 1, int64. A class without examples at the client cannot be repeated and is skipped.
     """
     counts = torch.bincount(labels, minlength=wanted.numel())
     drawn = [torch.zeros(0, dtype=torch.int64)]

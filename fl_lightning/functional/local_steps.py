@@ -1,4 +1,4 @@
-"""How local gradients enter a client's update: FedNova's ||a_k||, and SCAFFOLD's control variates."""
+"""Track how local gradients enter a client's update: FedNova's ||a_k||, and SCAFFOLD's control variates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fl_lightning.functional.exact_sum import wide
 from fl_lightning.functional.recycling import large_empty
 
 _BLOCK = 2**15
-"""Numbers that are worked on at once: they stay in the processor's cache."""
+"""The number of elements processed at once, so that they stay in the processor's cache."""
 
 
 @dataclass
 class StepCoefficients:
-    """Follows SGD step by step and adds up the coefficients of the local gradients (Wang et al. 2020, section 4).
+    """Follow SGD step by step and add up the coefficients of the local gradients (Wang et al. 2020, section 4).
 
-    With g_i the gradients, SGD of rate eta, momentum rho and a proximal term mu ends at ``w_t - eta * sum_i a_i g_i``.
-    The coefficients' sum follows from running the same recursion with every gradient set to 1 (torch's SGD, whose
-    momentum buffer starts as the first gradient): ``u <- rho u + 1 - eta mu A; A <- A + u``, from u = A = 0. It is tau for
-    plain SGD and ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` for momentum alone. Where the rate changes during
-    the round, steps count in proportion to the largest.
+    With gradients g_i, SGD of rate eta, momentum rho and a proximal term mu ends at ``w_t - eta * sum_i a_i g_i``. The sum of
+    the coefficients follows from running the same recursion with every gradient set to 1 (torch's SGD, whose momentum
+    buffer starts as the first gradient): ``u <- rho u + 1 - eta mu A; A <- A + u``, from u = A = 0. It is tau for plain SGD
+    and ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` for momentum alone. If the rate changes during the round,
+    steps count in proportion to the largest rate.
 
     Attributes:
         distance: the sum of the coefficients times the rates.
@@ -48,21 +48,21 @@ class StepCoefficients:
 
     @property
     def normalizer(self) -> float:
-        """||a_k||; 0 before the first step of a rate above 0."""
+        """Return ||a_k||; 0 before the first step of a rate above 0."""
         return self.distance / self._largest_rate if self._largest_rate else 0.0
 
 
 def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates: float) -> Tensor:
-    """c_k+ - c_k of SCAFFOLD, option II: (w_t - y) / (sum of the K rates) - c (Karimireddy et al. 2020, Algorithm 1).
+    """Return c_k+ - c_k of SCAFFOLD, option II: (w_t - y) / (sum of the K rates) - c (Karimireddy et al. 2020, Algorithm 1).
 
     Args:
         control: the server's c, shape (p,).
         start: the parameters before local training, one after another: p numbers in all.
-        end: those after it, y, shape (p,).
-        rates: the sum of the steps' learning rates, K * eta where it is constant.
+        end: the parameters y after it, shape (p,).
+        rates: the sum of the steps' learning rates, K * eta if the rate is constant.
 
     Returns:
-        Shape (p,), in the dtype and on the device of ``end``; 0 where no step moved the client.
+        The change, shape (p,), in the dtype and on the device of ``end``; 0 if no step moved the client.
     """
     if not rates:
         return torch.zeros_like(end)
@@ -76,14 +76,14 @@ def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates:
 
 
 def control_correction(control: Tensor, own: Tensor | None) -> Tensor:
-    """c - c_k, which SCAFFOLD adds to each step's gradients (Karimireddy et al. 2020, Algorithm 1).
+    """Return c - c_k, which SCAFFOLD adds to each step's gradients (Karimireddy et al. 2020, Algorithm 1).
 
     Args:
         control: the server's c, float64, shape (p,).
-        own: the client's c_k, shape (p,); None where it is 0.
+        own: the client's c_k, shape (p,); None if it is 0.
 
     Returns:
-        Shape (p,), in the dtype of c_k.
+        The correction, shape (p,), in the dtype of c_k.
     """
     if own is None:
         return control

@@ -1,4 +1,4 @@
-"""Whether more or less of a metric is better: one answer for every rule that compares by one."""
+"""Decide whether higher or lower values of a metric are better, in one place for every rule that compares by a metric."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _HIGHER = re.compile(
 
 
 def known_direction(metric: str | Metric) -> bool | None:
-    """Return whether higher is better, as far as the metric itself tells.
+    """Return whether higher is better, if the metric itself shows it.
 
     Args:
-        metric: a torchmetrics metric, which says it in ``higher_is_better``, or the name of a logged figure. A name tells by
-            its words: lower is better where one contains 'loss' or 'error' or is an abbreviation such as mae or rmse, higher
-            where one is an accuracy, f1, auroc, precision, recall or the like.
+        metric: a torchmetrics metric, which declares it in ``higher_is_better``, or the name of a logged figure. The words of
+            a name decide: lower is better if one contains 'loss' or 'error' or is an abbreviation such as mae or rmse; higher
+            is better if one is an accuracy, f1, auroc, precision, recall or similar.
 
     Returns:
-        None where the metric does not say, or the name says nothing or both.
+        None if the metric does not declare it, or if the name suggests neither or both.
     """
     if isinstance(metric, Metric):
         return metric.higher_is_better
@@ -39,15 +39,15 @@ def known_direction(metric: str | Metric) -> bool | None:
 
 
 def higher_is_better(metric: str | Metric, mode: Mode | None, setting: str) -> bool:
-    """Return whether higher is better: as ``mode`` says, otherwise as the metric does.
+    """Return whether higher is better, by ``mode`` if it is set and otherwise by the metric.
 
     Args:
         metric: see :func:`known_direction`.
-        mode: ``max`` or ``min``; None to ask the metric.
+        mode: ``max`` or ``min``; None to use the metric's direction.
         setting: the name of ``mode``, as the user types it.
 
     Raises:
-        ConfigurationError: if the mode is neither, or is None and the metric does not say.
+        ConfigurationError: if the mode is neither, or is None and the metric's direction is unknown.
     """
     require(mode in ("max", "min", None), setting, "max, min or null", mode)
     if mode is not None:

@@ -1,4 +1,4 @@
-"""Mixing clients' models with one another: rows of a matrix say how much of whose model a client takes."""
+"""Mix clients' models with one another: row k of a matrix holds client k's weights of all models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fl_lightning.functional.exact_sum import wide
 
 
 def star_matrix(accuracy: Tensor) -> Tensor:
-    """Fed-Star's weights (Fed-Cyclic and Fed-Star thesis, eq. 3.8 and 3.9): M(k, j) = 1 - Acc(w_j, D_k), rows normalised.
+    """Return Fed-Star's normalised weights M(k, j) = 1 - Acc(w_j, D_k) (Fed-Cyclic and Fed-Star thesis, eq. 3.8 and 3.9).
 
     Args:
-        accuracy: of model j on client k's data, in [0, 1], shape (K, K), row k, column j.
+        accuracy: the accuracy of model j on client k's data, in [0, 1], shape (K, K), row k, column j.
 
     Returns:
         Rows that sum to 1, float64, shape (K, K). A row of perfect models weighs them equally.
@@ -24,20 +24,20 @@ def star_matrix(accuracy: Tensor) -> Tensor:
 
 
 def ring_matrix(size: int, gamma: float) -> Tensor:
-    """RingFed's weights: (1 - gamma) of the own model, gamma of the one before it on the ring; float64, shape (K, K)."""
+    """Return RingFed's weights: (1 - gamma) of the own model, gamma of the previous one; float64, shape (K, K)."""
     own = torch.eye(size, dtype=torch.float64)
     return (1.0 - gamma) * own + gamma * own.roll(1, dims=0)
 
 
 def mix(states: Tensor, matrix: Tensor) -> Tensor:
-    """All mixtures at once.
+    """Compute all mixtures at once.
 
     Args:
         states: the models, shape (K, d), any floating dtype.
-        matrix: row k holds the weights of client k's mixture, shape (K, K).
+        matrix: the weights of client k's mixture in row k, shape (K, K).
 
     Returns:
-        The mixtures, taken in float64 and given back in the states' dtype, shape (K, d).
+        The mixtures, computed in float64 and returned in the states' dtype, shape (K, d).
     """
     exact = wide(states)
     return (matrix.to(exact) @ exact).to(states)

@@ -1,4 +1,4 @@
-"""A module's weights and buffers as flat vectors, and what a federation does with each kind of tensor.
+"""View a module's weights and buffers as flat vectors. A federation treats each kind of tensor as follows:
 
 =====================================  =======================================================================
 parameters                             averaged; the server's optimizer steps on ``w_t - average``
@@ -8,14 +8,14 @@ buffers owned by the server            sent to the clients, never aggregated (``
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
-frozen parameters                      the server's stay where they are: copied to the clients, neither sent nor aggregated
+frozen parameters                      the server's stay unchanged: copied to the clients, neither sent nor aggregated
 frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated
 and ``constant_parts``
 =====================================  =======================================================================
 
-A submodule declares what the server owns by an attribute ``server_buffers``, a tuple of its buffers' names, and what never
-changes by ``constant_parts``, a tuple of its children's names; one that has a trainable parameter after all is sent. What is
-frozen may change from round to round: :meth:`ModelState.refresh` and :meth:`ModelState.follow`.
+A submodule declares server-owned buffers by an attribute ``server_buffers``, a tuple of their names, and children that
+never change by ``constant_parts``, a tuple of their names; a child that has a trainable parameter is sent nevertheless.
+Frozen parameters may change from round to round: see :meth:`ModelState.refresh` and :meth:`ModelState.follow`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from fl_lightning.types import Snapshot
 
 _Slot = tuple[nn.Module, str]
 _BLOCK = 2**16
-"""Numbers that are worked on at once: they stay in the processor's cache."""
+"""The number of elements processed at once, so that they stay in the processor's cache."""
 
 
 class ModelState:
-    """A view of one module's tensors, found once and read many times.
+    """View one module's tensors, found once and read many times.
 
-    Tensors are looked up through their owner, so a buffer that user code replaces is not missed.
+    Tensors are looked up through their owner, so that a buffer replaced by user code is found.
 
     Raises:
-        ConfigurationError: for complex or not yet initialised parameters.
+        ConfigurationError: if parameters are complex or not initialised.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -85,7 +85,7 @@ class ModelState:
                         "be averaged. Run one batch through lazy layers in the module's __init__, and store complex weights as "
                         "real pairs."
                     )
-                if id(parameter) in seen:  # tied weights travel once
+                if id(parameter) in seen:  # tied weights are sent once
                     continue
                 seen.add(id(parameter))
                 if id(owner) in self._constant_modules:
@@ -96,7 +96,7 @@ class ModelState:
                     yield owner, name
 
     def refresh(self) -> bool:
-        """Look again at what is frozen; whether that has changed, and with it the length of :meth:`vector`."""
+        """Re-check which parameters are frozen, and return whether that, and the length of :meth:`vector`, has changed."""
         if _trained(self._module) == self._trained:
             return False
         self._arrange()
@@ -104,7 +104,7 @@ class ModelState:
         return True
 
     def follow(self, server: ModelState) -> None:
-        """Freeze and thaw the parameters of this module, a copy, as those of the server's are, and lay them out alike."""
+        """Freeze and unfreeze this copy's parameters as the server's are, and use the same layout."""
         for mine, theirs in zip(self._module.parameters(), server._module.parameters(), strict=True):
             if mine.requires_grad is not theirs.requires_grad:
                 mine.requires_grad_(theirs.requires_grad)
@@ -118,7 +118,7 @@ class ModelState:
             self._followed = id(server), server._version
 
     def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
-        """The names within the module of parameters, averaged buffers, counters, and buffers that are not sent back."""
+        """Return the names of parameters, averaged buffers, counters, and buffers that are not sent back."""
         prefixes = {id(owner): f"{prefix}.".lstrip(".") for prefix, owner in self._module.named_modules()}
         parameters, floats, counters, local = ([prefixes[id(o)] + name for o, name in slots] for slots in self._kinds())
         return parameters, floats, counters, local
@@ -128,11 +128,11 @@ class ModelState:
         return [getattr(owner, name).detach() for owner, name in slots]
 
     def parameters(self) -> list[nn.Parameter]:
-        """The trained parameters themselves, each once."""
+        """Return the trained parameters themselves, each once."""
         return [getattr(owner, name) for owner, name in self._parameters]
 
     def vector(self) -> Tensor:
-        """A copy of parameters and averaged buffers, one float vector of shape (d,)."""
+        """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
         tensors = self._tensors(self._parameters) + self._tensors(self._floats)
         if not tensors:
             raise ConfigurationError(
@@ -144,18 +144,18 @@ class ModelState:
         return torch.cat(flat, out=large_empty(sum(t.numel() for t in flat), flat[0].dtype, flat[0].device))
 
     def counters(self) -> Tensor:
-        """A copy of the integer and boolean buffers, int64, shape (c,)."""
+        """Return a copy of the integer and boolean buffers, int64, shape (c,)."""
         tensors = [t.reshape(-1).long() for t in self._tensors(self._counters)]
         return torch.cat(tensors) if tensors else torch.zeros(0, dtype=torch.int64, device=self.device)
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter lives."""
+        """Return the device of the first parameter."""
         return self.parameters()[0].device if self._parameters else torch.device("cpu")
 
     @torch.no_grad()
     def copy_from(self, other: ModelState) -> None:
-        """Take over every parameter and buffer of another state of the same architecture."""
+        """Copy every parameter and buffer of another state of the same architecture."""
         pairs = [*zip(self._kinds(), other._kinds(), strict=True), (self._frozen, other._frozen)]
         if self._source is not other:
             pairs.append((self._constants, other._constants))
@@ -166,7 +166,7 @@ class ModelState:
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
-        """Take over parameters, averaged buffers and counters; local and server-owned buffers stay as they are."""
+        """Load parameters, averaged buffers and counters; local and server-owned buffers stay unchanged."""
         slots = self._parameters + self._floats
         self._fill(slots, snapshot.vector)
         self._fill(self._counters, snapshot.counters)
@@ -178,17 +178,17 @@ class ModelState:
             start += tensor.numel()
 
     def snapshot(self) -> Snapshot:
-        """A copy of :meth:`vector` and :meth:`counters`."""
+        """Return a copy of :meth:`vector` and :meth:`counters`."""
         return Snapshot(self.vector(), self.counters())
 
     @property
     def size(self) -> int:
-        """d, the length of :meth:`vector`."""
+        """Return d, the length of :meth:`vector`."""
         return sum(getattr(owner, name).numel() for owner, name in (*self._parameters, *self._floats))
 
     @property
     def num_parameters(self) -> int:
-        """The first p entries of :meth:`vector` are parameters."""
+        """Return p: the first p entries of :meth:`vector` are parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _kinds(self) -> tuple[list[_Slot], ...]:
@@ -209,17 +209,17 @@ class ModelState:
         """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each trained parameter.
 
         Args:
-            aggregate: shape (d,), as :meth:`vector` lays it out; float64 for full precision.
+            aggregate: the aggregate, shape (d,), in the layout of :meth:`vector`; float64 for full precision.
 
         Returns:
-            Its L2 norm.
+            The L2 norm of the pseudo-gradient.
         """
         offset = 0
         squares: list[Tensor] = []
         for parameter in self.parameters():
             target = aggregate[offset : offset + parameter.numel()]
             offset += parameter.numel()
-            if parameter.is_contiguous():  # piece by piece: no second model in float64
+            if parameter.is_contiguous():  # block by block: avoids a second model in float64
                 parameter.grad = torch.empty_like(parameter)
                 flat = (parameter.detach().view(-1), parameter.grad.view(-1), target)
                 pieces = (torch.split(vector, _BLOCK) for vector in flat)
@@ -240,7 +240,7 @@ class ModelState:
         self._fill(self._counters, counters)
 
     def grid(self, largest: float | None) -> Grid | None:
-        """The grid on which models like this one are summed with weights up to ``largest``; None where the finest is needed."""
+        """Return the grid on which such models are summed with weights up to ``largest``; None if the finest is needed."""
         parameters = [parameter.detach() for parameter in self.parameters()]
         if largest is None or not parameters or any(parameter.dtype == torch.float64 for parameter in parameters):
             return None
@@ -248,13 +248,13 @@ class ModelState:
         return grid_of(magnitudes, self.size - self.num_parameters, largest)
 
     def nbytes(self, *, upward: bool) -> int:
-        """Bytes of one message in the tensors' own dtypes: to a client all but what is frozen, upward without local buffers."""
+        """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
         return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
 
 
 def _constant_modules(module: nn.Module) -> set[int]:
-    """Ids of the modules inside of parts that never change: those that are declared, and frozen ones in evaluation mode."""
+    """Return the ids of the modules inside parts that never change: declared ones, and frozen ones in evaluation mode."""
     declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
     resting = [part for part in module.modules() if part is not module and _rests(part)]
     frozen = [part for part in declared if not any(parameter.requires_grad for parameter in part.parameters())]
@@ -267,7 +267,7 @@ def _rests(part: nn.Module) -> bool:
 
 
 def _trained(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """What decides whether something is frozen: of each parameter, and of each part whether it is in training mode."""
+    """Return the inputs that decide what is frozen: the flag of each parameter, and the training mode of each part."""
     return tuple(p.requires_grad for p in module.parameters()), tuple(part.training for part in module.modules())
 
 

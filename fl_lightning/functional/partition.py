@@ -1,4 +1,4 @@
-"""Which example goes to which client: one tensor of indices, whatever the number of clients."""
+"""Assign examples to clients: one tensor of indices, whatever the number of clients."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_lightning.errors import DataError
 
 @dataclass(frozen=True)
 class Partition:
-    """The examples of each client: ``partition[k]`` is an int64 tensor of indices, a view, no copy.
+    """Hold the examples of each client: ``partition[k]`` is an int64 tensor of indices, a view and not a copy.
 
     Args:
         order: the indices of client 0, then of client 1 and so on, int64, shape (m,).
-        offsets: where each client begins in ``order``, and m, int64, shape (K + 1,).
-        names: of the clients, where they have any, such as those of domains.
+        offsets: the start of each client in ``order``, and m, int64, shape (K + 1,).
+        names: the names of the clients, if they have any, such as those of domains.
     """
 
     order: Tensor
@@ -28,29 +28,29 @@ class Partition:
 
     @staticmethod
     def of_parts(parts: Sequence[Tensor], names: tuple[str, ...] | None = None) -> Partition:
-        """From one tensor of indices for each client."""
+        """Create a partition from one tensor of indices for each client."""
         sizes = torch.tensor([part.numel() for part in parts], dtype=torch.int64)
         order = torch.cat([part.long() for part in parts]) if parts else torch.zeros(0, dtype=torch.int64)
         return Partition(order, offsets(sizes), names)
 
     @staticmethod
     def of_owners(owners: Tensor, num_clients: int, names: tuple[str, ...] | None = None) -> Partition:
-        """From the client of each example, int64, shape (n,); -1 for nobody. A client's indices ascend."""
+        """Create a partition from each example's client, int64, shape (n,), -1 for unused. A client's indices ascend."""
         order = owners.argsort(stable=True)
         sizes = torch.bincount(owners + 1, minlength=num_clients + 1)
         return Partition(order[int(sizes[0]) :], offsets(sizes[1:]), names)
 
     @property
     def sizes(self) -> Tensor:
-        """Examples of each client, int64, shape (K,)."""
+        """Return the number of examples of each client, int64, shape (K,)."""
         return self.offsets.diff()
 
     def owners(self) -> Tensor:
-        """The client of each entry of ``order``, int64, shape (m,)."""
+        """Return the client of each entry of ``order``, int64, shape (m,)."""
         return torch.arange(len(self)).repeat_interleave(self.sizes)
 
     def digest(self) -> str:
-        """The same text for the same examples with the same clients, another for any other partition (BLAKE2b)."""
+        """Return a digest that is equal only for the same examples with the same clients (BLAKE2b)."""
         hashed = hashlib.blake2b(self.offsets.numpy().tobytes(), digest_size=16)
         hashed.update(self.order.numpy().tobytes())
         return hashed.hexdigest()
@@ -68,32 +68,32 @@ class Partition:
 
 
 def offsets(sizes: Tensor) -> Tensor:
-    """Where parts of the given sizes begin and end, int64, shape (K + 1,)."""
+    """Return the boundaries of parts of the given sizes, int64, shape (K + 1,)."""
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
 
 
 def even_sizes(total: int, parts: int) -> Tensor:
-    """Sizes of parts that differ by at most one, the larger first, int64, shape (parts,)."""
+    """Return sizes of parts that differ by at most one, the larger first, int64, shape (parts,)."""
     sizes = torch.full((parts,), total // parts)
     sizes[: total % parts] += 1
     return sizes
 
 
 def iid_partition(num_examples: int, num_clients: int, generator: torch.Generator) -> Partition:
-    """Shuffle, then deal out evenly: sizes differ by at most one, every example goes to exactly one client.
+    """Shuffle the examples and deal them out evenly: sizes differ by at most one, and each example has one client.
 
     Raises:
-        DataError: if there are fewer examples than clients.
+        DataError: if the data have fewer examples than clients.
     """
     require_enough(num_examples, num_clients)
     return Partition(torch.randperm(num_examples, generator=generator), offsets(even_sizes(num_examples, num_clients)))
 
 
 def require_enough(num_examples: int, num_clients: int, each: int = 1) -> None:
-    """Refuse more clients than there are examples for.
+    """Reject more clients than the examples suffice for.
 
     Raises:
-        DataError: saying what to set.
+        DataError: if examples are too few; the message says what to set.
     """
     if num_examples < num_clients:
         raise DataError(
@@ -111,14 +111,14 @@ def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: 
     """Draw exactly ``counts[k][c]`` examples of class c for client k, without replacement.
 
     Args:
-        labels: class of each example, int64, shape (n,).
+        labels: the class of each example, int64, shape (n,).
         counts: K rows of C counts.
 
     Returns:
-        Shuffled within each client. Examples that the table does not ask for go to nobody.
+        The partition, shuffled within each client. Examples beyond the table stay unused.
 
     Raises:
-        DataError: if the table asks for more examples of a class than there are.
+        DataError: if the table asks for more examples of a class than available.
     """
     wanted = torch.tensor(counts).sum(0)
     pieces: list[list[Tensor]] = [[] for _ in counts]
@@ -140,13 +140,13 @@ def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: 
 
 
 def scale_table(counts: Sequence[Sequence[int]], available: Sequence[int]) -> list[list[int]]:
-    """Shrink each column of a table that asks for more examples than there are; the others stay as they are.
+    """Shrink each column of a table that asks for more examples than available; leave the others unchanged.
 
-    A column is shrunk by one factor, so that the clients' shares of the class stay; a count above 0 stays at least 1.
+    A column shrinks by one factor, which preserves the clients' shares of the class; a count above 0 stays at least 1.
 
     Args:
         counts: K rows of C counts.
-        available: how many examples of each class there are, C numbers.
+        available: the available examples of each class, C numbers.
 
     Raises:
         DataError: if a class has fewer examples than clients that want it.
@@ -157,7 +157,7 @@ def scale_table(counts: Sequence[Sequence[int]], available: Sequence[int]) -> li
 
 
 def _fitted(column: list[int], have: int, label: int) -> list[int]:
-    """Round the counts of one class down in proportion, then take what the minimum of 1 costs from the largest."""
+    """Round the counts of one class down in proportion, then take the cost of the minimum of 1 from the largest."""
     wanted, takers = sum(column), sum(1 for count in column if count)
     if wanted <= have:
         return column

@@ -1,4 +1,4 @@
-"""What a run with noise gives away: (epsilon, delta) by the accountants of dp-accounting and Opacus."""
+"""Compute the privacy loss of a run with noise: (epsilon, delta) by the accountants of dp-accounting and Opacus."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from fl_lightning.errors import ConfigurationError
 
 _LEAST_NOISE = 1e-6
-"""Below it nothing is private, and accountants divide by zero."""
+"""The smallest noise: below it nothing is private, and accountants divide by zero."""
 
 _LEAST_TOGETHER = 1e-3
-"""Below it epsilon is above two million."""
+"""The smallest noise of all rounds together: below it epsilon is above two million."""
 
 _TAIL = 9.0
-"""Standard deviations beyond which a loss counts as infinite: a probability of 1e-19."""
+"""The number of standard deviations beyond which a loss counts as infinite: a probability of 1e-19."""
 
 _LEAST_STEP, _MOST_STEPS = 1e-3, 20_000
-"""Of the grid of losses: rounding up to it costs less than 1 % of epsilon; finer would only take time."""
+"""Limits of the grid of losses: rounding up to it costs less than 1 % of epsilon; a finer grid would only take time."""
 
 _ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(11, 65), 80, 96, 128, 256, 512, 1024]
 
 
 def require_package(module: str, package: str, setting: str) -> None:
-    """Refuse a setting whose package is not installed.
+    """Reject a setting whose package is not installed.
 
     Args:
-        module: what is imported.
-        package: what is installed.
-        setting: that needs it.
+        module: the module to import.
+        package: the package to install.
+        setting: the setting that needs it.
 
     Raises:
-        ConfigurationError: saying how to install it.
+        ConfigurationError: if the package is missing; the message says how to install it.
     """
     try:
         __import__(module)
@@ -46,29 +46,29 @@ def require_package(module: str, package: str, setting: str) -> None:
 
 
 def epsilon_of_clients(noise_multiplier: float, sampled: int, population: int, rounds: int, delta: float) -> float:
-    """Return epsilon of a whole client against everybody who sees the models: Gaussian sums over clients drawn at random.
+    """Return epsilon of a whole client against anyone who sees the models: Gaussian sums over clients drawn at random.
 
     Two federations are neighbours if one client's data are replaced by anything (the number of clients is public, and so is
-    the size of a cohort): one client then moves a sum of changes of norm C by up to 2 C. Let delta_G be the privacy profile
+    the size of a cohort). One client then moves a sum of changes of norm C by up to 2 C. Let delta_G be the privacy profile
     of that Gaussian mechanism (Balle and Wang 2018, Theorem 8), and q = m / K. A round with a cohort of m of K clients, drawn
-    without replacement, has the profile ``q * delta_G(log(1 + (e^epsilon - 1) / q))`` at most, which one federation attains
+    without replacement, has at most the profile ``q * delta_G(log(1 + (e^epsilon - 1) / q))``, which one federation attains
     (Balle, Barthe and Gaboardi 2018, amplification for replaced examples). The profile belongs to a pair of distributions
-    that dominates the round, and so its privacy losses add up over rounds (Zhu, Dong and Wang 2022). They are rounded up to
+    that dominates the round, so its privacy losses add up over rounds (Zhu, Dong and Wang 2022). They are rounded up to
     a grid (Doroshenko et al. 2022) and convolved by dp-accounting.
 
     Args:
         noise_multiplier: z > 0; the noise on the sum has the standard deviation z * C in each number.
-        sampled: clients of a round, m.
-        population: clients that they are drawn from, K >= m.
-        rounds: how many there were, repeated ones included.
-        delta: in (0, 1).
+        sampled: the number of clients of a round, m.
+        population: the number of clients that they are drawn from, K >= m.
+        rounds: the number of rounds, including repeated ones.
+        delta: delta, in (0, 1).
 
     Returns:
-        An upper bound; infinity where no bound can be had.
+        An upper bound; infinity if no bound is available.
     """
     if not rounds:
         return 0.0
-    together = noise_multiplier / math.sqrt(rounds)  # rounds of all clients are one with so much noise
+    together = noise_multiplier / math.sqrt(rounds)  # rounds of all clients equal one round with this noise
     if together < _LEAST_TOGETHER:
         return math.inf
     everyone = _clients_losses(together, 1.0).get_epsilon_for_delta(delta)
@@ -84,16 +84,16 @@ def _clients_losses(noise_multiplier: float, share: float) -> Any:
     from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    shift = 2 / noise_multiplier  # of the sum, in standard deviations of the noise
+    shift = 2 / noise_multiplier  # shift of the sum, in standard deviations of the noise
     most = _loss_after_drawing(shift * shift / 2 + _TAIL * shift, share)
     step = max(_LEAST_STEP, most / _MOST_STEPS)
     count = math.ceil(most / step)
     losses = np.arange(count + 1) * step
     above = share * _gaussian_profile(_loss_before_drawing(losses, share), shift)
-    # Neighbours may change places, so that delta(-epsilon) = 1 - e^-epsilon + e^-epsilon delta(epsilon).
+    # Neighbours can be swapped, so delta(-epsilon) = 1 - e^-epsilon + e^-epsilon delta(epsilon).
     below = (-np.expm1(-losses) + np.exp(-losses) * above)[:0:-1]
     profile = np.clip(np.concatenate([below, above]), 0.0, 1.0)
-    profile = np.maximum.accumulate(profile[::-1])[::-1]  # it falls, but for rounding: never to less than it is
+    profile = np.maximum.accumulate(profile[::-1])[::-1]  # make it fall despite rounding, without ever lowering it
     return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(step, -count, count, profile))
 
 
@@ -116,18 +116,18 @@ def _loss_after_drawing(epsilon: float, share: float) -> float:
 
 
 def epsilon_of_examples(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Epsilon of one training example: of Gaussian sums over batches into which each example comes by a coin (DP-SGD).
+    """Return epsilon of one training example: Gaussian sums over batches that sample each example independently (DP-SGD).
 
-    Two clients' data are neighbours if one example is added or left out (Abadi et al. 2016; Mironov et al. 2019).
+    Two data sets of a client are neighbours if one example is added or left out (Abadi et al. 2016; Mironov et al. 2019).
 
     Args:
         noise_multiplier: sigma > 0, in units of the clipping norm.
         sample_rate: q, the probability that an example is in a batch, in (0, 1].
-        steps: how many batches there were.
-        delta: in (0, 1).
+        steps: the number of batches.
+        delta: delta, in (0, 1).
 
     Returns:
-        Infinity where no bound can be had.
+        An upper bound; infinity if no bound is available.
     """
     from opacus.accountants.analysis.rdp import get_privacy_spent
 

@@ -1,4 +1,4 @@
-"""FedProx's proximal term (Li et al. 2020, eq. 2): mu / 2 * ||w - w_t||^2."""
+"""Compute FedProx's proximal term (Li et al. 2020, eq. 2): mu / 2 * ||w - w_t||^2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def proximal_term(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Tensor:
-    """mu / 2 times the squared Euclidean distance of the parameters from their anchors, a scalar, >= 0."""
+    """Return mu / 2 times the squared Euclidean distance of the parameters from their anchors, a scalar, >= 0."""
     squares = [(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]
     return torch.stack(squares).sum() * (mu / 2)
 
@@ -18,8 +18,8 @@ def proximal_term(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: f
 def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> None:
     """Add the term's gradient, mu * (w - w_t), to ``.grad`` of each parameter, in place.
 
-    Call it after unscaling and before clipping, so that it is right under both. A parameter without a gradient gets
-    one, as it would from a term in the loss.
+    Call it after unscaling and before clipping, so that the gradient is correct under both. A parameter without a gradient
+    gets one, as a term in the loss would give it.
     """
     add_to_gradients(parameters, torch._foreach_sub(list(parameters), list(anchors)), mu)
 

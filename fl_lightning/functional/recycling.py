@@ -1,7 +1,7 @@
-"""Memory for large tensors that is used again.
+"""Reuse memory for large tensors.
 
-The C library maps blocks above 32 MiB anew each time, and the kernel then fills them page by page with zeros: for a vector
-of 200 MB that takes longer than copying into it.
+The C library maps blocks above 32 MiB anew each time, and the kernel then zero-fills them page by page. For a vector of
+200 MB that takes longer than copying into it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor
 
 _LARGE = 32 * 2**20
 _KEPT = 2
-"""Free blocks of a size: what a client of SCAFFOLD has in use at once beside what it keeps."""
+"""Free blocks kept of each size: as many as a SCAFFOLD client uses at once besides the state it keeps."""
 _Memory = np.ndarray[Any, Any]
 _free: dict[int, list[_Memory]] = {}
 
 
 def large_empty(size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Return an uninitialised vector like ``torch.empty``, in memory that an earlier one no longer uses, if it is large.
+    """Return an uninitialised vector like ``torch.empty``; a large one may reuse an earlier vector's memory.
 
-    The memory is handed on when the last tensor that shares it is gone.
+    The memory becomes available when the last tensor that shares it is deleted.
     """
     nbytes = size * dtype.itemsize
     if torch.device(device).type != "cpu" or nbytes < _LARGE:
         return torch.empty(size, dtype=dtype, device=device)
     free = _free.get(nbytes)
-    # By torch, since numpy asks for huge pages, and the kernel may take a second to find them.
+    # Allocated by torch: numpy asks for huge pages, and the kernel may take a second to find them.
     memory = free.pop() if free else torch.empty(nbytes, dtype=torch.uint8).numpy()
     lent = memory[:]
     weakref.finalize(lent, _take_back, memory).atexit = False
@@ -43,5 +43,5 @@ def _take_back(memory: _Memory) -> None:
 
 
 def give_back() -> None:
-    """Give unused memory back to the system."""
+    """Return unused memory to the system."""
     _free.clear()

@@ -1,4 +1,4 @@
-"""A documented simulator of clients whose tasks are related: their true weights, and examples drawn from them."""
+"""Simulate clients whose tasks are related: their true weights, and examples drawn from them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Kind = Literal["regression", "classification", "clusters"]
 
 
 def related_weights(num_clients: int, groups: int, features: int, spread: float, generator: torch.Generator) -> Tensor:
-    """True weights: ``w_t = centre of group (t mod G) + spread * own deviation``, centres and deviations from N(0, I).
+    """Draw true weights: ``w_t = centre of group (t mod G) + spread * own deviation``, all from N(0, I).
 
     Args:
-        num_clients: K.
-        groups: G, at least 1.
-        features: d.
-        spread: 0 gives all clients of a group the same weights.
+        num_clients: the number of clients K.
+        groups: the number of groups G, at least 1.
+        features: the number of features d.
+        spread: the size of the deviations; 0 gives all clients of a group the same weights.
         generator: draws centres, then deviations.
 
     Returns:
-        Shape (K, d), float64.
+        The weights, shape (K, d), float64.
     """
     centres = torch.randn(groups, features, generator=generator, dtype=torch.float64)
     deviations = torch.randn(num_clients, features, generator=generator, dtype=torch.float64)
@@ -31,7 +31,7 @@ def related_weights(num_clients: int, groups: int, features: int, spread: float,
 def related_examples(
     weights: Tensor, shifts: Tensor, clients: Tensor, groups: int, kind: Kind, noise: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Examples of the clients' tasks, where eps is standard normal noise of each example.
+    """Draw examples of the clients' tasks; eps is standard normal noise of each example.
 
     ==================  ============================  =========================================
     kind                inputs of client t            target
@@ -45,14 +45,14 @@ def related_examples(
     Args:
         weights: w_t, float64, shape (K, d).
         shifts: shift_t, float64, shape (K, d).
-        clients: whose task each example is of, int64, shape (n,).
-        groups: G.
+        clients: the client of each example, int64, shape (n,).
+        groups: the number of groups G.
         kind: see above.
-        noise: at least 0.
+        noise: the size of the noise, at least 0.
         generator: draws inputs, then noise.
 
     Returns:
-        Inputs, float64, shape (n, d), and targets, float64 for ``regression``, else int64, shape (n,).
+        Inputs, float64, shape (n, d), and targets, shape (n,), float64 for ``regression`` and int64 otherwise.
     """
     normal = torch.randn(len(clients), weights.shape[1], generator=generator, dtype=torch.float64)
     own = weights[clients]

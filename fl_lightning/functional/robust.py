@@ -1,7 +1,7 @@
-"""Averages that a minority of hostile models cannot move far: number by number, or by the models' inner products.
+"""Compute averages that a minority of hostile models cannot move far: number by number, or by the models' inner products.
 
-What depends on distances and angles alone needs the models once, for their inner products G, shape (m, m): the distance of two
-is ``G_ii + G_jj - 2 G_ij``, and that of one to a weighted average follows from G and the weights.
+Rules that depend only on distances and angles read the models once, for their inner products G, shape (m, m): the distance of
+two is ``G_ii + G_jj - 2 G_ij``, and that of one to a weighted average follows from G and the weights.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fl_lightning.errors import require
 from fl_lightning.functional.exact_sum import wide
 
 _PIECE = 2**24
-"""Numbers of all models together that are worked on at once."""
+"""The number of elements processed at once, of all models together."""
 
 
 def check_attackers(attackers: int | float) -> None:
-    """Refuse what is neither a number nor a minority.
+    """Reject a value that is neither a number nor a minority.
 
     Raises:
-        ConfigurationError: naming the setting.
+        ConfigurationError: if the value is invalid; the message names the setting.
     """
     minority = isinstance(attackers, int) or attackers < 0.5
     require(attackers >= 0 and minority, "federation.strategy.attackers", "a number, or a share from 0 to below 0.5", attackers)
 
 
 def expected_attackers(attackers: int | float, size: int) -> int:
-    """How many of ``size`` models may be hostile: an int is their number, a float in [0, 1) their share, rounded up."""
+    """Return how many of ``size`` models may be hostile: an int is the number, a float in [0, 1) a share, rounded up."""
     return attackers if isinstance(attackers, int) else math.ceil(attackers * size - 1e-9)
 
 
@@ -39,13 +39,13 @@ def coordinatewise(states: Sequence[Tensor], rule: Callable[[Tensor], Tensor]) -
 
     Args:
         states: m vectors of shape (d,).
-        rule: from the m values in ascending order, NaN last, shape (m, n), to float64, shape (n,).
+        rule: maps the m values in ascending order, NaN last, shape (m, n), to float64, shape (n,).
 
     Returns:
-        float64, shape (d,).
+        The result, float64, shape (d,).
     """
-    # In pieces: sorting makes an index of 8 bytes for each number. The result is there before them, since what is
-    # allocated and kept between large pieces would leave holes that none fits into.
+    # In pieces, because sorting makes an index of 8 bytes for each number. The result is allocated before them: long-lived
+    # memory between large pieces would leave holes that no other piece fits into.
     size, total = max(1, _PIECE // len(states)), states[0].numel()
     result = torch.empty(total, dtype=torch.float64, device=wide(states[0][:0]).device)
     for begin in range(0, total, size):
@@ -55,11 +55,11 @@ def coordinatewise(states: Sequence[Tensor], rule: Callable[[Tensor], Tensor]) -
 
 
 def inner_products(states: Sequence[Tensor], center: Tensor) -> Tensor:
-    """Of the updates ``w_i - center``: float64, shape (m, m).
+    """Return the inner products of the updates ``w_i - center``, float64, shape (m, m).
 
     Args:
         states: m models of shape (p,).
-        center: what they are relative to, shape (p,): without it distances of nearly equal models would be rounding errors.
+        center: the common reference, shape (p,); without it, distances of nearly equal models would be rounding errors.
     """
     size = max(1, _PIECE // len(states))
     products = torch.zeros(len(states), len(states), dtype=torch.float64)
@@ -71,16 +71,16 @@ def inner_products(states: Sequence[Tensor], center: Tensor) -> Tensor:
 
 
 def squared_distances(products: Tensor) -> Tensor:
-    """Between models, from their inner products, shape (m, m)."""
+    """Return the squared distances between models, from their inner products, shape (m, m)."""
     norms = products.diagonal()
     return (norms[:, None] + norms[None, :] - 2 * products).clamp_(min=0)
 
 
 def krum_scores(products: Tensor, attackers: int) -> Tensor:
-    """Each model's sum of squared distances to its m - f - 2 nearest others, shape (m,): low is good.
+    """Return each model's sum of squared distances to its m - f - 2 nearest neighbours, shape (m,); low is good.
 
     Args:
-        products: of the m models.
+        products: the inner products of the m models.
         attackers: f, at most m - 3 (Blanchard et al. 2017, section 4).
     """
     distances = squared_distances(products).fill_diagonal_(math.inf)
@@ -88,19 +88,19 @@ def krum_scores(products: Tensor, attackers: int) -> Tensor:
 
 
 def geometric_median(products: Tensor, weights: Tensor, smoothing: float, iterations: int, tolerance: float = 1e-10) -> Tensor:
-    """Shares s that sum to 1, such that ``sum_i s_i w_i`` has the least weighted sum of distances to the models.
+    """Return shares s that sum to 1 such that ``sum_i s_i w_i`` has the least weighted sum of distances to the models.
 
-    The smoothed Weiszfeld algorithm (Pillutla et al. 2022, Algorithm 2), begun at the weighted mean.
+    This is the smoothed Weiszfeld algorithm (Pillutla et al. 2022, Algorithm 2), started at the weighted mean.
 
     Args:
-        products: of the m models.
-        weights: of the models, > 0, shape (m,).
-        smoothing: distances below it count as it: nu > 0.
-        iterations: at most so many.
-        tolerance: ends when no share changes by more.
+        products: the inner products of the m models.
+        weights: the weights of the models, > 0, shape (m,).
+        smoothing: the smallest distance nu > 0; smaller distances count as this.
+        iterations: the maximum number of iterations.
+        tolerance: the algorithm stops when no share changes by more than this.
 
     Returns:
-        float64, shape (m,).
+        The shares, float64, shape (m,).
     """
     weights = weights.to(products)
     shares = weights / weights.sum()
@@ -115,7 +115,7 @@ def geometric_median(products: Tensor, weights: Tensor, smoothing: float, iterat
 
 
 def mean_cosines(products: Tensor) -> Tensor:
-    """Each update's mean cosine with the others, in [-1, 1], shape (m,); 0 for one that did not move, and for a single one."""
+    """Return each update's mean cosine with the others, in [-1, 1], shape (m,); 0 for a zero update or a single one."""
     norms = products.diagonal().clamp(min=0).sqrt()
     scale = torch.where(norms > 0, 1 / norms, torch.zeros_like(norms))
     cosines = products * scale[:, None] * scale[None, :]

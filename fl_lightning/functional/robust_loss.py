@@ -1,4 +1,4 @@
-"""Barron's general robust loss and the likelihood behind it (Barron 2019, A General and Adaptive Robust Loss Function)."""
+"""Compute Barron's robust loss and its likelihood (Barron 2019, A General and Adaptive Robust Loss Function)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 _NEAR = 1e-6
-"""How near the shape comes to its removable singularities 0 and 2; there it is off by a relative 3e-5 at most."""
+"""The distance kept from the removable singularities 0 and 2 of the shape; the relative error there is at most 3e-5."""
 _LARGEST = 1e30
-"""Squares beyond count as this: in float32 they would overflow."""
+"""The upper limit of squares, which would overflow in float32."""
 _FAR = -1e6
-"""A shape below is as good as minus infinity."""
+"""A shape below this is equivalent to minus infinity."""
 _OCTAVES, _PARTS = 40, 32
 """Residuals are counted from 2^-40 to 2^40, in 32 bins per doubling."""
 _STEP = 0.05
@@ -20,11 +20,11 @@ _SCALES = 65
 
 
 def robust_loss(residual: Tensor, shape: Tensor, scale: Tensor) -> Tensor:
-    """``rho(x, a, c) = |a-2|/a * ((x^2/c^2 / |a-2| + 1)^(a/2) - 1)``, continued where it is 0/0 (eq. 8 and 13).
+    """Return ``rho(x, a, c) = |a-2|/a * ((x^2/c^2 / |a-2| + 1)^(a/2) - 1)``, continued where it is 0/0 (eq. 8 and 13).
 
     a = 2 is L2 ``(x/c)^2 / 2``, 1 Charbonnier ``sqrt((x/c)^2 + 1) - 1``, 0 Cauchy ``log((x/c)^2 / 2 + 1)``, -2
-    Geman-McClure ``2 (x/c)^2 / ((x/c)^2 + 4)``, minus infinity Welsch ``1 - exp(-(x/c)^2 / 2)``. Written with expm1 and
-    log1p, ``|a-2|/a * expm1(a/2 * log1p(z / |a-2|))``, it loses no digits near 0.
+    Geman-McClure ``2 (x/c)^2 / ((x/c)^2 + 4)``, minus infinity Welsch ``1 - exp(-(x/c)^2 / 2)``. The form with expm1 and
+    log1p, ``|a-2|/a * expm1(a/2 * log1p(z / |a-2|))``, loses no digits near 0.
 
     Args:
         residual: x, any shape; half precision is computed in float32.
@@ -46,9 +46,9 @@ def robust_loss(residual: Tensor, shape: Tensor, scale: Tensor) -> Tensor:
 
 @cache
 def log_partition(shape: float) -> float:
-    """Log of ``Z(a) = integral of exp(-rho(x, a, 1)) dx`` over the real line (eq. 17); it diverges below 0.
+    """Return the log of ``Z(a) = integral of exp(-rho(x, a, 1)) dx`` over the real line (eq. 17); it diverges below 0.
 
-    By the trapezoidal rule after x = sinh(t), which converges exponentially.
+    The trapezoidal rule after x = sinh(t) converges exponentially.
 
     Args:
         shape: a in [0, 2].
@@ -59,14 +59,14 @@ def log_partition(shape: float) -> float:
 
 
 def residual_counts(residual: Tensor) -> Tensor:
-    """How many residuals have which absolute value, by exact arithmetic: sums over ranks do not depend on their order.
+    """Count residuals by absolute value, in exact arithmetic: sums over ranks do not depend on their order.
 
     Args:
-        residual: any shape; those that are not finite are left out.
+        residual: the residuals, any shape; non-finite ones are ignored.
 
     Returns:
-        int64, shape (2560,): bin 32 * e + i holds ``2^(e-40) * [0.5 + i/64, 0.5 + (i+1)/64)``; smaller ones are in the first
-        bin, larger ones in the last.
+        int64, shape (2560,): bin 32 * e + i holds ``2^(e-40) * [0.5 + i/64, 0.5 + (i+1)/64)``; smaller residuals are in the
+        first bin, larger ones in the last.
     """
     mantissa, exponent = torch.frexp(residual[residual.isfinite()].abs().to(torch.promote_types(residual.dtype, torch.float32)))
     place = (exponent.long() + _OCTAVES) * _PARTS + ((mantissa - 0.5) * 2 * _PARTS).long()
@@ -80,17 +80,17 @@ def _centres() -> Tensor:
 
 
 def most_likely(counts: Tensor, scale: float, lowest: float, highest: float, fit_scale: bool) -> tuple[float, float]:
-    """Shape and scale under which residuals are most likely (section 2, eq. 16-18).
+    """Return the shape and scale under which residuals are most likely (section 2, eq. 16-18).
 
-    Minimises ``mean rho(x, a, c) + log c + log Z(a)`` over a grid: shapes in steps of 0.05 from ``lowest`` to ``highest``;
-    scales, where they are fitted, in 64 steps of equal ratio from 1/32 to 32 times the median residual.
+    The function minimises ``mean rho(x, a, c) + log c + log Z(a)`` over a grid: shapes in steps of 0.05 from ``lowest`` to
+    ``highest``; scales, if fitted, in 64 steps of equal ratio from 1/32 to 32 times the median residual.
 
     Args:
-        counts: of :func:`residual_counts`.
-        scale: c, where it is not fitted, or where all residuals are 0.
-        lowest: of the shapes, >= 0.
-        highest: of the shapes, <= 2.
-        fit_scale: whether the scale is fitted, too.
+        counts: the result of :func:`residual_counts`.
+        scale: c, used if it is not fitted or if all residuals are 0.
+        lowest: the lowest shape, >= 0.
+        highest: the highest shape, <= 2.
+        fit_scale: whether to fit the scale, too.
     """
     seen = counts.nonzero().flatten().cpu()
     if not seen.numel():
@@ -108,6 +108,6 @@ def most_likely(counts: Tensor, scale: float, lowest: float, highest: float, fit
 
 
 def _cost(x: Tensor, n: Tensor, shape: float, scales: Tensor) -> Tensor:
-    """The mean negative log-likelihood at each scale, shape (S,)."""
+    """Return the mean negative log-likelihood at each scale, shape (S,)."""
     losses = robust_loss(x / scales[:, None], torch.tensor(shape), torch.tensor(1.0))
     return losses @ n / n.sum() + scales.log() + log_partition(shape)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and which rank trains whom."""
+"""Choose the clients of a round, and the rank that trains each of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fl_lightning.functional.seeding import generator
 
 
 def cohort_size(num_clients: int, clients_per_round: int | float) -> int:
-    """Clients in a round: a float in (0, 1] is a fraction of all (rounded, at least one), an int a number.
+    """Return the number of clients in a round: a float in (0, 1] is a fraction (rounded, at least one), an int a number.
 
     Raises:
-        ConfigurationError: for a number above ``num_clients`` or below 1, or a fraction outside (0, 1].
+        ConfigurationError: if a number is above ``num_clients`` or below 1, or a fraction outside (0, 1].
     """
     if isinstance(clients_per_round, int):
         wanted = f"a number of clients from 1 to {num_clients} (there are {num_clients} clients)"
@@ -33,15 +33,15 @@ def draw_cohort(
     present: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """The clients of a round, ascending, uniformly without replacement; depends on (seed, round_idx) alone.
+    """Draw the clients of a round, ascending, uniformly without replacement, from (seed, round_idx) alone.
 
     Args:
-        num_clients: K.
+        num_clients: the number of clients K.
         clients_per_round: a fraction of K, or a number.
-        seed: of the federation.
-        round_idx: from 0.
-        present: those who are there; all of them come where they are fewer than the round asks for.
-        order: all clients in the order in which they are taken; None draws it.
+        seed: the seed of the federation.
+        round_idx: the round, from 0.
+        present: the available clients; if they are fewer than the round asks for, all of them are chosen.
+        order: all clients in order of preference; None draws the order.
     """
     size = cohort_size(num_clients, clients_per_round)
     there = range(num_clients) if present is None else present
@@ -56,15 +56,15 @@ def draw_cohort(
 
 
 def balanced_shares(cohort: Sequence[int], examples: Mapping[int, int], ranks: int) -> list[list[int]]:
-    """Split a cohort over ranks: largest client first, each to the rank that has least so far.
+    """Split a cohort over ranks: largest client first, each to the rank with the least load so far.
 
     Args:
-        cohort: client ids.
-        examples: number of examples of each client of the cohort.
-        ranks: number of processes, >= 1.
+        cohort: the client ids.
+        examples: the number of examples of each client of the cohort.
+        ranks: the number of processes, >= 1.
 
     Returns:
-        For each rank its clients, largest first. The longest rank holds at most 4/3 of the optimum (Graham 1969).
+        The clients of each rank, largest first. The longest rank holds at most 4/3 of the optimum (Graham 1969).
     """
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks

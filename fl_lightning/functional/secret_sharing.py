@@ -1,6 +1,6 @@
-"""Secrets that so many holders know together and fewer do not (Shamir 1979), and keys that two agree on (Diffie, Hellman 1976).
+"""Share secrets among holders (Shamir 1979), and agree on keys between two parties (Diffie, Hellman 1976).
 
-The arithmetic is real, the group is a toy: this is for simulation, not for protection.
+The arithmetic is real, but the group is a toy: use it for simulation, not for protection.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import random
 from collections.abc import Mapping, Sequence
 
 PRIME = 2**127 - 1
-"""Of the field and of the group; a secret is below it."""
+"""The prime of the field and of the group; secrets are below it."""
 
 _BASE = 3
 SHARE_BYTES = 16
-"""Of a share or a public key."""
+"""The size of a share or a public key."""
 
 
 def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: random.Random) -> dict[int, int]:
-    """Each holder's share: any ``threshold`` of them give the secret, fewer say nothing about it.
+    """Return each holder's share: any ``threshold`` of them reveal the secret, fewer reveal nothing.
 
     Args:
-        secret: from 0 to below :data:`PRIME`.
-        threshold: from 1 to the number of holders.
+        secret: the secret, from 0 to below :data:`PRIME`.
+        threshold: the number of shares needed, from 1 to the number of holders.
         holders: distinct ids, >= 0.
-        draw: of the polynomial's other coefficients.
+        draw: draws the polynomial's other coefficients.
     """
     coefficients = [secret, *(draw.randrange(PRIME) for _ in range(threshold - 1))]
     shares = {}
@@ -36,7 +36,7 @@ def split_secret(secret: int, threshold: int, holders: Sequence[int], draw: rand
 
 
 def join_shares(shares: Mapping[int, int]) -> int:
-    """The secret, from at least ``threshold`` shares."""
+    """Return the secret, from at least ``threshold`` shares."""
     points = {holder + 1: share for holder, share in shares.items()}
     secret = 0
     for x, share in points.items():
@@ -49,10 +49,10 @@ def join_shares(shares: Mapping[int, int]) -> int:
 
 
 def public_key(secret: int) -> int:
-    """What everybody may know of a secret key."""
+    """Return the public key of a secret key."""
     return pow(_BASE, secret, PRIME)
 
 
 def agreed_key(mine: int, theirs: int) -> int:
-    """What the holder of one secret key and the holder of another both find, from each other's public keys."""
+    """Return the key that two parties share, from one's secret key and the other's public key."""
     return pow(theirs, mine, PRIME)

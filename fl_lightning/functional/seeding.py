@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, never on who drew before."""
+"""Derive random numbers from their purpose, independent of earlier draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def derive_seed(*key: int | str) -> int:
-    """A 63-bit seed from a key such as ``(seed, round_idx, client, "shuffle")``.
+    """Return a 63-bit seed from a key such as ``(seed, round_idx, client, "shuffle")``.
 
     Equal keys give equal seeds on every machine and rank; different keys give independent ones (BLAKE2b).
 
@@ -26,13 +26,13 @@ def derive_seed(*key: int | str) -> int:
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator seeded by :func:`derive_seed`."""
+    """Return a CPU generator seeded by :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(*key))
 
 
 @contextmanager
 def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch (CPU and ``device``), numpy and ``random`` for the block, then put their states back."""
+    """Seed torch (CPU and ``device``), numpy and ``random`` for the block, then restore their states."""
     cuda = [device] if device.type == "cuda" else []
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=cuda):

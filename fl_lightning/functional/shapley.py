@@ -1,4 +1,4 @@
-"""Shapley values: what each client adds to the worth of a coalition, averaged over all orders of joining."""
+"""Compute Shapley values: each client's contribution to a coalition's worth, averaged over all orders of joining."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import combinations
 
 Coalition = frozenset[int]
 Worth = Callable[[Sequence[Coalition]], Sequence[float]]
-"""The worth v(S) of each of several coalitions, asked for together so that they can be spread over ranks."""
+"""The worth v(S) of several coalitions, requested together so that they can be distributed over ranks."""
 
 
 def exact_shapley(players: Sequence[int], worth: Worth) -> list[float]:
-    """phi_i = sum over S without i of |S|! (m - |S| - 1)! / m! * (v(S + i) - v(S)) (Shapley 1953).
+    """Return phi_i = sum over S without i of |S|! (m - |S| - 1)! / m! * (v(S + i) - v(S)) (Shapley 1953).
 
     Args:
         players: m distinct ids.
-        worth: asked once, for all 2^m coalitions.
+        worth: called once, for all 2^m coalitions.
 
     Returns:
         m values, which sum to v(all) - v(none).
@@ -31,14 +31,14 @@ def exact_shapley(players: Sequence[int], worth: Worth) -> list[float]:
 def monte_carlo_shapley(
     players: Sequence[int], orders: Sequence[Sequence[int]], worth: Worth, tolerance: float = 0.0
 ) -> list[float]:
-    """The mean over some orders of what a client adds to those before it, truncated (Ghorbani and Zou 2019, Algorithm 1).
+    """Average each client's added worth over some orders of joining, truncated (Ghorbani and Zou 2019, Algorithm 1).
 
     Args:
         players: m distinct ids.
-        orders: permutations of them.
-        worth: asked once for each position in the orders, for coalitions not met before.
-        tolerance: an order is left as soon as its coalition is worth v(all) to within this, >= 0: whoever joins later
-            adds nothing. Below 0 no order is ever left, and the values sum to v(all) - v(none).
+        orders: permutations of the players.
+        worth: called once for both extremes, then once per position in the orders, for new coalitions only.
+        tolerance: an order stops once its coalition's worth is within this of v(all), >= 0; players who join later
+            add nothing. If it is below 0, no order stops early, and the values sum to v(all) - v(none).
 
     Returns:
         m values.

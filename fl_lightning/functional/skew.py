@@ -1,4 +1,4 @@
-"""Skewed partitions of labels and of sizes, vectorised over clients: 100,000 clients over 10 million labels take seconds."""
+"""Skew labels or sizes, vectorised over clients: 100,000 clients over 10 million labels take seconds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Ints = NDArray[np.int64]
 
 
 def dirichlet_labels(labels: Tensor, num_clients: int, beta: float, capped: bool, rng: np.random.Generator) -> Partition:
-    """Spread each class over the clients by shares drawn from a symmetric Dirichlet distribution (Li et al. 2022, NIID-Bench).
+    """Spread each class over the clients by shares from a symmetric Dirichlet distribution (Li et al. 2022, NIID-Bench).
 
     Args:
-        labels: class of each example, int64, shape (n,).
-        num_clients: K.
-        beta: concentration, > 0; the smaller, the more of a class is with few clients.
-        capped: a client that holds n / K examples already gets none of the classes that follow.
+        labels: the class of each example, int64, shape (n,).
+        num_clients: the number of clients K.
+        beta: the concentration, > 0; smaller values concentrate a class on fewer clients.
+        capped: whether a client that already holds n / K examples gets no more classes.
         rng: draws shares and examples.
     """
     values = labels.numpy()
@@ -28,7 +28,7 @@ def dirichlet_labels(labels: Tensor, num_clients: int, beta: float, capped: bool
     held = np.zeros(num_clients, dtype=np.int64)
     begin = 0
     for size in sizes[sizes > 0]:
-        # Shares of some clients, normalised, are drawn from Dir(beta) over those clients.
+        # The shares of some clients, normalised, follow Dir(beta) over those clients.
         open_ = held * num_clients < len(values) if capped else np.ones(num_clients, dtype=bool)
         shares = np.zeros(num_clients)
         shares[open_] = rng.dirichlet(np.full(int(open_.sum()), beta))
@@ -40,13 +40,13 @@ def dirichlet_labels(labels: Tensor, num_clients: int, beta: float, capped: bool
 
 
 def dirichlet_sizes(num_examples: int, num_clients: int, beta: float, rng: np.random.Generator) -> Partition:
-    """Uniform samples whose sizes are shares of a symmetric Dirichlet distribution (NIID-Bench)."""
+    """Draw uniform samples whose sizes follow a symmetric Dirichlet distribution (NIID-Bench)."""
     counts = cut(rng.dirichlet(np.full(num_clients, beta)), num_examples)
     return Partition(torch.from_numpy(rng.permutation(num_examples)), offsets(torch.from_numpy(counts)))
 
 
 def label_shards(labels: Tensor, num_clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Sort by class, cut into K * s pieces whose sizes differ by at most one, deal each client s (McMahan et al. 2017)."""
+    """Sort by class, cut into K * s pieces whose sizes differ by at most one, and deal each client s (McMahan et al. 2017)."""
     grouped, _ = _by_class(labels.numpy(), rng)
     shards = num_clients * per_client
     counts = even_sizes(len(grouped), shards).numpy()
@@ -58,10 +58,10 @@ def label_shards(labels: Tensor, num_clients: int, per_client: int, rng: np.rand
 
 
 def classes_per_client(labels: Tensor, num_clients: int, per_client: int, rng: np.random.Generator) -> Partition:
-    """Every client holds ``per_client`` classes; who holds a class shares its examples evenly.
+    """Give every client ``per_client`` classes; the holders of a class share its examples evenly.
 
     Classes are dealt from shuffled decks, so that the numbers of holders of any two classes differ by at most one.
-    Classes that nobody was dealt, which is so where K * per_client is below the number of classes, go to nobody.
+    If K * per_client is below the number of classes, the classes that are not dealt stay unused.
     """
     values = labels.numpy()
     grouped, sizes = _by_class(values, rng)
@@ -86,7 +86,7 @@ def deal(num_clients: int, per_client: int, num_classes: int, rng: np.random.Gen
     hands = np.empty((num_clients, per_client), dtype=np.int64)
     deck = np.zeros(0, dtype=np.int64)
     for hand in hands:
-        if len(deck) < per_client:  # a new deck, those that the client has already from the old one last
+        if len(deck) < per_client:  # a new deck, with the classes left in the old one last
             fresh = rng.permutation(num_classes)
             had = np.isin(fresh, deck)
             deck = np.concatenate([deck, fresh[~had], fresh[had]])
@@ -96,7 +96,7 @@ def deal(num_clients: int, per_client: int, num_classes: int, rng: np.random.Gen
 
 
 def cut(shares: NDArray[np.float64], size: int) -> Ints:
-    """Whole numbers that add up to ``size``, each within one of its share; none where the share is 0."""
+    """Return whole numbers that add up to ``size``, each within one of its share, and 0 for a share of 0."""
     ends = np.cumsum(shares)
     whole: Ints = np.floor(ends / ends[-1] * size).astype(np.int64)
     counts: Ints = np.diff(whole, prepend=0)
@@ -104,6 +104,6 @@ def cut(shares: NDArray[np.float64], size: int) -> Ints:
 
 
 def _by_class(labels: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Indices sorted by class, shuffled within each; and the sizes of the classes."""
+    """Return indices sorted by class, shuffled within each, and the sizes of the classes."""
     shuffled = rng.permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")], np.bincount(labels)

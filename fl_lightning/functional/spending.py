@@ -1,4 +1,4 @@
-"""What a run has released so far: what its epsilons are computed from."""
+"""Add up everything a run has released so far, from which its epsilons are computed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 Entry = dict[str, Any]
 """A line of the ledger: ``drawn`` clients of a cohort whose noisy sum is released, noisy messages ``sent`` and noisy ``steps``
-by client, and the ``rates`` at which the steps draw examples. Negative numbers give back what was not used."""
+by client, and the ``rates`` at which the steps draw examples. Negative numbers return what was not used."""
 
 
 class Spending:
-    """Adds up entries: sums of cohorts, messages and steps of each client.
+    """Add up entries: sums of cohorts, messages and steps of each client.
 
     Attributes:
-        sums: noisy sums over cohorts.
-        drawn: clients of the largest of these cohorts.
-        sent: noisy messages by client.
-        steps: noisy steps by client.
+        sums: the number of noisy sums over cohorts.
+        drawn: the number of clients in the largest of these cohorts.
+        sent: the number of noisy messages by client.
+        steps: the number of noisy steps by client.
         rates: the highest rate of a client's steps, by client.
     """
 
@@ -28,10 +28,10 @@ class Spending:
         self.rates: dict[int, float] = {}
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        """Count an entry, as it comes out of JSON or is put into it.
+        """Count an entry, before or after conversion to JSON.
 
         Raises:
-            ValueError: if it is none.
+            ValueError: if it is not an entry.
         """
         if not isinstance(entry, Mapping):
             raise ValueError("no entry")
@@ -44,9 +44,9 @@ class Spending:
             self.rates[int(client)] = max(self.rates.get(int(client), 0.0), float(rate))
 
     def state_dict(self) -> Entry:
-        """Return everything, plain types only."""
+        """Return the whole state, in plain types only."""
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take everything back."""
+        """Restore the whole state."""
         self.__dict__.update({name: dict(value) if isinstance(value, dict) else value for name, value in state.items()})

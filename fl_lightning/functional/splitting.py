@@ -1,4 +1,4 @@
-"""Parts of every client's examples: held back for validation and test, in the classes' proportions."""
+"""Hold back parts of every client's examples for validation and test, in the classes' proportions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def hold_out(
     """Take a number of examples from each client, in the proportions of its classes, to within one example of each class.
 
     Args:
-        partition: who holds what.
-        sizes: how many to take from each client, int64, shape (K,), at most what it holds.
-        labels: class of each example of the data set, int64, shape (n,); None takes without regard to classes.
-        generator: draws which.
+        partition: the examples of each client.
+        sizes: the number of examples to take from each client, int64, shape (K,), at most what it holds.
+        labels: the class of each example of the data set, int64, shape (n,); None ignores classes.
+        generator: draws the examples.
 
     Returns:
-        What is left, and what was taken. Indices ascend within each client.
+        The remaining examples, and the examples taken. Indices ascend within each client.
     """
     owners, order = partition.owners(), partition.order
     classes = torch.zeros_like(order) if labels is None else labels[order]
-    known, classes = torch.unique(classes, return_inverse=True)  # -1 may stand for 'unlabelled', and numbers may be large
+    known, classes = torch.unique(classes, return_inverse=True)  # -1 may mean 'unlabelled', and numbers may be large
     num_classes = max(1, known.numel())
     group = owners * num_classes + classes
     shuffle = torch.randperm(len(order), generator=generator)
@@ -38,11 +38,11 @@ def hold_out(
 
 
 def _apportion(owner: Tensor, counts: Tensor, sizes: Tensor, totals: Tensor, generator: torch.Generator) -> Tensor:
-    """Largest remainders: how many of each (client, class) group to take so that each client's add up to its size."""
+    """Choose by largest remainders how many of each (client, class) group to take, so that each client gets its size."""
     quota = sizes[owner] * counts  # in parts of the client's total: whole numbers, so that equal remainders are equal
     whole, remainder = quota // totals[owner], quota % totals[owner]
     missing = sizes - torch.zeros_like(sizes).index_add_(0, owner, whole)
-    shuffle = torch.randperm(len(owner), generator=generator)  # equal remainders: by chance
+    shuffle = torch.randperm(len(owner), generator=generator)  # breaks ties between equal remainders
     by_remainder = shuffle[remainder[shuffle].argsort(stable=True, descending=True)]
     by_owner = by_remainder[owner[by_remainder].argsort(stable=True)]
     groups = torch.bincount(owner, minlength=len(sizes))
@@ -59,7 +59,7 @@ def _select(partition: Partition, owners: Tensor, chosen: Tensor) -> Partition:
 
 
 def class_balanced(labels: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
-    """``per_class`` random examples of every class that occurs, or all it has, ascending int64."""
+    """Draw ``per_class`` examples of every class that occurs, or all of a smaller class, ascending int64."""
     shuffle = torch.randperm(len(labels), generator=generator)
     place = shuffle[labels[shuffle].argsort(stable=True)]
     counts = torch.bincount(labels)

@@ -1,4 +1,4 @@
-"""How far models are apart: norms of their changes, and the drift of clients from their average."""
+"""Measure how far models are apart: norms of their changes, and the drift of clients from their average."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 _BLOCK = 2**16
-"""Numbers that are worked on at once: they stay in the processor's cache."""
+"""The number of elements processed at once, so that they stay in the processor's cache."""
 
 
 def squared_distance(one: Tensor, other: Tensor) -> float:
     """Return ``|one - other|^2`` of two vectors of shape (d,), on the same device, without a copy of them.
 
-    Squares are summed in float64; in float32 those of whole blocks of 65,536 numbers of float32, which takes half the time
-    and keeps five digits.
+    Squares are summed in float64. Within whole blocks of 65,536 float32 numbers they are summed in float32, which takes half
+    the time and keeps five digits.
     """
     wide = torch.float32 if one.device.type == "mps" else torch.float64
     size = _BLOCK if one.device.type == "cpu" else max(1, one.numel())
@@ -31,13 +31,13 @@ def squared_distance(one: Tensor, other: Tensor) -> float:
 
 
 def drift(norms: Sequence[float], shares: Sequence[float], step: float) -> float:
-    """Return the root mean square distance of clients' models from their average, in which each has its share.
+    """Return the root mean square distance of clients' models from their weighted average.
 
-    ``sum_k s_k |d_k - D|^2 = sum_k s_k |d_k|^2 - |D|^2`` for ``D = sum_k s_k d_k``: nobody has to hold the changes d_k.
+    ``sum_k s_k |d_k - D|^2 = sum_k s_k |d_k|^2 - |D|^2`` for ``D = sum_k s_k d_k``, so the changes d_k need not be stored.
 
     Args:
-        norms: ``|d_k|`` of each client.
-        shares: s_k, which sum to 1.
-        step: ``|D|``.
+        norms: the norm ``|d_k|`` of each client's change.
+        shares: the shares s_k, which sum to 1.
+        step: the norm ``|D|``.
     """
     return math.sqrt(max(0.0, math.fsum(s * norm * norm for s, norm in zip(shares, norms, strict=True)) - step * step))

@@ -1,4 +1,4 @@
-"""Named exact sums: what a strategy keeps of a round."""
+"""Keep a strategy's sums of a round: exact, and by name."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Loads = dict[tuple[str, int], list[tuple[int, float, bool]]]
 
 @dataclass(frozen=True)
 class Grid:
-    """How finely a vector is summed whose size and weights are known roughly before the first summand.
+    """Define the resolution of a sum whose size and weights are roughly known before the first summand.
 
     A piece takes one int64 a number, and a summand is rounded by at most ``2**-50 * magnitude * largest``. Summands that are
-    larger than expected are exact all the same, in two int64. Weights below ``2**-12 * largest`` are summed apart, on a
-    grid finer by that factor, and so on: the error of a summand stays below ``2**-38`` of its own weight.
+    larger than expected are still exact, in two int64. Weights below ``2**-12 * largest`` are summed separately, on a
+    grid finer by that factor, and so on; the error of a summand stays below ``2**-38`` of its own weight.
 
     Args:
-        pieces: length and expected magnitude of consecutive pieces of the vector; None for the finest grid there is.
+        pieces: the length and expected magnitude of consecutive pieces of the vector; None selects the finest grid.
         largest: the largest expected weight, > 0.
     """
 
@@ -37,7 +37,7 @@ class Grid:
     largest: float
 
     def fractions(self) -> list[tuple[int, int | None]]:
-        """Length and fraction of each piece, as :class:`ExactSum` takes it."""
+        """Return the length and fraction of each piece, as :class:`ExactSum` takes it."""
         scale = math.frexp(self.largest)[1]
         return [
             (size, None if expected is None else min(FRACTION, _BITS - scale - math.frexp(expected)[1]))
@@ -45,28 +45,28 @@ class Grid:
         ]
 
     def tier(self, weight: float) -> int:
-        """How many times 2**12 the weight is below the largest."""
+        """Return how many factors of 2**12 the weight is below the largest, at most 5."""
         if not weight:
             return 0
         return min(_TIERS - 1, max(0, (math.frexp(self.largest / abs(weight))[1] - 1) // _TIER))
 
 
 def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: float | None) -> Grid | None:
-    """The grid for sums of models: parameters are expected to stay near those of the global model, buffers anywhere.
+    """Return the grid for sums of models: parameters are expected to stay near the global model's, buffers anywhere.
 
     Args:
-        magnitudes: length and largest absolute value of each of the global model's parameters.
-        buffers: length of the averaged buffers behind them.
-        largest: the largest expected weight; None where it is not known.
+        magnitudes: the length and largest absolute value of each of the global model's parameters.
+        buffers: the length of the averaged buffers behind them.
+        largest: the largest expected weight; None if it is unknown.
 
     Returns:
-        None where no grid can be told beforehand.
+        None if no grid can be determined beforehand.
     """
     if largest is None or not 0 < largest < math.inf or not all(math.isfinite(value) for _, value in magnitudes):
         return None
     pieces: list[tuple[int, float | None]] = []
     for size, value in magnitudes:
-        expected = 2.0 ** math.frexp(max(value, 0.5))[1]  # 1 at least: a tensor may begin at 0
+        expected = 2.0 ** math.frexp(max(value, 0.5))[1]  # at least 1, since a tensor may start at 0
         if pieces and pieces[-1][1] == expected:
             size += pieces.pop()[0]
         pieces.append((size, expected))
@@ -74,11 +74,11 @@ def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: floa
 
 
 class Sums:
-    """Named exact sums. Ranks add theirs name by name.
+    """Keep exact sums by name. Ranks merge theirs name by name.
 
     Args:
-        device: where they are kept; on the CPU for a device without float64 (Apple's GPUs).
-        grids: by name, for sums whose size is known beforehand.
+        device: the device of the sums; the CPU replaces a device without float64 (Apple's GPUs).
+        grids: the grids by name, for sums whose size is known beforehand.
     """
 
     def __init__(self, device: torch.device | str = "cpu", grids: Mapping[str, Grid] | None = None) -> None:
@@ -90,7 +90,7 @@ class Sums:
         """Add ``weight * values`` to the sum of that name; the first summand sets its size.
 
         Raises:
-            ClientError: if a value is not finite, or the sum would become too large; it is as it was.
+            ClientError: if a value is not finite, or the sum would become too large; the sum is unchanged.
         """
         vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
         grid = self._grids.get(name)
@@ -109,11 +109,11 @@ class Sums:
             self._ensure(key, vector.size).merge(vector)
 
     def value(self, name: str) -> Tensor:
-        """The sum of that name as float64, shape (d,)."""
+        """Return the sum of that name as float64, shape (d,)."""
         return self._total(name, end=False)
 
     def take(self, name: str) -> Tensor:
-        """:meth:`value` in the memory of the sum, which ends with it."""
+        """Return :meth:`value` in the memory of the sum, and end the sum."""
         return self._total(name, end=True)
 
     def _total(self, name: str, end: bool) -> Tensor:
@@ -129,15 +129,15 @@ class Sums:
         return total
 
     def scalar(self, name: str) -> float:
-        """The sum of that name as a number; 0 where nothing was added."""
+        """Return the sum of that name as a number; 0 if nothing was added."""
         return float(self.value(name)) if any(known == name for known, _ in self._sums) else 0.0
 
     def sizes(self) -> dict[str, int]:
-        """Length of each sum, by name."""
+        """Return the length of each sum, by name."""
         return {name: vector.size for (name, _), vector in self._sums.items()}
 
     def masks(self) -> Iterator[tuple[str, Tensor]]:
-        """The integers that masks are added to, each with a name of its own: modulo 2**64 from now on, until :meth:`reveal`."""
+        """Yield the integers that masks are added to, each with a unique name; modulo 2**64 until :meth:`reveal`."""
         for (name, _), vector in self._sums.items():
             for part in vector.parts:
                 part.masked = True
@@ -145,20 +145,20 @@ class Sums:
                 yield f"{name} {number}", integers
 
     def reveal(self) -> None:
-        """All masks are off."""
+        """Declare that all masks have been removed."""
         for vector in self._sums.values():
             for part in vector.parts:
                 part.masked = False
 
     def loads(self) -> Loads:
-        """What ranks must know of each other's sums before they add them."""
+        """Return the facts that ranks exchange about their sums before they add them."""
         return {
             key: [(part.low.numel(), part.load, part.high is not None) for part in vector.parts]
             for key, vector in self._sums.items()
         }
 
     def integers(self, everyone: Sequence[Loads]) -> Iterator[Tensor]:
-        """The integers that ranks add, the same ones in the same order on each.
+        """Yield the integers that ranks add, the same ones in the same order on each rank.
 
         Args:
             everyone: the :meth:`loads` of all ranks.
@@ -175,7 +175,7 @@ class Sums:
 
 
 class _Vector:
-    """One sum of consecutive pieces, each on a grid of its own."""
+    """Keep one sum of consecutive pieces, each on its own grid."""
 
     def __init__(self, pieces: Sequence[tuple[int, int | None]], device: torch.device) -> None:
         sizes = [size for size, _ in pieces]
@@ -187,7 +187,7 @@ class _Vector:
     def add(self, values: Tensor, weight: float) -> None:
         pieces = torch.split(values, [part.low.numel() for part in self.parts])
         reaches = [magnitude(piece) for piece in pieces]
-        for part, reach in zip(self.parts, reaches, strict=True):  # all, before any is changed
+        for part, reach in zip(self.parts, reaches, strict=True):  # check all before changing any
             part.admit(reach * abs(weight))
         for part, piece, reach in zip(self.parts, pieces, reaches, strict=True):
             part.add(piece, weight, reach)

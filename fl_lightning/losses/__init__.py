@@ -1,4 +1,4 @@
-"""Losses for the clients: ``nn.Module``s that map (outputs, target) to a scalar."""
+"""Provide losses for the clients: ``nn.Module``s that map (outputs, target) to a scalar."""
 
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.losses.cross_entropy import CrossEntropy

@@ -1,4 +1,4 @@
-"""What a loss is that the server adapts after each round (AdaFed, section 3; Algorithm 1, lines 10-12)."""
+"""Define losses that the server adapts after each round (AdaFed, section 3; Algorithm 1, lines 10-12)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torchmetrics import Metric
 
 
 class AdaptiveLoss(nn.Module, ABC):
-    """A loss with buffers that the server sets from what it sees of the aggregated model on its own set.
+    """Compute a loss whose buffers the server sets after evaluating the aggregated model on its own set.
 
-    A new one is a subclass with ``forward``, a ``signal`` and :meth:`adapt`: no strategy, no callback. After each
-    validation within ``fit``, the sanity check aside, :class:`~fl_lightning.LossAdaptation` calls :meth:`adapt`; the new
-    buffers are in the round's checkpoint and go to the clients with the model. Losses around it, such as
-    :class:`~fl_lightning.ProximalLoss`, do not matter.
+    To add one, subclass it with ``forward``, a ``signal`` and :meth:`adapt`; it does not need a strategy or a callback. After
+    each validation within ``fit``, except the sanity check, :class:`~fl_lightning.LossAdaptation` calls :meth:`adapt`. The
+    new buffers are saved in the round's checkpoint and sent to the clients with the model. Adaptation also works inside
+    other losses, such as :class:`~fl_lightning.ProximalLoss`.
 
     Attributes:
-        signal: what is seen: a torchmetrics metric of (outputs, target), which gets all on which the module calls the loss in
-            validation; or the name of a metric that the module logs in validation. To be set; None: the loss stays as it is.
+        signal: the input of :meth:`adapt`, set by the subclass: a torchmetrics metric of (outputs, target), updated whenever
+            the module calls the loss in validation; the name of a metric that the module logs in validation; or None, for a
+            loss that never adapts.
         server_buffers: names of the buffers that :meth:`adapt` sets: sent to the clients, kept in checkpoints, never averaged.
         observed: whether calls count towards a metric in ``signal``.
     """
@@ -31,28 +32,28 @@ class AdaptiveLoss(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch, a scalar."""
+        """Return the loss of a batch, a scalar."""
 
     @abstractmethod
     def adapt(self, signal: Tensor) -> None:
         """Set the buffers.
 
         Args:
-            signal: what the metric computed, or the figure of that name; the same on every rank.
+            signal: the metric's value, or the logged value of that name; the same on every rank.
         """
 
     def figures(self) -> Mapping[str, Tensor]:
-        """What is logged of the new buffers after :meth:`adapt`, by name."""
+        """Return figures of the new buffers to log after :meth:`adapt`, by name."""
         return {}
 
 
 class PlainLoss:
     """Evaluate a loss as it was before the server adapted any part of it, so that rounds and strategies can be compared.
 
-    With class weights that means weights of 1, plain cross-entropy; with a robust loss, its first shape and scale.
+    Class weights are then 1, which gives plain cross-entropy; a robust loss has its first shape and scale.
 
     Args:
-        loss: with its adaptive parts as they were constructed.
+        loss: the loss, with its adaptive parts as constructed.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -65,11 +66,11 @@ class PlainLoss:
 
     @property
     def adapts(self) -> bool:
-        """Whether the loss has a part that the server adapts."""
+        """Return whether the loss has a part that the server adapts."""
         return bool(self._first)
 
     def __call__(self, loss: nn.Module, outputs: Tensor, target: Tensor) -> Tensor:
-        """Return the value of the loss with the buffers that it had at first."""
+        """Return the value of the loss with its original buffers."""
         parts = [part for part in loss.modules() if isinstance(part, AdaptiveLoss)]
         first = {name: value.to(outputs.device) for name, value in self._first.items()}
         try:

@@ -1,4 +1,4 @@
-"""Cross-entropy, the loss of the non-adaptive baselines (AdaFed, eq. 1)."""
+"""Compute cross-entropy, the loss of the non-adaptive baselines (AdaFed, eq. 1)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch.nn import functional as F
 
 
 class CrossEntropy(nn.Module):
-    """Mean cross-entropy of unnormalised scores and class indices (AdaFed, eq. 1).
+    """Compute the mean cross-entropy of unnormalised scores and class indices (AdaFed, eq. 1).
 
     Args:
-        label_smoothing: share of the target spread evenly over all classes, in [0, 1).
+        label_smoothing: the share of the target spread evenly over all classes, in [0, 1).
 
     Shapes:
         logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
@@ -21,5 +21,5 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         return F.cross_entropy(logits, target, label_smoothing=self.label_smoothing)

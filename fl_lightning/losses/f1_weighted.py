@@ -1,4 +1,4 @@
-"""F1-adaptive weighted cross-entropy (AdaFed, section 3.1, eq. 2; Algorithm 1, lines 10-12)."""
+"""Weight cross-entropy by each class's F1 (AdaFed, section 3.1, eq. 2; Algorithm 1, lines 10-12)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from fl_lightning.losses.metric_weighted import MetricWeightedCrossEntropy
 
 
 class F1WeightedCrossEntropy(MetricWeightedCrossEntropy):
-    """Cross-entropy whose class weights follow the per-class F1 of the aggregated model on the server's set.
+    """Weight cross-entropy by the per-class F1 of the aggregated model on the server's set.
 
-    ``kappa_c = 1 / (F1_c + epsilon)``, the paper's choice of :class:`~fl_lightning.MetricWeightedCrossEntropy`.
+    The weights are ``kappa_c = 1 / (F1_c + epsilon)``, the paper's choice of
+    :class:`~fl_lightning.MetricWeightedCrossEntropy`.
 
     Args:
-        num_classes: C, at least 2.
+        num_classes: the number of classes C, at least 2.
         epsilon: limits a weight to 1 / epsilon, in (0, 1); 0.1 in the paper's Simulation 2.
 
     Shapes:
         logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
 
     Example:
+        >>> import torch
         >>> loss = F1WeightedCrossEntropy(num_classes=2)
         >>> loss.adapt(torch.tensor([0.0, 0.9]))
         >>> loss.class_weights.tolist()

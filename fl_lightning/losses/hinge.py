@@ -1,4 +1,4 @@
-"""The hinge losses of support vector machines (survey, Table II)."""
+"""Compute the hinge losses of support vector machines (survey, Table II)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from fl_lightning.errors import ConfigurationError
 
 
 class Hinge(nn.Module):
-    """``mean max(0, 1 - y f(x))``, squared or plain, for each class against the rest.
+    """Compute the squared or plain hinge loss, ``mean max(0, 1 - y f(x))``, for each class against the rest.
 
-    Of C outputs the one of the true class has y = 1, the others -1; a sample's loss is the sum over the outputs, as
-    scikit-learn's LinearSVC trains them. With two classes the two outputs are each other's mirror image. The survey calls
-    its model squared-SVM and prints the plain hinge; both are here. The SVM's L2 term is the task's ``l2``.
+    Of C outputs, the one of the true class has y = 1 and the others -1. A sample's loss is the sum over the outputs, as in
+    scikit-learn's LinearSVC. With two classes, the two outputs mirror each other. The survey names its model squared-SVM
+    but prints the plain hinge; both are available. The task's ``l2`` provides the SVM's L2 term.
 
     Args:
-        squared: ``max(0, 1 - y f)^2``, which has a gradient everywhere; false for the plain hinge.
+        squared: whether to use ``max(0, 1 - y f)^2``, which is differentiable everywhere, instead of the plain hinge.
 
     Shapes:
         outputs (M, C), labels (M,); the output is a scalar.
 
     Example:
+        >>> import torch
         >>> Hinge(squared=False)(torch.tensor([[0.5, -2.0]]), torch.tensor([0])).item()
         0.5
     """
@@ -32,10 +33,10 @@ class Hinge(nn.Module):
         self.squared = squared
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The mean loss of a batch.
+        """Return the mean loss of a batch.
 
         Raises:
-            ConfigurationError: if the targets are no classes.
+            ConfigurationError: if the targets are not classes.
         """
         if target.is_floating_point() or outputs.ndim != 2 or target.ndim != 1:
             raise ConfigurationError(

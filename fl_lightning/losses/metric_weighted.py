@@ -1,4 +1,4 @@
-"""Cross-entropy weighted by any metric of each class (AdaFed, section 3.1, eq. 2: 'other metrics can be chosen')."""
+"""Weight cross-entropy by any metric of each class (AdaFed, section 3.1, eq. 2: 'other metrics can be chosen')."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fl_lightning.losses.adaptive import AdaptiveLoss
 
 
 class MetricWeightedCrossEntropy(AdaptiveLoss):
-    """Cross-entropy whose class weights follow a metric of each class, of the aggregated model on the server's set.
+    """Weight cross-entropy by a per-class metric of the aggregated model on the server's set.
 
     Equation: ``-1/M * sum_m kappa[y_m] * log softmax(logits_m)[y_m]`` with ``kappa_c = 1 / (metric_c + epsilon)``. It
     divides by the number of samples M (eq. 2), not by the sum of their weights as ``torch.nn.CrossEntropyLoss`` does.
-    The weights start at 1 and change only in :meth:`adapt`. They are a buffer that the server owns: it is in the
-    checkpoint, travels to the clients with the model, and is not averaged.
+    The weights start at 1 and change only in :meth:`adapt`. They are a buffer that the server owns: it is saved in the
+    checkpoint, sent to the clients with the model, and not averaged.
 
     Args:
-        metric: of (logits, labels), one value in [0, 1] per class, higher is better: a torchmetrics class with
+        metric: a metric of (logits, labels) with one value in [0, 1] per class, higher is better: a torchmetrics class with
             ``average: none``, such as MulticlassRecall.
-        num_classes: C, at least 2.
+        num_classes: the number of classes C, at least 2.
         epsilon: limits a weight to 1 / epsilon, in (0, 1); 0.1 in the paper's Simulation 2.
 
     Shapes:
         logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
 
     Raises:
-        ConfigurationError: for a metric that does not say that higher is better; by :meth:`adapt`, if it does not give one
-            value per class.
+        ConfigurationError: if the metric does not declare that higher is better; from :meth:`adapt`, if it does not return
+            one value per class.
     """
 
     server_buffers = ("class_weights",)
@@ -49,12 +49,12 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         self.register_buffer("class_weights", torch.ones(num_classes))
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The weighted loss of a batch."""
+        """Return the weighted loss of a batch."""
         return weighted_cross_entropy(logits, target, self.class_weights.to(logits.dtype))
 
     @torch.no_grad()
     def adapt(self, signal: Tensor) -> None:
-        """Set the class weights from a score of each class, in [0, 1], shape (C,); NaN counts as 'unknown', weight 1."""
+        """Set the class weights from a score of each class, in [0, 1], shape (C,); NaN means unknown and gives weight 1."""
         if signal.shape != self.class_weights.shape:
             raise ConfigurationError(
                 f"{type(self).__name__} wants one value for each of {self.class_weights.numel()} classes, but its metric gives "
@@ -68,16 +68,16 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         self.class_weights.copy_(f1_class_weights(signal, self.epsilon))
 
     def figures(self) -> dict[str, Tensor]:
-        """The class weights."""
+        """Return the class weights."""
         return {f"class_weight/{c}": weight for c, weight in enumerate(self.class_weights)}
 
 
 class PresentClasses(Metric):
-    """A metric of each class, NaN for classes without an example: torchmetrics gives those 0, the worst there is.
+    """Wrap a per-class metric and return NaN for classes without examples, to which torchmetrics gives 0, the worst value.
 
     Args:
-        metric: gives shape (C,).
-        num_classes: C.
+        metric: a metric that returns shape (C,).
+        num_classes: the number of classes C.
     """
 
     higher_is_better = True
@@ -91,12 +91,12 @@ class PresentClasses(Metric):
         self.add_state("counts", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Take a batch in."""
+        """Add a batch."""
         self.metric.update(logits, target)
         self.counts += torch.bincount(target.flatten(), minlength=self.num_classes)[: self.num_classes]
 
     def compute(self) -> Any:
-        """The metric, shape (C,)."""
+        """Return the metric, shape (C,)."""
         values = self.metric.compute()
         if values.shape != self.counts.shape:
             return values

@@ -1,4 +1,4 @@
-"""FedProx's proximal term as a loss (Li et al. 2020, eq. 2), around any other loss."""
+"""Add FedProx's proximal term to any loss (Li et al. 2020, eq. 2)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fl_lightning.functional.proximal import proximal_term
 
 
 class ProximalLoss(nn.Module):
-    """``loss(logits, target) + mu / 2 * ||w - w_t||^2``, w_t being the weights at the start of the round.
+    """Add a proximal term to a loss: ``loss(logits, target) + mu / 2 * ||w - w_t||^2``.
 
-    :class:`~fl_lightning.ClassificationTask` anchors it by itself. In a module of your own, call :meth:`anchor` in
-    ``on_train_start``. For a module whose loss you don't own, use ``federation.local.proximal_mu`` instead: the same
-    gradient, added after unscaling and before clipping.
+    w_t are the weights at the start of the round. :class:`~fl_lightning.ClassificationTask` anchors the loss automatically.
+    In your own module, call :meth:`anchor` in ``on_train_start``. For a module whose loss you cannot change, use
+    ``federation.local.proximal_mu`` instead: it adds the same gradient, after unscaling and before clipping.
 
     Args:
-        loss: the loss that it is added to.
-        mu: strength, >= 0; 0 leaves the loss as it is.
+        loss: the loss to which the term is added.
+        mu: the strength, >= 0; 0 leaves the loss unchanged.
     """
 
     def __init__(self, loss: nn.Module, mu: float = 0.01) -> None:
@@ -32,16 +32,16 @@ class ProximalLoss(nn.Module):
         self._anchors: list[Tensor] = []
 
     def anchor(self, parameters: Iterable[Tensor]) -> None:
-        """Remember where the parameters are now; later calls of the loss measure from there."""
+        """Store the parameters' current values; later calls of the loss measure the distance from them."""
         self._parameters_now = [p for p in parameters if p.requires_grad]
         with torch.no_grad():
             self._anchors = [p.detach().clone() for p in self._parameters_now]
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch; the term is added only while gradients are recorded, so that evaluation is comparable.
+        """Return the loss of a batch. The term is added only while gradients are recorded, so that evaluation is comparable.
 
         Raises:
-            ConfigurationError: if it was never anchored.
+            ConfigurationError: if :meth:`anchor` was never called.
         """
         loss: Tensor = self.loss(logits, target)
         if self.mu == 0 or not torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""A robust loss for regression whose shape the server adapts (Barron 2019; AdaFed, section 3.2)."""
+"""Compute a robust regression loss whose shape the server adapts (Barron 2019; AdaFed, section 3.2)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fl_lightning.losses.adaptive import AdaptiveLoss
 
 
 class RobustLoss(AdaptiveLoss):
-    """The mean of ``rho(outputs - target, shape, scale)``: L2 for small residuals, as mild as its shape says for large ones.
+    """Compute the mean of ``rho(outputs - target, shape, scale)``: L2 for small residuals; the shape limits large ones.
 
     Shape 2 is L2, 1 Charbonnier (a smooth L1), 0 Cauchy, -2 Geman-McClure, -inf Welsch; see
-    :func:`~fl_lightning.functional.robust_loss`. With ``adaptive`` the server sets the shape after each round to the one
-    under which its own residuals, all at once, are most likely (eq. 16-18): where a few of them are large the clients'
-    outliers count less in the next round. The gradient near 0 is ``x / scale^2``: another scale wants another learning rate.
+    :func:`~fl_lightning.functional.robust_loss`. With ``adaptive``, after each round the server sets the shape under which
+    all its own residuals together are most likely (eq. 16-18). If a few of them are large, the clients' outliers count less
+    in the next round. The gradient near 0 is ``x / scale^2``, so a different scale needs a different learning rate.
 
     Args:
-        shape: alpha at the start, at most 2; -inf is allowed.
-        scale: c > 0, the size of residuals that are still noise, in units of the target.
-        adaptive: whether the server adapts the shape; within ``lowest`` and ``highest``, where ``shape`` must lie.
-        adapt_scale: whether it adapts the scale as well.
-        lowest: of the adapted shapes, >= 0: below the likelihood has no integral.
-        highest: of the adapted shapes, <= 2.
+        shape: the initial alpha, at most 2; -inf is allowed.
+        scale: the size c of residuals that are still noise, > 0, in units of the target.
+        adaptive: whether the server adapts the shape, between ``lowest`` and ``highest``; ``shape`` must lie there, too.
+        adapt_scale: whether the server also adapts the scale.
+        lowest: the lowest adapted shape, >= 0; for lower shapes the likelihood does not have a finite integral.
+        highest: the highest adapted shape, <= 2.
 
     Shapes:
         outputs and target of one shape, (N, ...); the output is a scalar, float32 or float64.
@@ -62,32 +62,32 @@ class RobustLoss(AdaptiveLoss):
 
     @property
     def convex(self) -> bool:
-        """In the outputs, whatever the server does: from shape 1 on."""
+        """Return whether the loss is convex in the outputs for every shape the server may set: from shape 1 on."""
         return self.lowest >= 1 if self.adaptive else float(self.shape) >= 1
 
     def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """The mean loss of a batch.
+        """Return the mean loss of a batch.
 
         Raises:
-            ConfigurationError: if outputs and target differ in shape, which would be broadcast.
+            ConfigurationError: if outputs and target differ in shape, since they would be broadcast.
         """
         require_same_shape("RobustLoss", outputs.shape, target.shape)
         return robust_loss(outputs - target, self.shape, self.scale).mean()
 
     @torch.no_grad()
     def adapt(self, signal: Tensor) -> None:
-        """Set the shape, and the scale if asked, from counts of residuals, shape (2560,)."""
+        """Set the shape, and the scale if requested, from counts of residuals, shape (2560,)."""
         shape, scale = most_likely(signal, float(self.scale), self.lowest, self.highest, self.adapt_scale)
         self.shape.fill_(shape)
         self.scale.fill_(scale)
 
     def figures(self) -> dict[str, Tensor]:
-        """Shape and scale of the next round."""
+        """Return the shape and scale of the next round."""
         return {"robust_loss/shape": self.shape.clone(), "robust_loss/scale": self.scale.clone()}
 
 
 class ResidualCounts(Metric):
-    """Counts residuals by their absolute value; see :func:`~fl_lightning.functional.residual_counts`."""
+    """Count residuals by their absolute value; see :func:`~fl_lightning.functional.residual_counts`."""
 
     full_state_update = False
     counts: Tensor
@@ -98,9 +98,9 @@ class ResidualCounts(Metric):
         self.add_state("counts", zero, dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, target: Tensor) -> None:
-        """Take a batch in."""
+        """Add a batch."""
         self.counts += residual_counts(outputs.detach() - target)
 
     def compute(self) -> Any:
-        """The counts, int64, shape (2560,)."""
+        """Return the counts, int64, shape (2560,)."""
         return self.counts

@@ -1,4 +1,4 @@
-"""Metrics that torchmetrics does not have."""
+"""Provide metrics that torchmetrics lacks."""
 
 from fl_lightning.metrics.diagnostic_odds_ratio import DiagnosticOddsRatio
 from fl_lightning.metrics.percentage_error import PercentageError

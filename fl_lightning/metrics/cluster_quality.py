@@ -1,4 +1,4 @@
-"""How near centroids are to their examples (survey, Table II)."""
+"""Measure how near centroids are to their examples (survey, Table II)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmetrics import Metric
 
 
 class ClusterQuality(Metric):
-    """How near the centroids are: ``loss``, ``distance`` and ``empty``; see :class:`~fl_lightning.KMeansTask`."""
+    """Compute ``loss``, ``distance`` and ``empty`` of centroids; see :class:`~fl_lightning.KMeansTask`."""
 
     higher_is_better = False
     full_state_update = False
@@ -30,7 +30,7 @@ class ClusterQuality(Metric):
         self.members = self.members + F.one_hot(nearest, len(self.members)).sum(dim=0)
 
     def compute(self) -> dict[str, Tensor]:
-        """The figures, scalars."""
+        """Return the figures, scalars."""
         examples = self.members.sum()
         return {
             "loss": self.squared / examples,

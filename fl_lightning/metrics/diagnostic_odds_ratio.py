@@ -1,4 +1,4 @@
-"""The diagnostic odds ratio, which AdaFed names as a weight (AdaFed, section 3.1; Glas et al. 2003)."""
+"""Compute the diagnostic odds ratio, which AdaFed suggests as a weight (AdaFed, section 3.1; Glas et al. 2003)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from fl_lightning.functional.exact_sum import wide
 
 
 class DiagnosticOddsRatio(Metric):
-    """``(TP + 1/2) (TN + 1/2) / ((FP + 1/2) (FN + 1/2))`` of each class against the others, averaged over the classes.
+    """Compute the diagnostic odds ratio of each class against the others, averaged over the classes.
 
-    The halves (Haldane and Anscombe) keep it finite. 1 is chance; there is no upper limit, so a good model outweighs
-    others by far more than by its accuracy. A class without examples does not count.
+    The ratio is ``(TP + 1/2) (TN + 1/2) / ((FP + 1/2) (FN + 1/2))``; the halves (Haldane and Anscombe) keep it finite. 1 is
+    chance. It has no upper limit, so a good model outweighs others by far more than by its accuracy. Classes without
+    examples do not count.
 
     Args:
-        num_classes: C, at least 2.
+        num_classes: the number of classes C, at least 2.
     """
 
     higher_is_better = True
@@ -39,7 +40,7 @@ class DiagnosticOddsRatio(Metric):
         self.confusion += torch.bincount(cells, minlength=self.num_classes**2).view_as(self.confusion)
 
     def compute(self) -> Tensor:
-        """The mean ratio, a scalar, > 0."""
+        """Return the mean ratio, a scalar, > 0."""
         counts = wide(self.confusion)
         right = counts.diagonal()
         missed, false = counts.sum(dim=1) - right, counts.sum(dim=0) - right

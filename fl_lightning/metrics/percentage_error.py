@@ -1,4 +1,4 @@
-"""The mean absolute percentage error with a stated rule for targets near zero (AdaFed, section 3.2)."""
+"""Compute the mean absolute percentage error with an explicit rule for targets near zero (AdaFed, section 3.2)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fl_lightning.errors import require, require_same_shape
 
 
 class PercentageError(Metric):
-    """``mean |y - prediction| / max(|y|, floor)``, as a ratio: 0.1 is 10 %.
+    """Compute ``mean |y - prediction| / max(|y|, floor)`` as a ratio: 0.1 is 10 %.
 
-    With the floor 1 and counts, an image without cells is measured as if it held one: each cell too many is 100 %.
-    torchmetrics' own takes 1.17e-6 for the floor, so that one empty image outweighs all others.
+    With the floor 1 and counts, an image without cells counts as if it held one: each extra cell is 100 %. torchmetrics' own
+    metric uses a floor of 1.17e-6, so that one empty image outweighs all others.
 
     Args:
-        floor: F > 0, in units of the target.
+        floor: the floor F > 0, in units of the target.
     """
 
     higher_is_better = False
@@ -32,15 +32,15 @@ class PercentageError(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Take a batch in.
+        """Add a batch.
 
         Raises:
-            ConfigurationError: if they differ in shape, which would be broadcast.
+            ConfigurationError: if predictions and target differ in shape, since they would be broadcast.
         """
         require_same_shape("PercentageError", predictions.shape, target.shape)
         self.total += ((predictions - target).abs() / target.abs().clamp(min=self.floor)).sum()
         self.count += target.numel()
 
     def compute(self) -> Tensor:
-        """The mean, >= 0."""
+        """Return the mean, >= 0."""
         return self.total / self.count

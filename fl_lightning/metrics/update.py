@@ -1,4 +1,4 @@
-"""Giving a metric what it compares, with a message where it cannot."""
+"""Update a metric, and raise a helpful message if it rejects the data."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fl_lightning.errors import ConfigurationError, FederationError
 
 
 def update_metric(metric: Metric, predictions: Tensor, target: Tensor, setting: str) -> None:
-    """Let a metric take a batch in.
+    """Update a metric with a batch.
 
     Args:
-        metric: of (predictions, target).
-        predictions: of the module.
-        target: what they should be.
-        setting: that asks for the metric, for the message.
+        metric: a metric of (predictions, target).
+        predictions: the module's predictions.
+        target: the true values.
+        setting: the setting that asks for the metric, for the message.
 
     Raises:
-        ConfigurationError: if the metric is none of such predictions and targets.
+        ConfigurationError: if the metric cannot compare such predictions and targets.
     """
     try:
         metric.update(predictions, target)

@@ -1,4 +1,4 @@
-"""Networks of the papers. Any other ``nn.Module`` works as well."""
+"""Provide the networks of the papers. Any other ``nn.Module`` works as well."""
 
 from fl_lightning.models.density_count import DensityCount
 from fl_lightning.models.frozen_backbone import FrozenBackbone

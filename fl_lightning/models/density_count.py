@@ -1,4 +1,4 @@
-"""From a density image to a count."""
+"""Turn density images into counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from fl_lightning.errors import require
 
 
 class DensityCount(nn.Module):
-    """The sum of a density image over its pixels, divided by the scale that its target was multiplied with.
+    """Sum a density image over its pixels, and divide by the scale that multiplied its target.
 
-    Nothing is trained. Sums are in float32, in float64 for such images, whatever the precision of the run.
+    The module has no trainable weights. It sums in float32, or in float64 for float64 images, whatever the run's precision.
 
     Args:
-        scale: > 0, the datamodule's ``density_scale``.
+        scale: the datamodule's ``density_scale``, > 0.
     """
 
     def __init__(self, scale: float = 100.0) -> None:
@@ -23,6 +23,6 @@ class DensityCount(nn.Module):
         self.scale = scale
 
     def forward(self, density: Tensor) -> Tensor:
-        """Counts, shape (N,), of density images of shape (N, 1, H, W)."""
+        """Return counts, shape (N,), of density images of shape (N, 1, H, W)."""
         wide = density if density.dtype == torch.float64 else density.float()
         return wide.sum(dim=(1, 2, 3)) / self.scale

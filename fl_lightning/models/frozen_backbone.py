@@ -1,4 +1,4 @@
-"""A network whose first part is not trained."""
+"""Combine a frozen backbone with a trained head."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 class FrozenBackbone(nn.Module):
-    """A backbone that stays as it is and a head that is trained on its features.
+    """Train a head on the features of a frozen backbone.
 
-    The backbone has no gradients and is always in evaluation mode: no dropout, BatchNorm with its own statistics. So an
-    example's features never change, and :class:`~fl_lightning.FeatureCache` computes them once. Parameters that are given
-    gradients again before the fit are trained and sent like any others.
+    The backbone has no gradients and is always in evaluation mode: no dropout, and BatchNorm with its own statistics. An
+    example's features therefore never change, and :class:`~fl_lightning.FeatureCache` computes them once. Parameters whose
+    gradients are enabled again before the fit are trained and sent like any others.
 
     Args:
         backbone: maps images, shape (N, C, H, W), to features, shape (N, D).
@@ -18,7 +18,7 @@ class FrozenBackbone(nn.Module):
     """
 
     constant_parts = ("backbone",)
-    """Of the federation's messages: what no client changes, nobody needs to send."""
+    """Children that the federation does not send, since no client changes them."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -26,12 +26,12 @@ class FrozenBackbone(nn.Module):
         self.head = head
 
     def train(self, mode: bool = True) -> FrozenBackbone:
-        """Switch the head alone."""
+        """Switch the mode of the head only."""
         super().train(mode)
         self.backbone.eval()
         return self
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits of images, shape (N, C, H, W), or of their features, shape (N, D)."""
+        """Return logits of images, shape (N, C, H, W), or of their features, shape (N, D)."""
         logits: Tensor = self.head(self.backbone(inputs) if inputs.ndim == 4 else inputs)
         return logits

@@ -1,4 +1,4 @@
-"""The convolutional network of Keras' MNIST example, which AdaFed's simulations train."""
+"""Build the convolutional network of Keras' MNIST example, which AdaFed's simulations train."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fl_lightning.errors import require
 
 
 class KerasCNN(nn.Sequential):
-    """Two 3x3 convolutions, max-pooling, dropout, a dense layer, dropout, a dense layer of logits.
+    """Apply two 3x3 convolutions, max-pooling, dropout, a dense layer, dropout, and a dense layer of logits.
 
-    With the defaults 1,199,882 parameters, as Keras counts them. Initialised as Keras does: Glorot uniform
+    With the defaults it has 1,199,882 parameters, as Keras counts them. It is initialised as in Keras: Glorot uniform
     kernels, zero biases.
 
     Args:
-        num_classes: length of the output.
-        in_channels: channels of the images.
-        image_size: height and width of the images in pixels, at least 6.
+        num_classes: the number of outputs.
+        in_channels: the channels of the images.
+        image_size: the height and width of the images in pixels, at least 6.
 
     Shapes:
         input (N, in_channels, image_size, image_size), output logits (N, num_classes).
@@ -41,7 +41,7 @@ class KerasCNN(nn.Sequential):
         self.apply(_initialise_as_keras)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of a batch of images."""
+        """Return logits of a batch of images."""
         logits: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         return logits
 

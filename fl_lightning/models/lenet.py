@@ -1,4 +1,4 @@
-"""LeNet-5 with ReLU (LeCun et al. 1998), the network of the FedLoss thesis."""
+"""Build LeNet-5 with ReLU (LeCun et al. 1998), the network of the FedLoss thesis."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fl_lightning.errors import require
 
 
 class LeNet(nn.Module):
-    """Convolutions of 6 and 16 filters, 5 x 5, each with ReLU and 2 x 2 max-pooling; 120 and 84 units; logits.
+    """Apply 5 x 5 convolutions of 6 and 16 filters, each with ReLU and 2 x 2 max-pooling; 120 and 84 units; logits.
 
-    44,426 parameters for 28 x 28 grey images, 62,006 for 32 x 32 colour images.
+    It has 44,426 parameters for 28 x 28 grey images, 62,006 for 32 x 32 colour images.
 
     Args:
-        channels: of the images.
-        image_size: height and width in pixels, at least 16.
-        num_classes: outputs.
+        channels: the channels of the images.
+        image_size: the height and width of the images in pixels, at least 16.
+        num_classes: the number of outputs.
     """
 
     def __init__(self, channels: int = 1, image_size: int = 28, num_classes: int = 10) -> None:
@@ -38,6 +38,6 @@ class LeNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits, shape (N, num_classes), of images of shape (N, channels, image_size, image_size)."""
+        """Return logits, shape (N, num_classes), of images of shape (N, channels, image_size, image_size)."""
         logits: Tensor = self.layers(images)
         return logits

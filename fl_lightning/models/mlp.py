@@ -1,4 +1,4 @@
-"""A multilayer perceptron."""
+"""Build a multilayer perceptron."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fl_lightning.errors import require
 
 
 class MLP(nn.Module):
-    """Flattens its input; hidden layers with ReLU, each with dropout; logits.
+    """Flatten the input and apply hidden layers with ReLU, each with dropout, and a layer of logits.
 
-    With the defaults 199,210 parameters, McMahan et al.'s 2NN for MNIST.
+    With the defaults it has 199,210 parameters: McMahan et al.'s 2NN for MNIST.
 
     Args:
-        in_features: numbers per example, such as channels * height * width.
-        hidden: units of each hidden layer.
-        num_classes: outputs.
-        dropout: probability in [0, 1) after each hidden layer.
+        in_features: the numbers per example, such as channels * height * width.
+        hidden: the units of each hidden layer.
+        num_classes: the number of outputs.
+        dropout: the dropout probability after each hidden layer, in [0, 1).
     """
 
     def __init__(
@@ -35,6 +35,6 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear([in_features, *hidden][-1], num_classes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, shape (N, num_classes), of inputs of shape (N, ...) with in_features numbers each."""
+        """Return logits, shape (N, num_classes), of inputs of shape (N, ...) with in_features numbers each."""
         logits: Tensor = self.layers(inputs)
         return logits

@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al. 2016) as torchvision builds it, with a stem for large or for small images."""
+"""Build ResNet-18 (He et al. 2016) as torchvision does, with a stem for large or for small images."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fl_lightning.models.weights import load_weights
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 with logits of any number of classes.
+    """Build ResNet-18 with logits for any number of classes.
 
-    11,181,642 parameters for 3 channels and 10 classes, 11,173,962 with the stem ``cifar``. Its BatchNorm needs at least two
-    examples in a batch where the last feature maps are of 1 x 1, as those of 32 x 32 images with the stem ``imagenet`` are.
+    It has 11,181,642 parameters for 3 channels and 10 classes, 11,173,962 with the stem ``cifar``. Its BatchNorm needs at
+    least two examples in a batch if the last feature maps are 1 x 1, as for 32 x 32 images with the stem ``imagenet``.
 
     Args:
-        num_classes: outputs.
-        channels: of the images; other than 3 needs new first weights, so ``weights`` must be None.
-        stem: ``imagenet`` is torchvision's, 7 x 7 with stride 2 and max-pooling, which the FedNova thesis takes for CIFAR,
-            too; ``cifar`` is 3 x 3 with stride 1 and no pooling, for images of 28 or 32 pixels.
-        weights: of torchvision's network for 1,000 classes, of which the last layer is replaced, and with the stem ``cifar``
-            the first: a name such as ``IMAGENET1K_V1``, the path of a file, or None.
+        num_classes: the number of outputs.
+        channels: the channels of the images. If not 3, the first layer needs new weights, so ``weights`` must be None.
+        stem: ``imagenet`` is torchvision's, 7 x 7 with stride 2 and max-pooling, which the FedNova thesis also uses for
+            CIFAR; ``cifar`` is 3 x 3 with stride 1 and no pooling, for images of 28 or 32 pixels.
+        weights: pretrained weights of torchvision's network for 1,000 classes: a name such as ``IMAGENET1K_V1``, the path of a
+            file, or None. The last layer is replaced, and with the stem ``cifar`` also the first.
 
     Raises:
-        ConfigurationError: for weights that cannot be had or do not fit.
+        ConfigurationError: if the weights are not available or do not fit.
     """
 
     def __init__(
@@ -49,6 +49,6 @@ class ResNet18(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits, shape (N, num_classes), of images of shape (N, channels, height, width)."""
+        """Return logits, shape (N, num_classes), of images of shape (N, channels, height, width)."""
         logits: Tensor = self.network(images)
         return logits

@@ -1,4 +1,4 @@
-"""A small U-Net (Ronneberger et al. 2015) for networks from image to image, such as one that draws the density of cells."""
+"""Build a small U-Net (Ronneberger et al. 2015) that maps images to images, such as to the density of cells."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from fl_lightning.errors import ConfigurationError, require
 
 
 class UNet(nn.Module):
-    """Halves the image ``depth`` times and doubles it again, each level with the features of the same size from the way down.
+    """Halve the image ``depth`` times and double it again, adding on each level the features of the same size.
 
-    As in the paper (section 2): two 3 x 3 convolutions with ReLU on each level, 2 x 2 max-pooling, twice as many features
-    below, 2 x 2 up-convolutions, a 1 x 1 convolution at the end. Unlike there, images are padded, so that outputs have their
-    size; and there are few features. Nothing is normalised: BatchNorm's statistics are averaged badly over unlike clients,
-    and with GroupNorm simulated cells took more epochs to count. Weights start as He et al. (2015) have it, the last layer's
-    near zero: the first outputs are close to 0. Outputs have no lower limit.
+    As in the paper (section 2), each level has two 3 x 3 convolutions with ReLU, followed by 2 x 2 max-pooling and twice as
+    many features below; 2 x 2 up-convolutions lead back up, and a 1 x 1 convolution ends the network. Unlike in the paper,
+    images are padded, so that outputs have their size, and features are few. Normalisation is left out: BatchNorm's
+    statistics average badly over unlike clients, and with GroupNorm, counting simulated cells took more epochs. Weights are
+    initialised as in He et al. (2015), the last layer's near zero, so the first outputs are close to 0. Outputs do not have a
+    lower limit.
 
-    29,321 parameters for a width of 8 and 116,753 for 16, with a depth of 2 and one channel.
+    It has 29,321 parameters for a width of 8 and 116,753 for 16, with a depth of 2 and one channel.
 
     Args:
-        channels: of the images.
-        outputs: channels of what is drawn.
-        width: features of the first level, >= 1.
+        channels: the channels of the images.
+        outputs: the channels of the output.
+        width: the features of the first level, >= 1.
         depth: how often the image is halved, >= 1; its height and width must be multiples of 2 ** depth.
     """
 
@@ -42,16 +43,16 @@ class UNet(nn.Module):
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight)
             elif isinstance(part, nn.ConvTranspose2d):
-                nn.init.normal_(part.weight, std=part.in_channels**-0.5)  # no ReLU behind it, one weight for each input
+                nn.init.normal_(part.weight, std=part.in_channels**-0.5)  # no ReLU follows; one weight for each input
             if isinstance(part, nn.Conv2d | nn.ConvTranspose2d) and part.bias is not None:
                 nn.init.zeros_(part.bias)
         nn.init.normal_(self.last.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
-        """What is drawn, shape (N, outputs, H, W), of images of shape (N, channels, H, W).
+        """Return output images, shape (N, outputs, H, W), for images of shape (N, channels, H, W).
 
         Raises:
-            ConfigurationError: if H or W is no multiple of 2 ** depth.
+            ConfigurationError: if H or W is not a multiple of 2 ** depth.
         """
         height, width = images.shape[-2:]
         if height % 2**self.depth or width % 2**self.depth:
@@ -72,6 +73,6 @@ class UNet(nn.Module):
 
 
 def _two(channels: int, width: int) -> nn.Sequential:
-    """Two convolutions of 3 x 3, each with ReLU."""
+    """Return two convolutions of 3 x 3, each with ReLU."""
     first, second = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU())

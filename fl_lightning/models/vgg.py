@@ -1,4 +1,4 @@
-"""VGG-19 (Simonyan and Zisserman 2015) with frozen convolutions and a new head, as the Fed-Star thesis takes it."""
+"""Build VGG-19 (Simonyan and Zisserman 2015) with frozen convolutions and a new head, as in the Fed-Star thesis."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from fl_lightning.models.weights import load_weights
 
 
 class VGG19(FrozenBackbone):
-    """The convolutions of torchvision's VGG-19, frozen, and a head of three dense layers.
+    """Combine the frozen convolutions of torchvision's VGG-19 with a head of three dense layers.
 
-    The thesis takes the head 1024-256-C with dropout 0.5 for Office-31 at 224 x 224 pixels, and 512-512-C without dropout for
+    The thesis uses the head 1024-256-C with dropout 0.5 for Office-31 at 224 x 224 pixels, and 512-512-C without dropout for
     CIFAR-10 (Fed-Cyclic and Fed-Star thesis, section 5.1).
 
     Args:
-        num_classes: C, outputs.
-        hidden: units of the head's hidden layers.
-        dropout: probability in [0, 1) after each hidden layer.
-        pooled: height and width to which the last feature maps are averaged: 7 as in VGG, 25,088 features; 1 gives 512, which
-            is all there is for images of 32 x 32.
-        weights: of torchvision's network: a name such as ``IMAGENET1K_V1``, the path of a file, or None for random ones.
+        num_classes: the number of outputs C.
+        hidden: the units of the head's hidden layers.
+        dropout: the dropout probability after each hidden layer, in [0, 1).
+        pooled: the height and width to which the last feature maps are averaged: 7 as in VGG, 25,088 features; 1 gives 512,
+            which is all that images of 32 x 32 provide.
+        weights: pretrained weights of torchvision's network: a name such as ``IMAGENET1K_V1``, the path of a file, or None for
+            random ones.
 
     Raises:
-        ConfigurationError: for weights that cannot be had or do not fit.
+        ConfigurationError: if the weights are not available or do not fit.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pretrained weights: by torchvision's name for them, or from a local file."""
+"""Load pretrained weights, by torchvision's name for them or from a local file."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def load_weights(network: nn.Module, architecture: str, weights: str | None) -> 
     """Load a torchvision network's weights, before its layers are replaced.
 
     Args:
-        network: as torchvision builds it.
+        network: the network as torchvision builds it.
         architecture: torchvision's name of it, such as ``vgg19``.
         weights: None; a member of torchvision's enum for the architecture, such as ``IMAGENET1K_V1`` or ``DEFAULT``, which
             is downloaded once; or the path of a file with a state dict.
 
     Raises:
-        ConfigurationError: if there is neither such a member nor such a file, if it does not fit, or the download fails.
+        ConfigurationError: if neither such a member nor such a file exists, if it does not fit, or if the download fails.
     """
-    if weights is None or weights in ("None", "null"):  # as the command line gives null for text
+    if weights is None or weights in ("None", "null"):  # the command line passes null as text
         return
     known = get_model_weights(architecture)
     if weights in known.__members__:
@@ -55,7 +55,7 @@ def load_weights(network: nn.Module, architecture: str, weights: str | None) -> 
 def _read(path: str) -> Mapping[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file that is no checkpoint makes torch raise
+    except Exception as error:  # whatever torch raises for a file that is not a checkpoint
         raise ConfigurationError(f"'{_SETTING}': '{path}' is no file of weights that torch can read.") from error
     inner = state.get("state_dict", state) if isinstance(state, Mapping) else None
     if not isinstance(inner, Mapping):

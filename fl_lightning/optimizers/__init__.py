@@ -1,4 +1,4 @@
-"""Optimizers that torch does not have."""
+"""Provide optimizers that torch lacks."""
 
 from fl_lightning.optimizers.yogi import Yogi
 

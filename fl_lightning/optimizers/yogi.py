@@ -1,4 +1,4 @@
-"""Yogi (Zaheer et al. 2018), for the server as in FedYogi (Reddi et al. 2021, Algorithm 2)."""
+"""Implement Yogi (Zaheer et al. 2018), for the server as in FedYogi (Reddi et al. 2021, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from fl_lightning.errors import require
 
 
 class Yogi(torch.optim.Optimizer):
-    """``m <- b1 m + (1 - b1) g; v <- v - (1 - b2) g^2 sign(v - g^2); w <- w - lr m / (sqrt(v) + eps)``.
+    """Step by Yogi's rule, Adam with an additive update of the variance.
 
-    As in FedYogi there is no bias correction, m starts at 0 and v at ``eps ** 2``.
+    The rule is ``m <- b1 m + (1 - b1) g; v <- v - (1 - b2) g^2 sign(v - g^2); w <- w - lr m / (sqrt(v) + eps)``. As in
+    FedYogi, it does not correct bias; m starts at 0 and v at ``eps ** 2``.
 
     Args:
-        params: parameters or groups of them.
-        lr: > 0.
+        params: the parameters or groups of them.
+        lr: the learning rate, > 0.
         betas: b1 and b2, each in [0, 1).
-        eps: tau of the paper, the degree of adaptivity, > 0; 1e-3 there.
+        eps: tau of the paper, the degree of adaptivity, > 0; 1e-3 in the paper.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Yogi(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the gradients in place."""
+        """Take one step on the gradients, in place."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""How the training set is divided over clients, one partitioner a file."""
+"""Provide partitioners, which divide the training set over clients; each has a file."""
 
 from fl_lightning.partitioners.adafed_simulation_1 import AdaFedSimulation1
 from fl_lightning.partitioners.base import Partitioner

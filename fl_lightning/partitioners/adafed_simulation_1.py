@@ -1,4 +1,4 @@
-"""The split of AdaFed's first simulation."""
+"""Reproduce the split of AdaFed's first simulation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FEW = {0: 100, 5: 200}
 
 
 class AdaFedSimulation1(Partitioner):
-    """Six clients over ten classes: five hold two classes each, no two the same, the sixth holds 500 of each (AdaFed, 4.0.1).
+    """Split ten classes over six clients: five hold two classes each, all different, the sixth 500 of each (AdaFed, 4.0.1).
 
-    Client k = 0 .. 4 holds the classes 2k and 2k + 1, 5,500 examples of each, but of class 0 only 100 and of class 5 only
-    200. Once client 5 has its own, MNIST has fewer than 5,500 left of classes 2, 4, 6, 8 and 9: then it is what is left.
+    Client k = 0 .. 4 holds the classes 2k and 2k + 1, with 5,500 examples of each, except 100 of class 0 and 200 of class 5.
+    Once client 5 has its examples, MNIST has fewer than 5,500 left of classes 2, 4, 6, 8 and 9; their clients get the rest.
 
     Args:
-        in_total: read the paper's '5500 samples from two classes' as 2,750 of each class instead of 5,500.
-        seed: of the draw.
+        in_total: whether to read the paper's '5500 samples from two classes' as 2,750 of each class instead of 5,500.
+        seed: the seed of the draw.
     """
 
     def __init__(self, in_total: bool = False, seed: int = 0) -> None:
@@ -30,20 +30,20 @@ class AdaFedSimulation1(Partitioner):
         self.seed = seed
 
     def counts(self) -> list[list[int]]:
-        """What the paper asks for: a row of ten counts for each of the six clients."""
+        """Return the paper's table: a row of ten counts for each of the six clients."""
         many = _MANY // 2 if self.in_total else _MANY
         pairs = [[_FEW.get(c, many) if c // 2 == client else 0 for c in range(10)] for client in range(5)]
         return [*pairs, [_EACH] * 10]
 
     def for_stand_in(self, labels: Tensor) -> Partitioner:
-        """The same counts, scaled down to what a stand-in for the data set holds."""
+        """Return a partitioner with the same counts, scaled down to what a stand-in for the data set holds."""
         return TablePartitioner(self.counts(), self.seed, scale_to_fit=True)
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if there are not ten classes with more than 500 examples each.
+            DataError: if the data do not have ten classes with more than 500 examples each.
         """
         classes = require_labels(labels, self)
         available = torch.bincount(classes, minlength=10)

@@ -1,4 +1,4 @@
-"""What a partitioner is."""
+"""Define partitioners."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
 
 _ATTEMPTS = 11
-"""A draw, and at most ten more."""
+"""One draw, and at most ten more."""
 
 
 class Partitioner(ABC):
-    """Decides which training example belongs to which client.
+    """Decide which training example belongs to which client.
 
     Attributes:
-        needs_labels: whether :meth:`partition` looks at labels; where not, none are read.
+        needs_labels: whether :meth:`partition` reads labels. If not, none are loaded.
     """
 
     needs_labels: bool = True
@@ -28,27 +28,27 @@ class Partitioner(ABC):
         """Split the indices 0 .. num_examples - 1.
 
         Args:
-            num_examples: size n of the training set.
-            labels: class of each example, int64, shape (n,); None where ``needs_labels`` is false.
+            num_examples: the size n of the training set.
+            labels: the class of each example, int64, shape (n,); None if ``needs_labels`` is false.
 
         Returns:
-            A :class:`~fl_lightning.Partition`, or one int64 tensor of indices per client. No index twice; the same for the
-            same seed, on every rank.
+            A :class:`~fl_lightning.Partition`, or one int64 tensor of indices per client. No index occurs twice. The same
+            seed gives the same result on every rank.
 
         Raises:
-            DataError: if the data cannot be split as asked.
+            DataError: if the data cannot be split as requested.
         """
 
     def for_stand_in(self, labels: Tensor) -> Partitioner:
-        """The partitioner to use when a smaller stand-in replaces the data set that was asked for; itself by default."""
+        """Return the partitioner to use when a smaller stand-in replaces the requested data set; itself by default."""
         return self
 
 
 def require_labels(labels: Tensor | None, partitioner: Partitioner) -> Tensor:
-    """The labels, which a partition by classes cannot do without.
+    """Return the labels, which a partition by classes requires.
 
     Raises:
-        DataError: if there are none, or negative ones.
+        DataError: if labels are missing or negative.
     """
     if labels is None:
         raise DataError(f"{type(partitioner).__name__} splits by class: it needs the labels of the training data.")
@@ -58,20 +58,20 @@ def require_labels(labels: Tensor | None, partitioner: Partitioner) -> Tensor:
 
 
 def require_examples(num_examples: int) -> None:
-    """Refuse an empty training set.
+    """Reject an empty training set.
 
     Raises:
-        DataError: if there is nothing to divide.
+        DataError: if the training set is empty.
     """
     if not num_examples:
         raise DataError("The training set is empty: there are no examples to divide. Look at 'data.datamodule'.")
 
 
 def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) -> Partition:
-    """Draw a partition again, at most ten times, until no client has fewer than ``min_examples``.
+    """Draw a partition, and redraw it at most ten times, until every client has at least ``min_examples``.
 
     Raises:
-        DataError: if the last one still has such a client; it names the settings to change.
+        DataError: if the last draw still has a smaller client; the message names the settings to change.
     """
     smallest = 0
     for _ in range(_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""A fixed number of classes for each client."""
+"""Give each client a fixed number of classes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fl_lightning.partitioners.base import Partitioner, require_labels
 
 
 class ClassesPartitioner(Partitioner):
-    """Every client holds exactly c classes; those who hold a class share its examples evenly (NIID-Bench, '#C = c').
+    """Give every client exactly c classes; the holders of a class share its examples evenly (NIID-Bench, '#C = c').
 
-    Every class has as many holders as any other, or one more. With K * c below the number of classes some would go to
-    nobody: that is refused.
+    The numbers of holders of any two classes differ by at most one. K * c must not be below the number of classes;
+    otherwise some classes would not have a holder.
 
     Args:
-        num_clients: K, at least 1.
-        classes_per_client: c, from 1 to the number of classes.
-        seed: of the deal.
+        num_clients: the number of clients K, at least 1.
+        classes_per_client: the number of classes per client c, from 1 to the number of classes.
+        seed: the seed of the deal.
     """
 
     def __init__(self, num_clients: int = 10, classes_per_client: int = 2, seed: int = 0) -> None:
@@ -33,10 +33,10 @@ class ClassesPartitioner(Partitioner):
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if there are fewer classes than c or more than K * c, or a class has fewer examples than holders.
+            DataError: if the data have fewer classes than c or more than K * c, or a class has fewer examples than holders.
         """
         classes = require_labels(labels, self)
         counts = torch.bincount(classes)

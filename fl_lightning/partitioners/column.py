@@ -1,4 +1,4 @@
-"""By a column of the data set: a user's own client ids, or the domain that an example comes from."""
+"""Divide a data set by one of its columns: your own client ids, or the domain of each example."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fl_lightning.partitioners.base import Partitioner, require_examples
 
 
 class ColumnPartitioner(Partitioner):
-    """One client for each value of a column of the training set, in the order of the sorted values.
+    """Create one client for each value of a column of the training set, in the order of the sorted values.
 
     The column is an attribute of the dataset with one value per example, number or text (``dataset.user_id``), or a
-    column of a Hugging Face dataset. Of a ConcatDataset, ``domains`` is the number of the part where its parts have none.
+    column of a Hugging Face dataset. For a ConcatDataset whose parts lack ``domains``, it is the number of the part.
 
     Args:
-        column: its name.
-        min_examples: clients with fewer are left out, with a warning; at least 1, the default, leaves nobody out.
+        column: the name of the column.
+        min_examples: the smallest client, at least 1. Smaller ones are left out with a warning; 1 keeps every client.
     """
 
     needs_labels = False
@@ -37,11 +37,11 @@ class ColumnPartitioner(Partitioner):
         """Split by the values of the column.
 
         Args:
-            codes: of each example, 0 .. V - 1, int64, shape (n,).
-            names: of the V values.
+            codes: the value of each example, 0 .. V - 1, int64, shape (n,).
+            names: the names of the V values.
 
         Raises:
-            DataError: if nobody has enough examples.
+            DataError: if no client has enough examples.
         """
         require_examples(len(codes))
         counts = torch.bincount(codes, minlength=len(names))
@@ -63,7 +63,7 @@ class ColumnPartitioner(Partitioner):
         return Partition.of_owners(client[codes], len(chosen), chosen)
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """As :meth:`partition_by`, with the client of each example in place of ``labels``."""
+        """Split like :meth:`partition_by`, with the client of each example in place of ``labels``."""
         if labels is None:
             raise DataError(f"{type(self).__name__} needs the values of the column '{self.column}': use 'partition_by'.")
         values, codes = torch.unique(labels, return_inverse=True)
@@ -71,14 +71,14 @@ class ColumnPartitioner(Partitioner):
 
 
 class DomainPartitioner(ColumnPartitioner):
-    """By domain: one client, or a few, for each of the folders or data sets that the training set consists of.
+    """Create one client, or a few, for each domain: each folder or data set that the training set consists of.
 
-    For :class:`~fl_lightning.ImageFolderDataModule` over root/domain/class/image, for a ConcatDataset, and for any
-    dataset with an attribute ``domains``. Clients are named like their domains.
+    Use it with :class:`~fl_lightning.ImageFolderDataModule` over root/domain/class/image, with a ConcatDataset, or with any
+    dataset that has an attribute ``domains``. Clients are named after their domains.
 
     Args:
-        clients_per_domain: how many clients share a domain, evenly and at random; at least 1.
-        seed: of the draw, where a domain has several.
+        clients_per_domain: the number of clients that share a domain, evenly and at random; at least 1.
+        seed: the seed of the draw, used if a domain has several clients.
     """
 
     def __init__(self, clients_per_domain: int = 1, seed: int = 0) -> None:
@@ -88,7 +88,7 @@ class DomainPartitioner(ColumnPartitioner):
         self.seed = seed
 
     def partition_by(self, codes: Tensor, names: Sequence[str]) -> Partition:
-        """See :meth:`ColumnPartitioner.partition_by`.
+        """Split by domain; see :meth:`ColumnPartitioner.partition_by`.
 
         Raises:
             DataError: if a domain has fewer examples than clients.

@@ -1,4 +1,4 @@
-"""Label skew: each class spread over the clients by a Dirichlet distribution."""
+"""Create label skew: spread each class over the clients by a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fl_lightning.partitioners.base import Partitioner, draw_until, require_labe
 
 
 class DirichletPartitioner(Partitioner):
-    """Label skew: the shares of a class that the clients get are drawn from Dir(beta) (Li et al. 2022; FedLoss thesis, 3.2).
+    """Create label skew: draw the clients' shares of each class from Dir(beta) (Li et al. 2022; FedLoss thesis, 3.2).
 
     Args:
-        num_clients: K, at least 1 and at most the number of examples.
-        beta: concentration, > 0: 0.1 leaves most clients few classes, 100 is nearly IID; the papers take 0.5.
-        capped: a client that holds n / K examples already gets none of the classes that follow, as in NIID-Bench and the
-            FedNova thesis: sizes then differ less, and the last classes are spread over fewer clients.
-        min_examples: draw again, at most ten times, while a client has fewer; at least 1.
-        seed: of the draw.
+        num_clients: the number of clients K, at least 1 and at most the number of examples.
+        beta: the concentration, > 0: 0.1 leaves most clients few classes, 100 is nearly IID; the papers use 0.5.
+        capped: whether a client that already holds n / K examples gets no more classes, as in NIID-Bench and the FedNova
+            thesis. Sizes then differ less, and the last classes are spread over fewer clients.
+        min_examples: the smallest acceptable client, at least 1; the draw is repeated at most ten times.
+        seed: the seed of the draw.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class DirichletPartitioner(Partitioner):
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if a client has too few examples after ten more draws.
+            DataError: if a client still has too few examples after ten more draws.
         """
         classes = require_labels(labels, self)
         require_enough(num_examples, self.num_clients, self.min_examples)

@@ -1,4 +1,4 @@
-"""Any partitioner of the package flwr-datasets."""
+"""Wrap any partitioner of the package flwr-datasets."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _LABEL, _INDEX = "label", "fl_lightning_index"
 
 
 class FlowerLike(Protocol):
-    """What partitioners of flwr-datasets offer."""
+    """Describe the interface of flwr-datasets' partitioners."""
 
     @property
     def num_partitions(self) -> int:
-        """K."""
+        """Return K."""
 
     def load_partition(self, partition_id: int) -> Any:
-        """The Hugging Face dataset of one client."""
+        """Return the Hugging Face dataset of one client."""
 
 
 class FlowerPartitioner(Partitioner):
-    """Splits as a partitioner of flwr-datasets does, by a column ``label`` (pip install flwr-datasets).
+    """Split with a partitioner of flwr-datasets, by a column ``label`` (pip install flwr-datasets).
 
-    Examples keep their order, as in flwr-datasets without its shuffle: its IidPartitioner then gives each client a slice of
-    data that may be sorted, so take :class:`~fl_lightning.IIDPartitioner` for that. The label is the only column there is; for
-    domains and clients' ids there are DomainPartitioner and ColumnPartitioner.
+    Examples keep their order, as in flwr-datasets without its shuffle. Its IidPartitioner would give each client a slice of
+    possibly sorted data; use :class:`~fl_lightning.IIDPartitioner` instead. The label is the only available column; for
+    domains and client ids, use DomainPartitioner and ColumnPartitioner.
 
     Args:
         partitioner: a new one, such as ``flwr_datasets.partitioner.DirichletPartitioner(10, partition_by="label", alpha=0.5)``;
-            its own seed decides.
+            its own seed applies.
     """
 
     def __init__(self, partitioner: FlowerLike) -> None:
@@ -47,17 +47,17 @@ class FlowerPartitioner(Partitioner):
         self.partitioner = partitioner
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: with its own words, if it refuses the data.
+            DataError: if the wrapped partitioner rejects the data; the message quotes it.
         """
         try:
             from datasets import Dataset  # comes with flwr-datasets
         except ImportError as error:
             raise ConfigurationError("FlowerPartitioner needs the package flwr-datasets: pip install flwr-datasets.") from error
         columns = {_INDEX: range(num_examples)} | ({} if labels is None else {_LABEL: labels.numpy()})
-        flower: Any = copy.deepcopy(self.partitioner)  # it takes one data set in its life
+        flower: Any = copy.deepcopy(self.partitioner)  # an instance accepts only one data set
         try:
             flower.dataset = Dataset.from_dict(columns).with_format("numpy")
             parts = [torch.tensor(flower.load_partition(k)[:][_INDEX]) for k in range(flower.num_partitions)]

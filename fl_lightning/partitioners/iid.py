@@ -1,4 +1,4 @@
-"""IID: every client gets a uniform random sample of the same size."""
+"""Give every client a uniform random sample of the same size (IID)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class IIDPartitioner(Partitioner):
     """Shuffle the training set and deal it out evenly; sizes differ by at most one example.
 
     Args:
-        num_clients: K, at least 1 and at most the number of examples.
-        seed: of the shuffle.
+        num_clients: the number of clients K, at least 1 and at most the number of examples.
+        seed: the seed of the shuffle.
     """
 
     needs_labels = False
@@ -26,5 +26,5 @@ class IIDPartitioner(Partitioner):
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
-        """See :meth:`Partitioner.partition`."""
+        """Split the training set; see :meth:`Partitioner.partition`."""
         return iid_partition(num_examples, self.num_clients, generator(self.seed, "IIDPartitioner"))

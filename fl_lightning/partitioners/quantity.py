@@ -1,4 +1,4 @@
-"""Quantity skew: clients of unequal size that hold the same distribution."""
+"""Create quantity skew: clients of unequal size that hold the same distribution."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fl_lightning.partitioners.base import Partitioner, draw_until
 
 
 class QuantityPartitioner(Partitioner):
-    """Quantity skew: uniform samples whose sizes are shares drawn from Dir(beta) (Li et al. 2022; FedLoss thesis, 3.2).
+    """Create quantity skew: uniform samples with sizes drawn from Dir(beta) (Li et al. 2022; FedLoss thesis, 3.2).
 
     Args:
-        num_clients: K, at least 1 and at most the number of examples.
-        beta: concentration, > 0; the smaller, the more unequal.
-        min_examples: draw again, at most ten times, while a client has fewer; at least 1.
-        seed: of the draw.
+        num_clients: the number of clients K, at least 1 and at most the number of examples.
+        beta: the concentration, > 0; smaller values give more unequal sizes.
+        min_examples: the smallest acceptable client, at least 1; the draw is repeated at most ten times.
+        seed: the seed of the draw.
     """
 
     needs_labels = False
@@ -34,10 +34,10 @@ class QuantityPartitioner(Partitioner):
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None = None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if a client has too few examples after ten more draws.
+            DataError: if a client still has too few examples after ten more draws.
         """
         require_enough(num_examples, self.num_clients, self.min_examples)
         rng = np.random.default_rng(derive_seed(self.seed, "QuantityPartitioner"))

@@ -1,4 +1,4 @@
-"""The pathological split: a few pieces of the data sorted by class for each client."""
+"""Create the pathological split: each client holds a few pieces of the data sorted by class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fl_lightning.partitioners.base import Partitioner, require_labels
 
 
 class ShardPartitioner(Partitioner):
-    """Sort by class, cut into K * s shards of equal size, deal each client s at random (McMahan et al. 2017, section 3).
+    """Sort by class, cut into K * s equal shards, and deal each client s at random (McMahan et al. 2017, section 3).
 
-    With ``shards_per_client`` 2 most clients hold two classes. Sizes of shards differ by at most one example.
+    With 2 ``shards_per_client``, most clients hold two classes. Shard sizes differ by at most one example.
 
     Args:
-        num_clients: K, at least 1.
-        shards_per_client: s, at least 1.
-        seed: of the deal.
+        num_clients: the number of clients K, at least 1.
+        shards_per_client: the number of shards per client s, at least 1.
+        seed: the seed of the deal.
     """
 
     def __init__(self, num_clients: int = 10, shards_per_client: int = 2, seed: int = 0) -> None:
@@ -31,10 +31,10 @@ class ShardPartitioner(Partitioner):
         self.seed = seed
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if there are fewer examples than shards.
+            DataError: if the data have fewer examples than shards.
         """
         classes = require_labels(labels, self)
         shards = self.num_clients * self.shards_per_client

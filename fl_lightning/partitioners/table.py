@@ -1,4 +1,4 @@
-"""An explicit table of client x class counts, as the papers print them (AdaFed, Table 1)."""
+"""Split by an explicit table of client x class counts, as papers print it (AdaFed, Table 1)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fl_lightning.partitioners.base import Partitioner, require_examples, requir
 
 
 class TablePartitioner(Partitioner):
-    """Client k gets exactly ``counts[k][c]`` random examples of class c; what the table leaves over goes to nobody.
+    """Give client k exactly ``counts[k][c]`` random examples of class c; examples beyond the table stay unused.
 
     Args:
         counts: K rows of C counts >= 0, every row with at least one example.
-        seed: of the draw.
-        scale_to_fit: shrink each column that asks for more examples of a class than there are, instead of stopping.
+        seed: the seed of the draw.
+        scale_to_fit: whether to shrink columns that ask for more examples of a class than available, instead of stopping.
     """
 
     def __init__(self, counts: list[list[int]], seed: int = 0, scale_to_fit: bool = False) -> None:
@@ -36,14 +36,14 @@ class TablePartitioner(Partitioner):
         self.scale_to_fit = scale_to_fit
 
     def for_stand_in(self, labels: Tensor) -> TablePartitioner:
-        """Return the same table, its large columns scaled down to what a stand-in for the data set holds."""
+        """Return the same table, with large columns scaled down to what a stand-in for the data set holds."""
         return TablePartitioner(self.counts, self.seed, scale_to_fit=True)
 
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
-        """See :meth:`Partitioner.partition`.
+        """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
-            DataError: if the table asks for more of a class than there is, or labels lie outside its columns.
+            DataError: if the table asks for more examples of a class than available, or labels lie outside its columns.
         """
         labels = require_labels(labels, self)
         require_examples(len(labels))

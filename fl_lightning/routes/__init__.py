@@ -1,4 +1,4 @@
-"""Who sends a model to whom."""
+"""Provide routes: which clients and server exchange models, and in which order."""
 
 from fl_lightning.routes.base import Cohort, Route
 from fl_lightning.routes.fedcyclic import FedCyclic

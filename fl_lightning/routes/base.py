@@ -1,4 +1,4 @@
-"""What a route is: who sends a model to whom in a round."""
+"""Define routes: who sends a model to whom in a round."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torchmetrics import Metric
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 Chains = Sequence[Sequence[int]]
-"""Clients that train one after another, each from the result of the one before; chains run side by side."""
+"""Clients that train one after another, each from the previous client's result; chains run side by side."""
 
 
 class Cohort(ABC):
-    """The clients of a round, as a route can ask them to work. Every rank runs the route alike.
+    """Let a route put the clients of a round to work. Every rank runs the route in the same way.
 
     Attributes:
         round_idx: the communication round, from 0.
-        clients: ids of those who take part, ascending.
-        num_examples: training examples of every client of the federation, by its id.
+        clients: the ids of the participating clients, ascending.
+        num_examples: the number of training examples of every client of the federation, by its id.
     """
 
     round_idx: int
@@ -40,24 +40,24 @@ class Cohort(ABC):
         period: int = 0,
         pulled: Mapping[int, Pull] | None = None,
     ) -> list[ClientUpdate]:
-        """Train chains and give every rank every client's update, in the order of the chains; the last of each has its state.
+        """Train chains and return every client's update on every rank, in chain order; a chain's last one has its state.
 
-        Clients that fail, where the policy allows it, are left out.
+        Clients that fail are left out, if the policy allows it.
 
         Args:
-            chains: who trains after whom.
-            starts: for the first client of a chain the model it starts from, where that is not w_t.
-            period: from 0; the clients' random numbers differ between periods.
-            pulled: by client, what draws it somewhere while it trains.
+            chains: the order in which clients train.
+            starts: for the first client of a chain, the model to start from if it is not w_t.
+            period: the period, from 0; the clients' random numbers differ between periods.
+            pulled: by client, the model that attracts its weights during training.
         """
 
     @abstractmethod
     def own_models(self) -> Tensor:
-        """Each client's last model, where the route keeps models, else and before w_t; of all clients, shape (K, d)."""
+        """Return all clients' last models, shape (K, d). A client has w_t before it trains, or if the route keeps no models."""
 
     @abstractmethod
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
-        """Give updates of :meth:`train`, one per client, to the strategy."""
+        """Hand updates of :meth:`train`, one per client, to the strategy."""
 
     @abstractmethod
     def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
@@ -65,41 +65,41 @@ class Cohort(ABC):
 
     @abstractmethod
     def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
-        """Each model on each client's training data, float64, shape (m, m): row k the data, column j the model."""
+        """Score each model on each client's training data, float64, shape (m, m): row k the data, column j the model."""
 
     @abstractmethod
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
-        """Each model on the server's validation set."""
+        """Score each model on the server's validation set."""
 
     @abstractmethod
     def label_counts(self) -> Tensor:
-        """Training examples of each class that each of :attr:`clients` holds, int64, shape (m, C).
+        """Count the training examples of each class that each of :attr:`clients` holds, int64, shape (m, C).
 
         Raises:
-            DataError: if the training data have no labels.
+            DataError: if the training data do not have labels.
         """
 
     @property
     @abstractmethod
     def model_bytes(self) -> int:
-        """Bytes of one model as a client sends it."""
+        """Return the size in bytes of one model as a client sends it."""
 
 
 class Route(ABC):
-    """Decides who trains from whose model, and which models reach the strategy.
+    """Decide from whose model each client trains, and which models reach the strategy.
 
     Attributes:
         needs_all_clients: whether every client must take part in every round.
         sequential: whether clients wait for each other, so that more ranks do not help.
-        passes_models: whether clients get models from each other: rules that read a client's own training are refused.
-        single_model: whether one model reaches the server, so that there is nothing for a strategy to weigh.
-        keeps_models: whether clients go on from their own models instead of the global one.
-        bypasses_server: whether in any round models reach others, or are chosen, without being handed to the strategy one by
-            one: then what protects or changes single updates on their way is refused.
-        reads_data: whether it measures models on the clients' training examples, or counts their labels.
-        needs_labels: whether it asks for :meth:`Cohort.label_counts`.
-        server_metric: what :meth:`Cohort.server_scores` will measure, or None.
-        needs_convex: whether it has a meaning for linear models with convex losses only: others are refused.
+        passes_models: whether clients receive models from each other. Rules that read a client's own training are rejected.
+        single_model: whether only one model reaches the server, so that a strategy has nothing to weigh.
+        keeps_models: whether clients resume from their own models instead of the global one.
+        bypasses_server: whether in any round models reach other clients, or are chosen, without passing through the strategy
+            one by one. Anything that protects or changes single updates in transit is then rejected.
+        reads_data: whether the route measures models on the clients' training examples, or counts their labels.
+        needs_labels: whether the route calls :meth:`Cohort.label_counts`.
+        server_metric: the metric that :meth:`Cohort.server_scores` will measure, or None.
+        needs_convex: whether the route only makes sense for linear models with convex losses. Others are rejected.
     """
 
     needs_all_clients: bool = False
@@ -114,23 +114,23 @@ class Route(ABC):
 
     @property
     def bypasses_server(self) -> bool:
-        """See the class."""
+        """Return whether models bypass the server; see the class."""
         return self.passes_models or self.single_model or self.keeps_models
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:
-        """Run one round; ends in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""
+        """Run one round; end in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""
 
     def reset(self) -> None:  # noqa: B027 (most routes have nothing to forget)
-        """Called before round 0: forget an earlier run."""
+        """Forget an earlier run. Called before round 0."""
 
     def matrices(self) -> dict[str, Tensor]:
-        """What of the last round is worth a file beside the CSV logger's, by name, each of shape (K, K)."""
+        """Return matrices of the last round to save as files next to the CSV logger's, by name, each of shape (K, K)."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What must outlive a checkpoint: tensors and plain Python types only. Empty for most routes."""
+        """Return the state to save in a checkpoint: tensors and plain Python types only. Empty for most routes."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (nor to take back)
-        """Take back what :meth:`state_dict` gave."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most routes have nothing to restore)
+        """Restore the state that :meth:`state_dict` returned."""

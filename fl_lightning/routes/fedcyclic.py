@@ -1,4 +1,4 @@
-"""Fed-Cyclic: one client after another (Fed-Cyclic and Fed-Star thesis, section 3.2, Algorithm 1)."""
+"""Train one client after another (Fed-Cyclic and Fed-Star thesis, section 3.2, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from fl_lightning.routes.base import Cohort, Route
 
 
 class FedCyclic(Route):
-    """Client k + 1 trains from client k's result; the last one's result is w_{t+1}.
+    """Train client k + 1 from client k's result; the last client's result is w_{t+1}.
 
-    The global model meets the clients' data like large batches, so that skew between them does less harm than averaging
-    models that drifted apart; the last clients of the round count more. With label averaging (the thesis's Algorithm 3):
-    ``data.rebalancing: LabelAveraging``.
+    The global model sees the clients' data like large batches. Skew between clients therefore does less harm than averaging
+    models that drifted apart, but the last clients of a round count more. For label averaging (the thesis's Algorithm 3),
+    set ``data.rebalancing: LabelAveraging``.
     """
 
     needs_all_clients = True
@@ -19,6 +19,6 @@ class FedCyclic(Route):
     single_model = True
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         updates = cohort.train([cohort.clients])
         cohort.conclude(updates, updates[-1])

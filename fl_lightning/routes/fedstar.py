@@ -1,4 +1,4 @@
-"""Fed-Star: clients learn most from those who know least about their data (Fed-Cyclic and Fed-Star thesis, Algorithm 2)."""
+"""Let clients learn most from models that fit their data least (Fed-Cyclic and Fed-Star thesis, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fl_lightning.types import ClientUpdate
 
 
 class FedStar(PeriodRoute):
-    """After each of P periods, client k mixes all models w_j by M(k, j) = 1 - Acc(w_j, D_k), D_k its training set.
+    """Mix all models w_j at client k after each of P periods, by M(k, j) = 1 - Acc(w_j, D_k), D_k its training set.
 
-    The printed loop runs P - 1 times and the printed average divides by K once too often; here it is P periods and the
-    strategy's average. The K * K evaluations of a period are the expensive part: each model once per client's data, in
-    the server's batch size, spread over the ranks.
+    The thesis's listing runs its loop P - 1 times and divides its average by K once too often. This route runs P periods and
+    uses the strategy's average. The K * K evaluations of a period are the expensive part: each model is evaluated on each
+    client's data, in the server's batch size, distributed over the ranks.
 
     Args:
-        periods: P, >= 1.
+        periods: the number of periods P, >= 1.
         metric: the accuracy, in [0, 1]: the name under which the module logs it in validation, or a torchmetrics metric.
 
     Raises:
-        ConfigurationError: for a metric of which lower is better.
+        ConfigurationError: if lower is better for the metric.
     """
 
     reads_data = True
@@ -39,10 +39,10 @@ class FedStar(PeriodRoute):
         self.metric = metric
 
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor:
-        """See :meth:`PeriodRoute.mixing`.
+        """Return the mixing matrix; see :meth:`PeriodRoute.mixing`.
 
         Raises:
-            ConfigurationError: if the metric leaves [0, 1].
+            ConfigurationError: if a score is outside [0, 1].
         """
         assert self.metric is not None
         scores = cohort.cross_scores(updates, self.metric)
@@ -54,5 +54,5 @@ class FedStar(PeriodRoute):
         return star_matrix(scores)
 
     def peers(self, size: int) -> int:
-        """Everyone else."""
+        """Return the number of all other clients."""
         return size - 1

@@ -1,4 +1,4 @@
-"""Local only: no federation at all, the baseline that says what a client gains by taking part."""
+"""Train without a federation: the baseline that shows what a client gains by taking part."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fl_lightning.routes.base import Cohort, Route
 
 
 class LocalOnly(Route):
-    """Every client goes on from its own model with its own data, as many steps a round as in a federation.
+    """Train every client from its own model on its own data, for as many steps a round as in a federation.
 
     Each client's model is scored on the server's set (``client_score/<client>``, and their mean as
-    ``federation/score``). The server's module holds the best of them: ``val_*`` then say what the best client reaches
-    alone, which nobody could know without the server's set.
+    ``federation/score``). The server's module holds the best of them, so ``val_*`` report what the best client reaches
+    alone. Only the server's set can show which client is best.
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        mode: whether the ``max`` or the ``min`` is best; by default what the torchmetrics metric says of itself, or its
-            name: see :func:`~fl_lightning.functional.metric_mode.known_direction`.
+        mode: whether the ``max`` or the ``min`` is best. The default follows the torchmetrics metric's own direction, or
+            the metric's name; see :func:`~fl_lightning.functional.metric_mode.known_direction`.
 
     Raises:
-        ConfigurationError: without a mode where the metric does not tell.
+        ConfigurationError: if no mode is given and the metric's direction is unknown.
     """
 
     needs_all_clients = True
@@ -36,7 +36,7 @@ class LocalOnly(Route):
         self.mode = "max" if higher_is_better(metric, mode, "federation.route.mode") else "min"
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         assert self.server_metric is not None
         updates = cohort.train([[client] for client in cohort.clients])
         scores = cohort.server_scores(updates, self.server_metric)

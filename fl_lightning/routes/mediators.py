@@ -1,4 +1,4 @@
-"""Astraea's mediators: groups of clients that are balanced together (Duan et al. 2019; survey, section III-C)."""
+"""Group clients under Astraea's mediators so that each group is balanced (Duan et al. 2019; survey, section III-C)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fl_lightning.routes.base import Cohort, Route
 
 
 class Mediators(Route):
-    """Clients of a group train one after another, groups side by side; the strategy gets one model per group.
+    """Train the clients of a group one after another, groups side by side; the strategy gets one model per group.
 
-    Groups are formed greedily each round, so that their labels together are nearest to uniform. Astraea also augments
-    rare classes at the clients: ``data.rebalancing: LabelAveraging`` with a transform.
+    Each round forms groups greedily, so that the labels of a group are as close to uniform as possible. Astraea also
+    augments rare classes at the clients: set ``data.rebalancing: LabelAveraging`` with a transform.
 
     Args:
-        clients_per_mediator: >= 1; 1 is averaging without mediators.
+        clients_per_mediator: the size of a group, >= 1; 1 is averaging without mediators.
     """
 
     passes_models = True
@@ -26,6 +26,6 @@ class Mediators(Route):
         self.clients_per_mediator = clients_per_mediator
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         groups = balanced_groups(cohort.label_counts(), self.clients_per_mediator)
         cohort.deliver([[cohort.clients[position] for position in group] for group in groups])

@@ -1,4 +1,4 @@
-"""MOCHA: every client has a linear model of its own, and the server learns how they are related (Smith et al. 2017)."""
+"""Fit one linear model per client and learn how the clients are related (MOCHA, Smith et al. 2017)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from fl_lightning.types import Pull
 
 
 class Mocha(Route):
-    """Federated multi-task learning: clients fit models of their own, each pulled towards what related clients found.
+    """Train one model per client, each pulled towards the models of related clients: federated multi-task learning.
 
-    Minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over clients' models W and relationships S in turn, n the mean
-    of the n_k and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A round solves
-    for W side by side: client k trains on its own loss and a pull, the bound that
-    :func:`~fl_lightning.functional.relationships.pulls` states; the better it trains, the faster, but any part of the work
-    helps, and who is not there keeps its model. Every ``update_every`` rounds the server sets S in closed form.
+    MOCHA minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over the clients' models W and relationships S in turn,
+    n the mean of the n_k and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A
+    round solves for W side by side: client k trains on its own loss plus a pull, a bound given by
+    :func:`~fl_lightning.functional.relationships.pulls`. Better local training converges faster, but partial work
+    helps too, and absent clients keep their models. Every ``update_every`` rounds the server sets S in closed form.
 
-    The paper does this in the dual, by SDCA; here in the primal, by the optimizer of the clients' module, to the same
-    optimum. For linear models with convex losses only: :class:`~fl_lightning.HalfSquaredError` or ``torch.nn.MSELoss`` with
-    RegressionTask, :class:`~fl_lightning.Hinge` or cross-entropy with ClassificationTask. Biases are weights like others.
+    The paper solves the dual with SDCA; this route solves the primal with the optimizer of the clients' module, to the same
+    optimum. It supports only linear models with convex losses: :class:`~fl_lightning.HalfSquaredError` or
+    ``torch.nn.MSELoss`` with RegressionTask, :class:`~fl_lightning.Hinge` or cross-entropy with ClassificationTask. Biases
+    are treated like other weights.
 
-    ``federation.client_evaluation`` measures each client's own model. The server's module holds their mean, for a client
-    that has none. The correlations of S are ``relationships.csv`` beside the file of the CSV logger.
+    ``federation.client_evaluation`` measures each client's own model. The server's module holds their mean, for clients
+    without a model. The correlations of S are saved as ``relationships.csv`` next to the CSV logger's file.
 
     Args:
         strength: lambda_1 >= 0, of the relationships.
-        l2: lambda_2 >= 0, of the weights by themselves; one of the two is above 0.
-        smoothing: > 0, in units of squared weights: how far S stays from taking clients for the same.
-        update_every: rounds between updates of S, >= 1.
+        l2: lambda_2 >= 0, of the weights themselves; at least one of the two must be above 0.
+        smoothing: how far S stays from treating clients as identical, > 0, in units of squared weights.
+        update_every: the number of rounds between updates of S, >= 1.
 
     Raises:
-        ConfigurationError: for a value outside its range; at the start of ``fit`` for a model that is not linear.
+        ConfigurationError: if a value is outside its range; at the start of ``fit``, if the model is not linear.
     """
 
     single_model = True
@@ -55,13 +56,13 @@ class Mocha(Route):
         self._relationships: Tensor | None = None
 
     def reset(self) -> None:
-        """See :meth:`Route.reset`."""
+        """Forget S; see :meth:`Route.reset`."""
         self._relationships = None
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
-        weights, sizes = cohort.own_models().cpu(), cohort.num_examples  # like S: small, and the same bits on any device
-        if self._relationships is None:  # nothing is known yet: everyone is related to themselves alone
+        """Run one round; see :meth:`Route.run`."""
+        weights, sizes = cohort.own_models().cpu(), cohort.num_examples  # like S: small, and bitwise equal on any device
+        if self._relationships is None:  # nothing is known yet: each client is related only to itself
             self._relationships = torch.eye(len(weights), dtype=torch.float64)
         anchors, strengths = pulls(weights, coupling(self._relationships, self.strength, self.l2))
         mean = sum(sizes) / len(sizes)
@@ -75,13 +76,13 @@ class Mocha(Route):
             cohort.conclude(updates, replace(updates[0], state=weights.mean(dim=0).to(updates[0].snapshot.vector)))
 
     def matrices(self) -> dict[str, Tensor]:
-        """The correlations of the clients' models."""
+        """Return the correlations of the clients' models."""
         return {} if self._relationships is None else {"relationships": similarity(self._relationships)}
 
     def state_dict(self) -> dict[str, Any]:
-        """S."""
+        """Return S."""
         return {} if self._relationships is None else {"relationships": self._relationships}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take S back."""
+        """Restore S."""
         self._relationships = state.get("relationships")

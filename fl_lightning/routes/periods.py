@@ -1,4 +1,4 @@
-"""Rounds of several periods, between which clients mix their models."""
+"""Run rounds of several periods, between which clients mix their models."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fl_lightning.types import ClientUpdate
 
 
 class PeriodRoute(Route):
-    """P times: every client trains, then mixes its model with others'. At the end the strategy gets the clients' models.
+    """Train every client and mix its model with others', P times; then hand the clients' models to the strategy.
 
-    Counters such as BatchNorm's number of batches stay a client's own. Optimizers start afresh in each period.
+    Each client keeps its own counters, such as BatchNorm's number of batches. Optimizers restart in each period.
 
     Args:
-        periods: P, >= 1; local training happens P times a round.
+        periods: the number of periods P, >= 1; clients train P times a round.
 
     Raises:
-        ConfigurationError: for a value outside its range.
+        ConfigurationError: if a value is outside its range.
     """
 
     needs_all_clients = True
@@ -36,20 +36,20 @@ class PeriodRoute(Route):
 
     @abstractmethod
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor | None:
-        """Who takes how much of whose model after a period: rows that sum to 1, shape (m, m); None for no mixing."""
+        """Return the mixing matrix after a period, shape (m, m), rows (receivers) sum to 1; None for no mixing."""
 
     def peers(self, size: int) -> int:
-        """How many other clients a client sends its model to, and hears from, at each mixing."""
+        """Return how many other clients a client sends its model to, and receives one from, at each mixing."""
         return min(1, size - 1)
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         updates: list[ClientUpdate] = []
         chains = [[client] for client in cohort.clients]
         for period in range(self.periods):
             starts = {update.client: update.snapshot for update in updates}
             trained = cohort.train(chains, starts, period)
-            if updates:  # only the first period's model came from the server, only the last one's goes there
+            if updates:  # only the first period's model came from the server, and only the last one's returns to it
                 trained = [replace(new, bytes_down=0, bytes_up=0) for new in trained]
                 trained = [new.after(old) for new, old in zip(trained, updates, strict=True)]
             updates = self._mixed(cohort, trained, period)

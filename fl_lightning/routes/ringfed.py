@@ -1,4 +1,4 @@
-"""RingFed: clients mix with their neighbour on a ring (Yang et al. 2021; Fed-Cyclic and Fed-Star thesis, section 3.3.2)."""
+"""Mix each client with its neighbour on a ring (Yang et al. 2021; Fed-Cyclic and Fed-Star thesis, section 3.3.2)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_lightning.types import ClientUpdate
 
 
 class RingFed(PeriodRoute):
-    """P periods; between them client k takes (1 - gamma) of its own model and gamma of client k - 1's.
+    """Run P periods; between them, client k mixes (1 - gamma) of its own model with gamma of client k - 1's.
 
-    The server hears from the clients once in P trainings. The order of the ring is that of the clients' ids.
+    The server receives models once per P trainings. The ring follows the order of the clients' ids.
 
     Args:
-        periods: P, >= 1; one period is averaging without a ring.
+        periods: the number of periods P, >= 1; one period is averaging without a ring.
         gamma: the neighbour's weight, in [0, 1]; the thesis finds 0.8 best.
     """
 
@@ -29,5 +29,5 @@ class RingFed(PeriodRoute):
         self.gamma = gamma
 
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor | None:
-        """See :meth:`PeriodRoute.mixing`: none after the last period."""
+        """Return the mixing matrix; see :meth:`PeriodRoute.mixing`. None after the last period."""
         return ring_matrix(len(updates), self.gamma) if period + 1 < self.periods else None

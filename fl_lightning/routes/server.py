@@ -1,4 +1,4 @@
-"""The star of federated averaging: server to clients to server (McMahan et al. 2017)."""
+"""Connect server and clients as a star, as in federated averaging (McMahan et al. 2017)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from fl_lightning.routes.base import Cohort, Route
 
 
 class ServerRoute(Route):
-    """Every client trains from w_t and sends its model to the server, which keeps none longer than it must."""
+    """Train every client from w_t and send its model to the server, which keeps no model longer than necessary."""
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         cohort.deliver([[client] for client in cohort.clients])

@@ -1,4 +1,4 @@
-"""Sequential warm start: a cyclic phase first, then another route."""
+"""Start with a cyclic phase, then switch to another route."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fl_lightning.routes.server import ServerRoute
 
 
 class WarmStart(Route):
-    """Fed-Cyclic for some rounds, then a route of your choice: the early rounds, in which models differ most, average none.
+    """Run Fed-Cyclic for some rounds, then another route, so that early models, which differ most, are not averaged.
 
-    The strategy begins when the warm start ends.
+    The strategy starts when the warm start ends.
 
     Args:
-        rounds: of the cyclic phase, >= 1.
-        route: afterwards; server to clients by default.
+        rounds: the number of rounds of the cyclic phase, >= 1.
+        route: the route afterwards; by default, server to clients.
     """
 
     def __init__(self, rounds: int = 3, route: Route | None = None) -> None:
@@ -34,9 +34,9 @@ class WarmStart(Route):
 
     @property
     def bypasses_server(self) -> bool:
-        """In the cyclic rounds."""
+        """Return True: the cyclic rounds bypass the server."""
         return True
 
     def run(self, cohort: Cohort) -> None:
-        """See :meth:`Route.run`."""
+        """Run one round; see :meth:`Route.run`."""
         (self._first if cohort.round_idx < self.rounds else self.route).run(cohort)

@@ -1,4 +1,4 @@
-"""What the server does with what arrives."""
+"""Provide strategies: how the server combines the clients' updates."""
 
 from fl_lightning.strategies.adafed import AdaFed
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage, Worth

@@ -1,4 +1,4 @@
-"""AdaFed's performance-weighted averaging (Giuseppi et al. 2022, Algorithm 1, lines 5-9)."""
+"""Average models weighted by performance, as AdaFed does (Giuseppi et al. 2022, Algorithm 1, lines 5-9)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fl_lightning.types import ClientUpdate
 
 
 class AdaFed(WeightedAverage):
-    """``w_{t+1} = sum_k p_k w_k / sum_k p_k``, p_k from evaluating w_k on the server's validation set.
+    """Average models weighted by their score on the server's validation set: ``w_{t+1} = sum_k p_k w_k / sum_k p_k``.
 
-    ``p_k = score_k ** power``, times n_k if ``examples``. The paper takes the accuracy (Simulations 2 and 3), accuracy
-    times n_k (Simulation 1), and names its square and cube against stronger attackers. The adaptive loss is the other
-    half of AdaFed and is a loss: :class:`~fl_lightning.F1WeightedCrossEntropy`.
+    The weight is ``p_k = score_k ** power``, times n_k if ``examples``. The paper uses the accuracy (Simulations 2 and 3) and
+    the accuracy times n_k (Simulation 1), and suggests its square and cube against stronger attackers. The other half of
+    AdaFed is the adaptive loss :class:`~fl_lightning.F1WeightedCrossEntropy`.
 
     Args:
         metric: the name of a metric that the module logs in validation (``val_accuracy``), or a torchmetrics metric of
             (predictions, target), by ``class_path`` in YAML.
-        power: exponent of the score, > 0.
-        examples: also weigh by the number of training examples.
-        mode: ``max`` where higher is better; ``min`` turns the score into 1 / (score + epsilon). By default what the
-            torchmetrics metric says of itself, or its name: see
+        power: the exponent of the score, > 0.
+        examples: whether to also multiply the weight by the number of training examples.
+        mode: ``max`` if higher is better; ``min`` turns the score into 1 / (score + epsilon). The default follows the
+            torchmetrics metric's own direction, or the metric's name; see
             :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        epsilon: added to a score of mode ``min``, > 0.
+        epsilon: the number added to a score in mode ``min``, > 0.
 
     Raises:
-        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
+        ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class AdaFed(WeightedAverage):
         self.epsilon = epsilon
 
     def largest_weight(self, examples: Sequence[int]) -> float:
-        """That of a score of 1, which is the best of most metrics; of mode ``min``, that of a score of 0."""
+        """Return the weight of a score of 1, the best value of most metrics; in mode ``min``, of a score of 0."""
         best = 1.0 if self.mode == "max" else 1.0 / self.epsilon
         return float(best**self.power * (max(examples) if self.examples else 1))
 
     def weight(self, update: ClientUpdate) -> float:
-        """p_k. A negative score raises in :meth:`take_in`."""
+        """Return p_k. A negative score is returned unchanged, and :meth:`take_in` rejects it."""
         assert update.score is not None
         score = update.score if self.mode == "max" else 1.0 / (update.score + self.epsilon)
         if score < 0:

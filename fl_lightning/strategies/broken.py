@@ -1,4 +1,4 @@
-"""What strategies that tolerate broken models say of them."""
+"""Detect and report broken models, for strategies that tolerate them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fl_lightning.types import ClientUpdate
 
 
 def is_finite(state: Tensor) -> bool:
-    """Return whether no number of a model is NaN or infinite, in one pass without a copy."""
+    """Return whether all numbers of a model are finite, in one pass without a copy."""
     return not state.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(state))
 
 
 def warn_of_broken(rule: str, updates: Sequence[ClientUpdate]) -> None:
-    """Warn of each client whose model is not finite and takes part in a rule that sorts the models' coordinates.
+    """Warn about each client whose model is not finite but takes part in a rule that sorts the models' coordinates.
 
     Args:
         rule: the name of the strategy.
-        updates: of a round, with their states.
+        updates: the updates of a round, with their states.
     """
     for update in updates:
         if update.state is not None and not is_finite(update.state):

@@ -1,4 +1,4 @@
-"""A filter by direction: updates that point against the others are left out (after Fung et al. 2020; Cao et al. 2021)."""
+"""Filter updates by direction: leave out those that point against the others (after Fung et al. 2020; Cao et al. 2021)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fl_lightning.strategies.filtering import FilteringStrategy
 
 
 class CosineFilter(FilteringStrategy):
-    """The average of the models whose update ``w_k - w_t`` has a mean cosine with the others' above a threshold.
+    """Average the models whose update ``w_k - w_t`` has a mean cosine with the others' above a threshold.
 
-    Lengths do not count, so that nobody gains by a long update; but what passes enters the average as long as it is: clip it
-    with the transform :class:`~fl_lightning.ClipUpdate`.
+    The filter ignores an update's length, so a long update gains no advantage. An update that passes enters the average at
+    its full length; clip it with the transform :class:`~fl_lightning.ClipUpdate`.
 
     Args:
-        threshold: in [-1, 1).
-        examples: average by the number of training examples, as FedAvg does; else every model counts alike.
+        threshold: the threshold, in [-1, 1).
+        examples: whether to weigh by the number of training examples, as FedAvg does; otherwise all weights are equal.
     """
 
     def __init__(self, threshold: float = 0.0, examples: bool = True) -> None:
@@ -27,10 +27,10 @@ class CosineFilter(FilteringStrategy):
         self.examples = examples
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
-        """n_k or 1 for those that pass, 0 for the others; a single model always passes.
+        """Return n_k or 1 for models that pass, 0 for the others; a single model always passes.
 
         Raises:
-            ClientError: if none passes.
+            ClientError: if no model passes.
         """
         passes = mean_cosines(products) > self.threshold if len(products) > 1 else torch.ones(1, dtype=torch.bool)
         if not bool(passes.any()):

@@ -1,4 +1,4 @@
-"""Federated averaging (McMahan et al. 2017, Algorithm 1)."""
+"""Average the clients' models, as FedAvg does (McMahan et al. 2017, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fl_lightning.types import ClientUpdate
 
 
 class FedAvg(WeightedAverage):
-    """``w_{t+1} = sum_k n_k / n * w_k``.
+    """Average the clients' models, weighted by their examples: ``w_{t+1} = sum_k n_k / n * w_k``.
 
     Args:
         weighting: ``examples`` weighs a client by its number of training examples n_k; ``uniform`` gives every
@@ -23,9 +23,9 @@ class FedAvg(WeightedAverage):
         self.weighting = weighting
 
     def largest_weight(self, examples: Sequence[int]) -> float:
-        """The largest n_k, or 1."""
+        """Return the largest n_k, or 1."""
         return float(max(examples)) if self.weighting == "examples" else 1.0
 
     def weight(self, update: ClientUpdate) -> float:
-        """n_k, or 1."""
+        """Return n_k, or 1."""
         return float(update.num_examples) if self.weighting == "examples" else 1.0

@@ -1,4 +1,4 @@
-"""FedAvgM: momentum at the server (Hsu et al. 2019; FedLoss thesis, section 3.3.1)."""
+"""Apply momentum at the server, as FedAvgM does (Hsu et al. 2019; FedLoss thesis, section 3.3.1)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fl_lightning.strategies.fedavg import FedAvg
 
 
 class FedAvgM(FedAvg):
-    """``v <- momentum * v + D; w_{t+1} = w_t - lr * v`` with ``D = w_t - average``; in the first round v = D.
+    """Apply momentum at the server: ``v <- momentum * v + D; w_{t+1} = w_t - lr * v`` with ``D = w_t - average``.
 
-    The other members of the FedOpt family are FedAvg with ``federation.server_optimizer``: any torch optimizer, e.g.
-    ``torch.optim.Adam``, ``torch.optim.Adagrad``, or :class:`~fl_lightning.Yogi`.
+    In the first round, v = D. For the other members of the FedOpt family, use FedAvg with ``federation.server_optimizer``:
+    any torch optimizer, e.g. ``torch.optim.Adam``, ``torch.optim.Adagrad``, or :class:`~fl_lightning.Yogi`.
 
     Args:
-        momentum: beta, in [0, 1); 0 is FedAvg.
-        lr: the server's rate, > 0.
-        weighting: of the average, as in FedAvg.
+        momentum: the momentum beta, in [0, 1); 0 is FedAvg.
+        lr: the server's learning rate, > 0.
+        weighting: the weighting of the average, as in FedAvg.
     """
 
     def __init__(self, momentum: float = 0.9, lr: float = 1.0, weighting: Literal["examples", "uniform"] = "examples") -> None:
@@ -32,5 +32,5 @@ class FedAvgM(FedAvg):
         self.lr = lr
 
     def server_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """SGD with momentum, whose state is in the checkpoint like every optimizer's."""
+        """Return SGD with momentum; checkpoints save its state, as they do for every optimizer."""
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)

@@ -1,4 +1,4 @@
-"""FedLoss: clients weigh by their validation loss (FedLoss thesis, section 3.1, Algorithm 1)."""
+"""Weigh clients by their validation loss (FedLoss thesis, section 3.1, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _HIGH_LOSS = 16.0
 
 
 class FedLoss(WeightedAverage):
-    """``p_k = l_k * n_k ** examples``, l_k the loss of w_k on client k's own validation part.
+    """Weigh clients by their validation loss: ``p_k = l_k * n_k ** examples``, l_k the loss of w_k on client k's own part.
 
-    A client whose model does badly at home holds what the average has yet to learn: it weighs more. The thesis takes a
-    validation part of 10 % (``data.client_validation: 0.1``). With quantity skew it falls behind FedAvg (its Table 6),
-    which ``examples`` of 1, the product with n_k that it names as future work, is to repair.
+    A client whose model performs poorly on its own data knows something that the average has yet to learn, so it weighs
+    more. The thesis uses a validation part of 10 % (``data.client_validation: 0.1``). Under quantity skew FedLoss falls
+    behind FedAvg (its Table 6). The product with n_k, ``examples`` of 1, is meant to repair this; the thesis names it as
+    future work.
 
     Args:
-        loss: the name under which the module logs it in validation, or a torchmetrics metric.
-        examples: exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, between them a mixture.
+        loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
+        examples: the exponent of the number of examples, >= 0: 0 is FedLoss, 1 the product, values between them a mixture.
 
     Raises:
-        ConfigurationError: for a negative exponent, or a metric of which higher is better.
+        ConfigurationError: if the exponent is negative, or if higher is better for the metric.
     """
 
     needs_own_training = True
@@ -45,16 +46,16 @@ class FedLoss(WeightedAverage):
         self.examples = examples
 
     def largest_weight(self, examples: Sequence[int]) -> float:
-        """That of a loss of 16, which few models reach that learn anything."""
+        """Return the weight of a loss of 16; few models that learn anything reach it."""
         return float(_HIGH_LOSS * max(examples) ** self.examples)
 
     def weight(self, update: ClientUpdate) -> float:
-        """p_k."""
+        """Return p_k."""
         assert update.local_score is not None
         return float(update.local_score * update.num_examples**self.examples)
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`WeightedAverage.take_in`; rejects an update that is not finite, or whose loss is not, with a warning."""
+        """Add an update; see :meth:`WeightedAverage.take_in`. Warn about and reject a non-finite update or loss."""
         assert update.local_score is not None
         assert update.state is not None
         why = "" if is_finite(update.state) else "its weights are not finite"
@@ -66,7 +67,7 @@ class FedLoss(WeightedAverage):
         return super().take_in(update, sums)
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """See :meth:`WeightedAverage.aggregate`.
+        """Return the average; see :meth:`WeightedAverage.aggregate`.
 
         Raises:
             ClientError: if every update was rejected.

@@ -1,4 +1,4 @@
-"""FedMedian: the coordinate-wise median (Yin et al. 2018; FedLoss thesis, section 3.3)."""
+"""Compute the coordinate-wise median, as FedMedian does (Yin et al. 2018; FedLoss thesis, section 3.3)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fl_lightning.types import ClientUpdate
 
 
 class FedMedian(JointStrategy):
-    """Each weight becomes the median of the clients' weights, the mean of the two middle ones for an even cohort.
+    """Set each weight to the median of the clients' weights, or to the mean of the two middle ones for an even cohort.
 
-    Numbers of examples do not count. Up to half of the clients may send anything; a warning names those whose
-    weights are not finite.
+    The median ignores the numbers of examples. Up to half of the clients may send arbitrary values; a warning names
+    clients whose weights are not finite.
     """
 
     tolerates_broken = True
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`. Every client weighs 1.
+        """Return the median; see :meth:`JointStrategy.combine`. Every client weighs 1.
 
         Raises:
-            ClientError: if so many models are not finite that the median is not.
+            ClientError: if so many models are not finite that the median is not finite either.
         """
         median = coordinatewise([update.state for update in updates if update.state is not None], _median)
         if not bool(torch.isfinite(median).all()):

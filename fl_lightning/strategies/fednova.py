@@ -1,4 +1,4 @@
-"""FedNova: normalised averaging (Wang et al. 2020, eq. 8 and section 4; FedNova thesis, section 5.5)."""
+"""Average normalised updates, as FedNova does (Wang et al. 2020, eq. 8 and section 4; FedNova thesis, section 5.5)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fl_lightning.types import ClientUpdate, RoundStart
 
 
 class FedNova(RunningStrategy):
-    """``w_{t+1} = w_t - tau_eff * sum_k p_k (w_t - w_k) / ||a_k||``, p_k = n_k / n, tau_eff = sum_k p_k ||a_k||.
+    """Average normalised updates: ``w_{t+1} = w_t - tau_eff * sum_k p_k (w_t - w_k) / ||a_k||``, p_k = n_k / n.
 
-    A client that takes more steps than others then no longer pulls the average towards its own optimum. ||a_k|| follows
-    from the client's optimizer, step by step (:class:`~fl_lightning.functional.StepCoefficients`): SGD with or without
-    momentum, with or without a proximal term. Buffers such as BatchNorm's statistics are averaged by p_k.
+    Here tau_eff = sum_k p_k ||a_k||. With this rule, a client that takes more steps than others does not pull the average
+    towards its own optimum. ||a_k|| follows from the client's optimizer, step by step
+    (:class:`~fl_lightning.functional.StepCoefficients`): SGD with or without momentum, with or without a proximal term.
+    Buffers such as BatchNorm's statistics are averaged with weights p_k.
     """
 
     needs_own_training = True
@@ -26,10 +27,10 @@ class FedNova(RunningStrategy):
         self._start = start
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`RunningStrategy.take_in`.
+        """Add an update; see :meth:`RunningStrategy.take_in`.
 
         Raises:
-            ConfigurationError: for an optimizer without a rule.
+            ConfigurationError: if FedNova has no rule for the client's optimizer.
             ClientError: if the coefficients cancel out.
         """
         assert update.state is not None
@@ -53,7 +54,7 @@ class FedNova(RunningStrategy):
         return examples
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """The normalised step from w_t; buffers averaged."""
+        """Return w_t moved by the normalised step, with averaged buffers."""
         start = self._start.server_state[: self._start.num_parameters].to(sums.device, torch.float64)
         total = sums.scalar("examples")
         direction = (start * sums.scalar("inverse") - sums.value("parameters")) / total

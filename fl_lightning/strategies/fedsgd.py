@@ -1,4 +1,4 @@
-"""FedSGD: one gradient per client and round (McMahan et al. 2017, section 2)."""
+"""Average one gradient per client and round, as FedSGD does (McMahan et al. 2017, section 2)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fl_lightning.types import ClientUpdate
 
 
 class FedSGD(FedAvg):
-    """``w_{t+1} = w_t - eta * sum_k n_k / n * g_k``, g_k the gradient of client k's mean loss at w_t.
+    """Average one gradient per client: ``w_{t+1} = w_t - eta * sum_k n_k / n * g_k``.
 
-    Each client takes one step of plain SGD at the rate eta on all its examples: set ``federation.local.full_batch`` to
-    true with one epoch. The average of the results is the step above.
+    g_k is the gradient of client k's mean loss at w_t. Each client takes one step of plain SGD at the rate eta on all its
+    examples: set ``federation.local.full_batch`` to true and train one epoch. Averaging the results gives the step above.
     """
 
     needs_own_training = True
@@ -22,10 +22,10 @@ class FedSGD(FedAvg):
         super().__init__("examples")
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`RunningStrategy.take_in`.
+        """Add an update; see :meth:`RunningStrategy.take_in`.
 
         Raises:
-            ConfigurationError: if the client took another number of steps than one, or one of another rule than SGD's.
+            ConfigurationError: if the client did not take exactly one step, or used an optimizer other than SGD.
         """
         if update.normalizer is None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What strategies have in common that weigh models by where they lie among each other."""
+"""Share code among strategies that weigh models by their position relative to each other."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fl_lightning.types import ClientUpdate, RoundStart
 
 
 class FilteringStrategy(JointStrategy, ABC):
-    """An average with weights from the inner products of the updates ``w_k - w_t``, without BatchNorm's statistics."""
+    """Average with weights from the inner products of the updates ``w_k - w_t``, which exclude BatchNorm's statistics."""
 
     def start_round(self, start: RoundStart) -> None:
-        """Remember w_t."""
+        """Keep w_t."""
         self._center = start.server_state[: start.num_parameters]
 
     @abstractmethod
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
-        """The unnormalised weight p_k >= 0 of each model, float64, shape (m,).
+        """Return the unnormalised weight p_k >= 0 of each model, float64, shape (m,).
 
         Args:
-            products: of the updates, float64, shape (m, m).
+            products: the inner products of the updates, float64, shape (m, m).
             examples: n_k, float64, shape (m,).
         """
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`."""
+        """Return the weighted average; see :meth:`JointStrategy.combine`."""
         size = self._center.numel()
         states = [update.state[:size] for update in updates if update.state is not None]
         examples = torch.tensor([update.num_examples for update in updates], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""FOCUS: credibility from cross evaluation (Chen et al. 2020, eq. 3-5; AdaFed, section 2)."""
+"""Weigh clients by credibility from cross evaluation, as FOCUS does (Chen et al. 2020, eq. 3-5; AdaFed, section 2)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from fl_lightning.types import ClientUpdate
 
 
 class Focus(JointStrategy):
-    """``p_k = n_k * softmax(-e_k / temperature)``, e_k the loss of w_t on client k's data plus that of w_k on the server's.
+    """Weigh clients by credibility: ``p_k = n_k * softmax(-e_k / temperature)``.
 
-    A client whose labels are wrong disagrees with the global model at home and with the server's data abroad. That a
-    credible client's data are distributed like the server's is assumed: with skewed clients it punishes skew, too.
+    e_k is the loss of w_t on client k's data plus the loss of w_k on the server's data. A client with wrong labels disagrees
+    both with the global model on its own data and with the server's data. FOCUS assumes that a credible client's data are
+    distributed like the server's, so it also penalises skewed clients.
 
     Args:
-        loss: the name under which the module logs it in validation, or a torchmetrics metric.
-        temperature: > 0; the higher, the nearer to FedAvg.
+        loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
+        temperature: the temperature, > 0; higher values are closer to FedAvg.
 
     Raises:
-        ConfigurationError: for a temperature that is not positive, or a metric of which higher is better.
+        ConfigurationError: if the temperature is not positive, or if higher is better for the metric.
     """
 
     needs_own_training = True
@@ -38,7 +39,7 @@ class Focus(JointStrategy):
         self.temperature = temperature
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`.
+        """Return the weighted average; see :meth:`JointStrategy.combine`.
 
         Raises:
             ClientError: if a loss is not finite.

@@ -1,4 +1,4 @@
-"""The geometric median of the models, RFA (Pillutla et al. 2022, Algorithm 2)."""
+"""Compute the geometric median of the models, RFA (Pillutla et al. 2022, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from fl_lightning.strategies.filtering import FilteringStrategy
 
 
 class GeometricMedian(FilteringStrategy):
-    """The point with the least sum of distances to the models: up to half of them may lie anywhere.
+    """Return the point with the least sum of distances to the models, robust to up to half of them being arbitrary.
 
-    Each model's weight is in inverse proportion to its distance from the result.
+    Each model's weight is inversely proportional to its distance from the result.
 
     Args:
-        examples: weigh the distances by the number of training examples, as RFA does; they are what the clients say.
-        smoothing: distances below it count as it, > 0, in the units of the weights.
-        iterations: of the Weiszfeld algorithm at most, >= 1; it ends when nothing changes any more.
+        examples: whether to weigh the distances by the number of training examples, as RFA does. Clients report these
+            numbers themselves.
+        smoothing: the smallest distance, > 0, in the units of the weights; smaller distances count as this.
+        iterations: the maximum number of Weiszfeld iterations, >= 1; the algorithm stops early once nothing changes.
     """
 
     def __init__(self, examples: bool = False, smoothing: float = 1e-6, iterations: int = 1000) -> None:
@@ -29,6 +30,6 @@ class GeometricMedian(FilteringStrategy):
         self.iterations = iterations
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
-        """The shares, which sum to 1."""
+        """Return the shares, which sum to 1."""
         weights = examples if self.examples else torch.ones_like(examples)
         return geometric_median(products, weights, self.smoothing, self.iterations)

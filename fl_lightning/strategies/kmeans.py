@@ -1,4 +1,4 @@
-"""Federated K-means: Lloyd's step on the clients' examples without seeing them (Lloyd 1982)."""
+"""Run federated K-means: Lloyd's step on the clients' examples without seeing them (Lloyd 1982)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from fl_lightning.strategies.base import RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
 _OFFSET = 0.01
-"""Of a cluster that splits off, in units of the centroids' spread."""
+"""The noise added to a cluster that splits off, in units of the centroids' spread."""
 
 
 class FederatedKMeans(RunningStrategy):
-    """``c_j = sum_k n_kj c_kj / sum_k n_kj``: each centroid is the mean of all examples that the cohort assigned to it.
+    """Set each centroid to the mean of the cohort's examples assigned to it: ``c_j = sum_k n_kj c_kj / sum_k n_kj``.
 
-    A client sends its centroids c_kj and the numbers n_kj of its examples that are nearest to each, as
-    :class:`~fl_lightning.KMeansTask` keeps them. With one local epoch and all clients a round is one step of Lloyd's algorithm
-    on the pooled data. After a round the averaged buffer holds the clusters' sizes over the cohort.
+    A client sends its centroids c_kj and the number n_kj of its examples nearest to each, as
+    :class:`~fl_lightning.KMeansTask` stores them. With one local epoch and all clients, a round is one step of Lloyd's
+    algorithm on the pooled data. After a round, the averaged buffer holds the cluster sizes over the cohort.
 
     Args:
-        empty: what happens to a cluster without examples at all clients of a round: ``keep`` leaves it where it is;
+        empty: how to treat a cluster that has no examples at any client of a round: ``keep`` leaves it in place;
             ``split`` moves it to the centroid of the largest cluster plus noise. The noise is normal, in each coordinate with a
-            standard deviation of 1 % of the centroids' root mean square distance from their mean (0.01 where that is 0).
-        seed: of that noise.
+            standard deviation of 1 % of the centroids' root mean square distance from their mean (0.01 if that is 0).
+        seed: the seed of that noise.
     """
 
     needs_own_training = True
@@ -41,10 +41,10 @@ class FederatedKMeans(RunningStrategy):
         self._start: RoundStart | None = None
 
     def start_round(self, start: RoundStart) -> None:
-        """Keep where the round begins.
+        """Keep the state at the start of the round.
 
         Raises:
-            ConfigurationError: if the module holds something else than centroids and their counts.
+            ConfigurationError: if the module does not hold centroids and their counts.
         """
         parameters, counts = start.num_parameters, start.server_state.numel() - start.num_parameters
         if not counts or parameters % counts:
@@ -58,7 +58,7 @@ class FederatedKMeans(RunningStrategy):
             The client's number of examples.
 
         Raises:
-            ConfigurationError: if what should be counts are no whole numbers.
+            ConfigurationError: if the counts are not whole numbers >= 0.
         """
         assert self._start is not None
         assert update.state is not None
@@ -70,7 +70,7 @@ class FederatedKMeans(RunningStrategy):
         return float(update.num_examples)
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """The means, then the clusters' sizes over the cohort, float64, shape (d,)."""
+        """Return the means, then the cluster sizes over the cohort, float64, shape (d,)."""
         assert self._start is not None
         counts = sums.value("counts")
         before = _parts(self._start.server_state, self._start.num_parameters)[0].to(counts)
@@ -90,7 +90,7 @@ class FederatedKMeans(RunningStrategy):
 
 
 def _parts(state: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
-    """Centroids, shape (K, D), and counts, shape (K,), both float64."""
+    """Split a state into centroids, shape (K, D), and counts, shape (K,), both float64."""
     counts = wide(state[num_parameters:])
     return wide(state[:num_parameters]).view(counts.numel(), -1), counts
 

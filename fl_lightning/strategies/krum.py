@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: the models that lie closest to their neighbours (Blanchard et al. 2017)."""
+"""Select models by Krum and multi-Krum: those closest to their neighbours (Blanchard et al. 2017)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from fl_lightning.strategies.filtering import FilteringStrategy
 
 
 class Krum(FilteringStrategy):
-    """The mean of the models with the least sum of squared distances to their m - f - 2 nearest others.
+    """Average the models with the least sum of squared distances to their m - f - 2 nearest neighbours.
 
-    Numbers of examples do not count. Skewed clients lie far apart without being hostile: Krum then keeps the majority's kind.
+    Krum ignores the numbers of examples. Skewed clients lie far apart without being hostile; Krum then keeps only models
+    like the majority's.
 
     Args:
-        attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up; a round needs 2 f + 3 models,
-            and of a share f is lowered where a round has fewer.
-        selected: how many models are averaged: 1 is Krum, more are multi-Krum, null is m - f.
+        attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up. A round needs 2 f + 3 models;
+            if it has fewer, an f given as a share is lowered.
+        selected: the number of models to average: 1 is Krum, more is multi-Krum, null is m - f.
     """
 
     def __init__(self, attackers: int | float = 0.25, selected: int | None = 1) -> None:
@@ -28,14 +29,14 @@ class Krum(FilteringStrategy):
         self.selected = selected
 
     def weights(self, products: Tensor, examples: Tensor) -> Tensor:
-        """1 for those that are kept, 0 for the others.
+        """Return 1 for the selected models, 0 for the others.
 
         Raises:
             ConfigurationError: if the round has too few models.
         """
         size = len(products)
         attackers = expected_attackers(self.attackers, size)
-        if isinstance(self.attackers, float):  # of a small round as many as the rule can bear
+        if isinstance(self.attackers, float):  # in a small round, at most as many as the rule tolerates
             attackers = max(0, min(attackers, (size - 3) // 2))
         selected = size - attackers if self.selected is None else self.selected
         if size < 2 * attackers + 3 or selected > size:

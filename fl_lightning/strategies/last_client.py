@@ -1,4 +1,4 @@
-"""Keeping one client's weights: what an average over one shared network object computes."""
+"""Keep one client's weights, as an average over one shared network object does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fl_lightning.types import ClientUpdate, RoundStart
 
 
 class LastClient(RunningStrategy):
-    """``w_{t+1} = w_k`` of the client that happens to be the last of the round: a baseline, not a method.
+    """Keep the model of the last client of the round, ``w_{t+1} = w_k``: a baseline, not a method.
 
-    The listing of the FedNova comparison thesis gives every client the same network object, so that what it calls FedAvg
-    and FedProx keeps only the last client's weights. This reproduces its tables. Which client is last is drawn each round.
+    The listing of the FedNova comparison thesis gives every client the same network object, so its FedAvg and FedProx keep
+    only the last client's weights. This strategy reproduces its tables. It draws the last client at random each round.
 
     Args:
-        seed: of the draw.
+        seed: the seed of the draw.
     """
 
     needs_own_training = True
@@ -28,15 +28,15 @@ class LastClient(RunningStrategy):
         self.seed = seed
 
     def start_round(self, start: RoundStart) -> None:
-        """Draw who is last."""
+        """Draw the last client."""
         self._last = start.cohort[derive_seed(self.seed, start.round_idx, "last") % len(start.cohort)]
 
     def largest_weight(self, examples: Sequence[int]) -> float:
-        """The last one's, 1."""
+        """Return the last client's weight, 1."""
         return 1.0
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`RunningStrategy.take_in`."""
+        """Add the last client's update; see :meth:`RunningStrategy.take_in`."""
         assert update.state is not None
         if update.client != self._last:
             return 0.0
@@ -44,5 +44,5 @@ class LastClient(RunningStrategy):
         return 1.0
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """That client's state."""
+        """Return the last client's state."""
         return sums.take("state")

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against client drift (Karimireddy et al. 2020, Algorithm 1, option II)."""
+"""Correct client drift by control variates, as SCAFFOLD does (Karimireddy et al. 2020, Algorithm 1, option II)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fl_lightning.strategies.base import ModelGrid, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
 _ROOM = 64.0
-"""How much larger than c its change may be until a second integer is needed for it."""
+"""How much larger than c its change may be before the sum needs a second integer."""
 
 
 class Scaffold(RunningStrategy):
-    """Clients step along ``g - c_k + c``; ``w_{t+1} = w_t + mean(y_k - w_t)`` and ``c <- c + sum(c_k+ - c_k) / N``.
+    """Correct client drift: clients step along ``g - c_k + c``; the server takes the mean model and updates c.
 
-    c_k estimates client k's gradient and c the mean of all N clients'; both start at 0, and the clients' stay with them
-    over rounds and in checkpoints. The clients' optimizer must be plain SGD. A client receives and sends twice the
-    parameters.
+    The server's rules are ``w_{t+1} = w_t + mean(y_k - w_t)`` and ``c <- c + sum(c_k+ - c_k) / N``. c_k estimates client k's
+    gradient, and c the mean of all N clients' gradients. Both start at 0. Each client keeps its c_k across rounds and in
+    checkpoints. The clients' optimizer must be plain SGD. A client receives and sends twice the parameters.
     """
 
     needs_own_training = True
@@ -32,7 +32,7 @@ class Scaffold(RunningStrategy):
         self._control: Tensor | None = None
 
     def start_round(self, start: RoundStart) -> None:
-        """In the first round, c = 0."""
+        """Set c to 0 in the first round."""
         self._num_clients = start.num_clients
         device = wide(start.server_state[:0]).device
         if self._control is None:
@@ -40,26 +40,26 @@ class Scaffold(RunningStrategy):
         self._control = self._control.to(device)
 
     def reset(self) -> None:
-        """c = 0."""
+        """Set c to 0."""
         self._control = None
 
     @property
     def control(self) -> Tensor | None:
-        """c, float64, shape (p,)."""
+        """Return c, float64, shape (p,)."""
         return self._control
 
     def largest_weight(self, examples: Sequence[int]) -> float:
-        """Every client's, 1."""
+        """Return every client's weight, 1."""
         return 1.0
 
     def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
-        """Those of the models; changes of control variates are expected to be of the size of c, once that is not 0."""
+        """Return the models' grids; changes of control variates are expected to be about the size of c, once c is not 0."""
         size = 0.0 if self._control is None else magnitude(self._control)
         control = {"control": Grid(((len(self._control), _ROOM * size),), 1.0)} if self._control is not None and size else {}
         return super().grids(examples, model_grid) | control
 
     def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """See :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
+        """Add an update; see :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
         assert update.state is not None
         assert update.control is not None
         sums.add("state", update.state)
@@ -68,15 +68,15 @@ class Scaffold(RunningStrategy):
         return 1.0
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """The mean state; c moves too."""
+        """Return the mean state, and update c."""
         assert self._control is not None
         self._control = sums.take("control").to(self._control.device).div_(self._num_clients).add_(self._control)
         return sums.take("state").div_(sums.scalar("clients"))
 
     def state_dict(self) -> dict[str, Any]:
-        """c."""
+        """Return c."""
         return {} if self._control is None else {"control": self._control.cpu()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take c back."""
+        """Restore c."""
         self._control = state.get("control")

@@ -1,4 +1,4 @@
-"""Shapley-value weights: what each client adds to the federation (Wang et al. 2020; named as future work in AdaFed)."""
+"""Weigh clients by Shapley values: their contributions (Wang et al. 2020; named as future work in AdaFed)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from fl_lightning.types import ClientUpdate, RoundStart
 
 
 class ShapleyValues(JointStrategy):
-    """``p_k = max(phi_k, 0)``, phi_k the Shapley value of client k for a metric on the server's set.
+    """Weigh clients by their contribution: ``p_k = max(phi_k, 0)``, phi_k the Shapley value on the server's set.
 
-    A coalition is worth the metric of its clients' average by examples; nobody's is that of w_t. Values are exact for
-    small cohorts (2^m evaluations a round) and beyond that estimated from random orders of joining, each left as soon as
-    its coalition is worth about as much as all. Where no value is positive, clients weigh by examples, as in FedAvg.
+    The value of a coalition is the metric of its clients' average, weighted by examples; the empty coalition's value is that
+    of w_t. Values are exact for small cohorts (2^m evaluations a round). For larger cohorts they are estimated from random
+    orders of joining; each order stops once its coalition's value is close to that of all clients. If no value is positive,
+    clients weigh by examples, as in FedAvg.
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        mode: ``max`` where higher is better; by default what the torchmetrics metric says, or its name: see
-            :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        exact_up_to: the largest cohort with exact values, 0 to 16; 0 estimates always.
-        orders: random orders per round beyond that, >= 1.
-        tolerance: an order is left when its coalition is worth v(all) to within this, >= 0, in the metric's units; -1
-            never leaves one.
-        seed: of the orders.
+        mode: ``max`` if higher is better. The default follows the torchmetrics metric's own direction, or the metric's
+            name; see :func:`~fl_lightning.functional.metric_mode.known_direction`.
+        exact_up_to: the largest cohort with exact values, 0 to 16; 0 always estimates.
+        orders: the number of random orders per round for larger cohorts, >= 1.
+        tolerance: an order stops when its coalition's value is within this of v(all), >= 0, in the metric's units; -1
+            never stops early.
+        seed: the seed of the orders.
 
     Raises:
-        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
+        ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class ShapleyValues(JointStrategy):
         self._evaluations = 0
 
     def start_round(self, start: RoundStart) -> None:
-        """Keep w_t, what nobody is worth."""
+        """Keep w_t, the model of the empty coalition."""
         self._start = start
         self._evaluations = 0
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`."""
+        """Return the weighted average; see :meth:`JointStrategy.combine`."""
         players = [update.client for update in updates]
         by_client = {update.client: update for update in updates}
         sign = 1.0 if self.mode == "max" else -1.0
@@ -96,6 +97,6 @@ class ShapleyValues(JointStrategy):
         return make
 
     def figures(self) -> dict[str, float]:
-        """Evaluations that the round's values took, and the values themselves."""
+        """Return the number of evaluations that the round's values took, and the values themselves."""
         values = {f"shapley/{client}": value for client, value in self.values.items()}
         return {"shapley_evaluations": float(self._evaluations)} | values

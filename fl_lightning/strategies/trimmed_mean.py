@@ -1,4 +1,4 @@
-"""The coordinate-wise trimmed mean (Yin et al. 2018, Definition 2)."""
+"""Compute the coordinate-wise trimmed mean (Yin et al. 2018, Definition 2)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fl_lightning.types import ClientUpdate
 
 
 class TrimmedMean(JointStrategy):
-    """Each weight becomes the mean of the clients' weights without the f smallest and the f largest of them.
+    """Set each weight to the mean of the clients' weights without the f smallest and the f largest of them.
 
-    Numbers of examples do not count. A warning names clients whose weights are not finite.
+    The mean ignores the numbers of examples. A warning names clients whose weights are not finite.
 
     Args:
         attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up.
@@ -31,7 +31,7 @@ class TrimmedMean(JointStrategy):
         self.attackers = attackers
 
     def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
-        """See :meth:`JointStrategy.combine`. Every client weighs 1.
+        """Return the trimmed mean; see :meth:`JointStrategy.combine`. Every client weighs 1.
 
         Raises:
             ConfigurationError: if no model would be left.

@@ -1,4 +1,4 @@
-"""LightningModules. Any other LightningModule can be federated as well."""
+"""Provide LightningModules. You can also federate any other LightningModule."""
 
 from fl_lightning.tasks.base import SupervisedTask
 from fl_lightning.tasks.classification import ClassificationTask

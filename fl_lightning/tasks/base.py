@@ -1,4 +1,4 @@
-"""What the tasks share: network, loss, optimizer, and the parts of a loss that know of rounds."""
+"""Share code among the tasks: network, loss, optimizer, and hooks for losses that depend on rounds."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 EQUAL: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
-"""How to log what torchmetrics has synchronised: the maximum of equal values is exact, and Lightning gives no advice."""
+"""How to log values that torchmetrics has synchronised: the maximum of equal values is exact and avoids Lightning's advice."""
 
 
 class SupervisedTask(LoadsSafely, LightningModule):
-    """A LightningModule of a network and a loss for batches (input, target, ...).
+    """Train a network with a loss on batches (input, target, ...).
 
-    An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``, and a
-    :class:`~fl_lightning.ProximalLoss` measures from where the fit, a client's round, begins. A subclass has ``training_step``,
-    ``val_metrics`` and ``test_metrics``, and says how a batch is evaluated and what is logged of them.
+    An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``. A
+    :class:`~fl_lightning.ProximalLoss` measures the distance from the start of the fit, which is a client's round. A subclass
+    provides ``training_step``, ``val_metrics`` and ``test_metrics``, evaluates batches and logs the metrics.
 
     Args:
         network: maps inputs to outputs.
         loss: maps (outputs, target) to a scalar.
-        optimizer: the clients' optimizer, given the parameters.
-        lr_scheduler: given the optimizer; steps once per local epoch.
-        l2: strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the trained weights, those of one dimension such as
-            biases left out; added to the loss in training only.
+        optimizer: the clients' optimizer, called with the parameters.
+        lr_scheduler: the scheduler, called with the optimizer; steps once per local epoch.
+        l2: the strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the trained weights, without one-dimensional ones
+            such as biases; added to the loss in training only.
     """
 
     val_metrics: MetricCollection
@@ -65,16 +65,16 @@ class SupervisedTask(LoadsSafely, LightningModule):
         self._plain_loss = PlainLoss(loss)
 
     def configure_callbacks(self) -> list[Callback]:
-        """What lets an adaptive loss adapt, with a federation and without."""
+        """Return the callback that adapts an adaptive loss, with or without a federation."""
         return [LossAdaptation()]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs of the network."""
+        """Return the outputs of the network."""
         outputs: Tensor = self.network(inputs)
         return outputs
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, with its scheduler if there is one."""
+        """Return the optimizer, with its scheduler if one is set."""
         try:
             optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
         except ValueError as error:
@@ -84,11 +84,11 @@ class SupervisedTask(LoadsSafely, LightningModule):
         scheduler = self.lr_scheduler(optimizer)
         config = {"scheduler": scheduler, "interval": "epoch"}
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            config["monitor"] = "train_loss"  # what a client has; Lightning's own ReduceLROnPlateau says it by itself
+            config["monitor"] = "train_loss"  # which a client logs; Lightning's own ReduceLROnPlateau names its monitor itself
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_train_start(self) -> None:
-        """Tell a proximal loss where the round begins."""
+        """Anchor proximal losses at the start of the round."""
         for part in self.loss.modules():
             if isinstance(part, ProximalLoss):
                 part.anchor(self.network.parameters())
@@ -115,11 +115,11 @@ class SupervisedTask(LoadsSafely, LightningModule):
 
     @property
     def _shows_adaptive_loss(self) -> bool:
-        """Whether this is a validation in which the loss adapts: later its weights are those of the next round."""
+        """Return whether the loss adapts in this validation; in any later one its weights are those of the next round."""
         return self._plain_loss.adapts and self.trainer.state.fn is TrainerFn.FITTING
 
     def _add_loss(self, mean_loss: MeanMetric, outputs: Tensor, target: Tensor) -> None:
-        """Add the plain loss of a batch to its mean, and in a fit the loss that the clients trained with to another."""
+        """Add a batch's plain loss to its mean and, in a fit, the loss that the clients trained with to another mean."""
         if not self._plain_loss.adapts:
             mean_loss.update(self._loss_of(self.loss, outputs, target), len(target))
             return
@@ -136,15 +136,15 @@ class SupervisedTask(LoadsSafely, LightningModule):
 
     @abstractmethod
     def _log_metrics(self, stage: str, loss: MeanMetric, metrics: MetricCollection) -> None:
-        """Log what a stage, ``val`` or ``test``, has come to, and forget it."""
+        """Log and reset the results of a stage, ``val`` or ``test``."""
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """What metrics compare of a batch, also those that a strategy asks for."""
+        """Return the predictions and targets of a batch for metrics, including those that a strategy asks for."""
         inputs, target = self._parts(batch)
         return self._outputs(inputs), target
 
     def _parts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Inputs and target."""
+        """Return inputs and target."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2):
             raise ConfigurationError(
                 f"{type(self).__name__} learns from batches of (input, target), but the data give "
@@ -154,7 +154,7 @@ class SupervisedTask(LoadsSafely, LightningModule):
         return batch[0], batch[1]
 
     def _loss_of(self, compute: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, target: Tensor) -> Tensor:
-        """Return a loss; if it cannot take such outputs and targets, say which settings to change."""
+        """Return a loss; if it rejects the outputs and targets, raise an error that names the settings to change."""
         try:
             loss = compute(outputs, target)
         except (FederationError, torch.OutOfMemoryError):
@@ -170,7 +170,7 @@ class SupervisedTask(LoadsSafely, LightningModule):
         return loss
 
     def _outputs(self, inputs: Tensor) -> Tensor:
-        """Of the network; where it does not fit the data, which settings to change."""
+        """Return the network's outputs; if it rejects the data, raise an error that names the settings to change."""
         try:
             outputs: Tensor = self(inputs)
         except RuntimeError as error:
@@ -183,7 +183,7 @@ class SupervisedTask(LoadsSafely, LightningModule):
         return outputs
 
     def _with_l2(self, loss: Tensor) -> Tensor:
-        """The loss of a training batch and the L2 term."""
+        """Return the loss of a training batch plus the L2 term."""
         if not self.l2:
             return loss
         weights = (p for p in self.network.parameters() if p.requires_grad and p.ndim > 1)

@@ -1,4 +1,4 @@
-"""Classification with any network, loss, optimizer and scheduler."""
+"""Train classifiers with any network, loss, optimizer and scheduler."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from fl_lightning.tasks.base import EQUAL, SupervisedTask
 
 
 class ClassificationTask(SupervisedTask):
-    """A LightningModule for single-label classification of batches (input, label).
+    """Train a single-label classifier on batches (input, label).
 
-    Logs ``train_loss`` and ``train_accuracy`` while training; and for ``val`` and ``test`` the loss, accuracy, macro
-    and weighted F1, and F1 per class (``val_f1/0`` ...), all in [0, 1] but the loss. The confusion matrix, rows true, columns
-    predicted, is a file of the CSV logger, and of the last round a table and a picture in W&B. An
+    The task logs ``train_loss`` and ``train_accuracy`` while training. For ``val`` and ``test`` it logs the loss, accuracy,
+    macro and weighted F1, and F1 per class (``val_f1/0`` ...); all but the loss are in [0, 1]. The confusion matrix (rows
+    true, columns predicted) is saved as a file by the CSV logger; W&B gets a table and a picture of the last round's. An
     :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss, such as :class:`~fl_lightning.F1WeightedCrossEntropy`, adapts
     after each validation within ``fit``, except the sanity check.
 
     Args:
         network: maps inputs to logits of shape (N, num_classes).
-        num_classes: C, at least 2.
+        num_classes: the number of classes C, at least 2.
         loss: maps (logits, labels) to a scalar; cross-entropy by default.
-        optimizer: the clients' optimizer, given the parameters.
-        lr_scheduler: given the optimizer; steps once per local epoch.
-        l2: strength lambda of ``lambda / 2 * sum of squares`` of the weights without biases, in training only; >= 0.
+        optimizer: the clients' optimizer, called with the parameters.
+        lr_scheduler: the scheduler, called with the optimizer; steps once per local epoch.
+        l2: the strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the weights without biases, in training only.
 
     Raises:
-        ConfigurationError: if the loss has weights for another number of classes.
+        ConfigurationError: if the loss has weights for a different number of classes.
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end", "on_fit_end")
@@ -69,7 +69,7 @@ class ClassificationTask(SupervisedTask):
         self.test_metrics = _metrics(num_classes)
 
     def on_fit_start(self) -> None:
-        """Look at the labels once, before any training.
+        """Check the labels once, before any training.
 
         Raises:
             DataError: if labels lie outside the classes.
@@ -94,12 +94,12 @@ class ClassificationTask(SupervisedTask):
             )
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Logits and labels of a batch."""
+        """Return logits and labels of a batch."""
         inputs, labels = self._parts(batch)
         return self._logits(inputs), labels
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        """Of the network; where it does not fit the data or the number of classes, which settings to change."""
+        """Return the network's logits; if they don't fit the data or classes, raise an error that names the settings."""
         logits = self._outputs(inputs)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ConfigurationError(
@@ -116,7 +116,7 @@ class ClassificationTask(SupervisedTask):
             raise
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         logits, labels = self.predictions_and_target(batch)
         loss = self._with_l2(self._loss_of(self.loss, logits, labels))
         self.train_accuracy.update(logits, labels)
@@ -148,14 +148,14 @@ class ClassificationTask(SupervisedTask):
             self._last_confusion = self.trainer.current_epoch, values["confusion"]
 
     def on_fit_end(self) -> None:
-        """Send the last confusion matrix to W&B: a table takes longer than all other figures of a round."""
+        """Send the last confusion matrix to W&B; sending a table each round would take longer than all other figures."""
         if self._last_confusion is not None:
             epoch, matrix = self._last_confusion
             log_matrix(self.trainer, "val_confusion", matrix, epoch)
             self._last_confusion = None
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Class probabilities, shape (N, C), float32."""
+        """Return class probabilities, shape (N, C), float32."""
         inputs = batch[0] if isinstance(batch, list | tuple) else batch
         return torch.softmax(self(inputs).float(), dim=1)
 

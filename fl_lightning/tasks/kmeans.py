@@ -1,4 +1,4 @@
-"""K-means as a LightningModule: Lloyd's algorithm, at one place or in a federation."""
+"""Run K-means as a LightningModule: Lloyd's algorithm, on one machine or in a federation."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _WITHOUT_EFFECT = {
     "gradient_clip_val": None,
     "accumulate_grad_batches": 1,
 }
-"""Settings of local training that act on gradients, and what they are where they do nothing."""
+"""Settings of local training that act on gradients, and the values at which they have no effect."""
 
 
 class KMeansTask(LoadsSafely, LightningModule):
-    """K centroids that go to the means of their examples (Lloyd 1982; survey, Table II).
+    """Move K centroids to the means of their examples (Lloyd 1982; survey, Table II).
 
-    A training epoch is one pass: each example belongs to the nearest centroid as it was when the pass began, and at its end
-    each centroid moves to the mean of its examples, in sums of float64; one without examples stays. Batches are
-    (inputs, ...), or inputs alone, which are flattened; targets are not looked at. In a federation the strategy is
-    :class:`~fl_lightning.FederatedKMeans`; under a plain Trainer this is Lloyd's algorithm on all data.
+    A training epoch is one pass. Each example belongs to the centroid nearest to it at the start of the pass. At the end
+    each centroid moves to the mean of its examples, summed in float64; a centroid without examples stays. Batches are
+    (inputs, ...) or inputs alone, which are flattened; targets are ignored. In a federation, use the strategy
+    :class:`~fl_lightning.FederatedKMeans`. Under a plain Trainer this is Lloyd's algorithm on all data.
 
-    Logs ``train_loss`` (mean squared distance from the nearest centroid before the move), ``val_loss`` (the same of the
-    validation set: inertia / n), ``val_distance`` (mean distance) and ``val_empty`` (clusters without an example of the
-    validation set); for ``test`` likewise.
+    The task logs ``train_loss`` (mean squared distance from the nearest centroid before the move), ``val_loss`` (the same on
+    the validation set: inertia / n), ``val_distance`` (mean distance) and ``val_empty`` (clusters without an example of the
+    validation set). It logs the same for ``test``.
 
     Args:
-        num_clusters: K, at least 1.
-        num_features: D, numbers in one example, at least 1.
-        init: first centroids: ``kmeans++`` draws them from the server's validation set at the start of a fit, once
+        num_clusters: the number of clusters K, at least 1.
+        num_features: the number of features D in one example, at least 1.
+        init: the first centroids: ``kmeans++`` draws them from the server's validation set, once at the start of a fit
             (Arthur and Vassilvitskii 2007); ``random`` draws each number from N(0, 1).
-        seed: of that draw.
+        seed: the seed of that draw.
 
     Attributes:
-        centroids: shape (K, D).
-        counts: examples of each cluster in the last pass, shape (K,); after a round those of the whole cohort. In the
-            dtype of the centroids: in float32 exact to 2**24.
-        started: whether the first centroids are there.
+        centroids: the centroids, shape (K, D).
+        counts: the number of examples of each cluster in the last pass, shape (K,); after a round, of the whole cohort. The
+            dtype is that of the centroids: in float32, counts are exact up to 2**24.
+        started: whether the first centroids have been set.
     """
 
     counts: Tensor
@@ -75,13 +75,13 @@ class KMeansTask(LoadsSafely, LightningModule):
         self.val_quality, self.test_quality = ClusterQuality(num_clusters), ClusterQuality(num_clusters)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The cluster of each example, int64, shape (N,)."""
+        """Return the cluster of each example, int64, shape (N,)."""
         return self._assign(inputs)[1]
 
     def _assign(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Examples, shape (N, D), the cluster of each and the distance to its centroid, shapes (N,)."""
+        """Return the examples, shape (N, D), their clusters and the distances to their centroids, shapes (N,)."""
         points = self._flat(inputs)
-        return points, *nearest_centroids(points, self.centroids)  # autocast leaves distances in full precision
+        return points, *nearest_centroids(points, self.centroids)  # autocast keeps distances in full precision
 
     def _flat(self, inputs: Tensor) -> Tensor:
         points = inputs.reshape(len(inputs), -1)
@@ -93,16 +93,16 @@ class KMeansTask(LoadsSafely, LightningModule):
         return points.to(self.centroids)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One that never gets a gradient: its steps count the batches, which Lightning and stragglers go by."""
+        """Return an optimizer without gradients; its steps count the batches for Lightning and for stragglers."""
         return torch.optim.SGD([self.centroids], lr=1.0)
 
     # ---------------------------------------------------------------- the start
 
     def on_fit_start(self) -> None:
-        """Check what belongs together, and draw the first centroids; clients get them from the server.
+        """Check the configuration, and draw the first centroids; clients get them from the server.
 
         Raises:
-            ConfigurationError: if strategy, settings, clusters and data do not go together.
+            ConfigurationError: if strategy, settings, clusters and data do not match.
         """
         self._check_precision()
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -153,30 +153,30 @@ class KMeansTask(LoadsSafely, LightningModule):
 
     @torch.no_grad()
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Assign a batch; its mean squared distance."""
+        """Assign a batch to clusters and return its mean squared distance."""
         points, nearest, distances = self._assign(_inputs(batch))
         mine = cluster_sums(points, nearest, self.num_clusters)
         before = self._sums or (torch.zeros_like(mine[0]), torch.zeros_like(mine[1]))
         self._sums = before[0] + mine[0], before[1] + mine[1]
         loss = distances.square().mean()
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(points))
-        self.centroids.grad = torch.zeros_like(self.centroids)  # a gradient scaler wants to see one
+        self.centroids.grad = torch.zeros_like(self.centroids)  # a gradient scaler requires one
         optimizer: Any = self.optimizers()
         optimizer.step()
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move after the last batch: a plain Trainer validates before its epoch ends."""
+        """Move the centroids after the last batch, because a plain Trainer validates before its epoch ends."""
         if self.trainer.is_last_batch:
             self._move()
 
     def on_train_epoch_end(self) -> None:
-        """Move after a pass that ended early."""
+        """Move the centroids after a pass that ended early."""
         self._move()
 
     @torch.no_grad()
     def _move(self) -> None:
-        """Each centroid to the mean of its examples, once a pass."""
+        """Move each centroid to the mean of its examples, once a pass."""
         if self._sums is None:
             return
         (sums, counts), self._sums = self._sums, None
@@ -199,11 +199,11 @@ class KMeansTask(LoadsSafely, LightningModule):
         self.test_quality.update(*self._assign(_inputs(batch))[1:])
 
     def on_validation_epoch_end(self) -> None:
-        """Log what was measured."""
+        """Log the measurements."""
         self._log("val", self.val_quality)
 
     def on_test_epoch_end(self) -> None:
-        """Log what was measured."""
+        """Log the measurements."""
         self._log("test", self.test_quality)
 
     def _log(self, stage: str, quality: ClusterQuality) -> None:
@@ -212,7 +212,7 @@ class KMeansTask(LoadsSafely, LightningModule):
         quality.reset()
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The cluster of each example, int64, shape (N,)."""
+        """Return the cluster of each example, int64, shape (N,)."""
         clusters: Tensor = self(_inputs(batch))
         return clusters
 
@@ -223,14 +223,14 @@ def _inputs(batch: Any) -> Tensor:
 
 
 def _federation(trainer: Trainer) -> Any:
-    """The callback that makes this fit a federation; None at a client, and without one."""
+    """Return the callback that makes this fit a federation; None at a client, or without a federation."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     found = (one for one in callbacks if hasattr(one, "strategy") and hasattr(one, "local"))
     return next((one for one in found if getattr(one, "enabled", True)), None)
 
 
 def _check_federation(federation: Any) -> None:
-    """Refuse what would aggregate centroids wrongly, and settings that would do nothing."""
+    """Reject anything that would aggregate centroids wrongly, and settings without effect."""
     strategy = federation.strategy
     if not isinstance(strategy, FederatedKMeans):
         raise ConfigurationError(
@@ -249,7 +249,7 @@ def _check_federation(federation: Any) -> None:
 
 
 def _validation_loaders(trainer: Trainer, data: Any) -> list[Any]:
-    """The whole validation set on every rank; nothing where there is none."""
+    """Return the loaders of the whole validation set on every rank, or an empty list if none exists."""
     if hasattr(data, "server_view"):
         loaders = data.server_view().val_dataloader() if data.has_validation_set else []
     elif trainer.enable_validation:
@@ -263,7 +263,7 @@ def _validation_loaders(trainer: Trainer, data: Any) -> list[Any]:
 
 
 def _batches(trainer: Trainer, loaders: list[Any]) -> Iterable[Any]:
-    """The batches as validation gets them: on the device, and not augmented."""
+    """Yield the batches as validation gets them: on the device, and not augmented."""
     stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
     try:
         for number, loader in enumerate(loaders):

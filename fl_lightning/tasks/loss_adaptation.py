@@ -1,4 +1,4 @@
-"""After each validation: the losses that adapt to it do."""
+"""Adapt losses after each validation."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fl_lightning.metrics.update import update_metric
 
 
 class LossAdaptation(Callback):
-    """Lets each :class:`~fl_lightning.AdaptiveLoss` of a module adapt after each validation within ``fit``.
+    """Adapt each :class:`~fl_lightning.AdaptiveLoss` of a module after each validation within ``fit``.
 
-    The sanity check does not count. The project's tasks bring it with them, and the orchestrator adds it for any other
-    module; in a Trainer without a federation, give it to the Trainer beside a module of your own.
+    The sanity check does not count. The tasks of this package add this callback themselves, and the orchestrator adds it for
+    any other module. Without a federation, pass it to the Trainer together with your own module.
     """
 
     def __init__(self) -> None:
         self._watched: list[RemovableHandle] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a loss that would wait for a validation for ever.
+        """Reject a loss that would never see a validation.
 
         Raises:
-            ConfigurationError: naming the loss.
+            ConfigurationError: if validation is disabled; the message names the loss.
         """
         for part in _adaptive(pl_module):
             if not trainer.enable_validation:
@@ -42,7 +42,7 @@ class LossAdaptation(Callback):
                 )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch what the losses are called on."""
+        """Watch the calls of the losses."""
         self._release()
         if trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
             return
@@ -71,10 +71,10 @@ class LossAdaptation(Callback):
                 pl_module.log_dict(dict(part.figures()), batch_size=1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adapt the losses whose signal is a figure of the module: all of them are known only now.
+        """Adapt the losses whose signal is a metric that the module logs; all of these are known only now.
 
         Raises:
-            ConfigurationError: if the module logs none of that name.
+            ConfigurationError: if the module does not log a metric of that name.
         """
         if trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
             return

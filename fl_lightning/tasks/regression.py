@@ -1,4 +1,4 @@
-"""Regression with any network, loss, optimizer and scheduler: of numbers, of images, of counts."""
+"""Train regression models of numbers, images or counts, with any network, loss, optimizer and scheduler."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropy, MetricWeightedCros
 
 
 class RegressionTask(SupervisedTask):
-    """A LightningModule that predicts numbers for batches (input, target).
+    """Train a model that predicts numbers on batches (input, target).
 
-    Logs ``train_loss`` while training; and for ``val`` and ``test`` the loss, the mean absolute error ``_mae``, the mean
-    absolute percentage error ``_mape`` as a ratio, and the coefficient of determination ``_r2`` (NaN of a single number), over
-    all numbers of all targets, or over what ``readout`` makes of them: a density image is trained on, its count is measured.
+    The task logs ``train_loss`` while training. For ``val`` and ``test`` it logs the loss, the mean absolute error ``_mae``,
+    the mean absolute percentage error ``_mape`` as a ratio, and the coefficient of determination ``_r2`` (NaN for a single
+    number). These cover all numbers of all targets, or the results of ``readout``: for example, train on density images and
+    measure their counts.
 
     An :class:`~fl_lightning.AdaptiveLoss` anywhere in the loss adapts after each validation within ``fit``.
 
     Args:
-        network: maps inputs to outputs of the targets' shape; of (N, 1) for targets (N,), too.
+        network: maps inputs to outputs of the targets' shape; outputs (N, 1) also fit targets (N,).
         loss: maps (outputs, targets) to a scalar; ``torch.nn.MSELoss`` by default.
-        optimizer: the clients' optimizer, given the parameters.
-        lr_scheduler: given the optimizer; steps once per local epoch.
-        l2: strength lambda of ``lambda / 2 * sum of squares`` of the weights without biases, in training only; >= 0.
-        readout: maps outputs, and targets, to what is measured and predicted, such as
-            :class:`~fl_lightning.DensityCount`; nothing by default.
-        mape_floor: F > 0: percentage errors are ``|y - prediction| / max(|y|, F)``. 1 for counts, so that in an image
-            without cells each cell too many is an error of 100 %.
+        optimizer: the clients' optimizer, called with the parameters.
+        lr_scheduler: the scheduler, called with the optimizer; steps once per local epoch.
+        l2: the strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the weights without biases, in training only.
+        readout: maps outputs and targets to the measured and predicted values, such as
+            :class:`~fl_lightning.DensityCount`; by default, they are used as they are.
+        mape_floor: F > 0: percentage errors are ``|y - prediction| / max(|y|, F)``. Use 1 for counts, so that each extra
+            cell in an image without cells is an error of 100 %.
 
     Raises:
-        ConfigurationError: for a value outside its range, and if the outputs have not the targets' shape.
+        ConfigurationError: if a value is outside its range, or the outputs do not have the targets' shape.
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start")
@@ -64,10 +65,10 @@ class RegressionTask(SupervisedTask):
         self.val_metrics, self.test_metrics = MetricCollection(metrics), MetricCollection(metrics).clone()
 
     def on_fit_start(self) -> None:
-        """Look at the scale of densities, once.
+        """Check the scale of densities, once.
 
         Raises:
-            ConfigurationError: if the readout has another than the data.
+            ConfigurationError: if the readout's scale differs from the data's.
         """
         mine, theirs = (
             getattr(self.readout, "scale", None),
@@ -80,7 +81,7 @@ class RegressionTask(SupervisedTask):
             )
 
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of one shape."""
+        """Return outputs and targets of one shape."""
         inputs, target = self._parts(batch)
         outputs = self._outputs(inputs)
         if outputs.ndim == target.ndim + 1 and outputs.shape[-1] == 1:
@@ -95,7 +96,7 @@ class RegressionTask(SupervisedTask):
         return outputs, target
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         outputs, target = self._pair(batch)
         loss = self._with_l2(self._loss_of(self.loss, outputs, target))
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(target))
@@ -107,7 +108,7 @@ class RegressionTask(SupervisedTask):
         metrics.update(*self._compared(outputs, target))
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """What metrics compare of a batch: what the readout makes of outputs and targets, flattened, float32."""
+        """Return the values that metrics compare: outputs and targets after the readout, flattened, float32."""
         return self._compared(*self._pair(batch))
 
     def _compared(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,13 +126,13 @@ class RegressionTask(SupervisedTask):
         for name in ("mae", "mape", "r2"):
             try:
                 values[name] = metrics[name].compute()
-            except ValueError:  # R2 of one number, of all ranks together: there is no variance to explain
+            except ValueError:  # R2 of one number over all ranks: there is no variance to explain
                 values[name] = torch.nan
         metrics.reset()
         self._log_losses(stage, loss)
         self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, prog_bar=True, **EQUAL)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """What the readout makes of the outputs, float32."""
+        """Return the outputs after the readout, float32."""
         inputs = batch[0] if isinstance(batch, list | tuple) else batch
         return self._read(self(inputs)).float()

@@ -1,4 +1,4 @@
-"""What happens to a client's update on its way to the server."""
+"""Provide transforms, which change a client's update on its way to the server."""
 
 from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy

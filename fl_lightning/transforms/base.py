@@ -1,4 +1,4 @@
-"""What a transform is: a change of what a client sends, whatever the strategy."""
+"""Define transforms: changes of a client's update, independent of the strategy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fl_lightning.functional.keyed_noise import KeyedStream
 
 @dataclass(frozen=True)
 class Message:
-    """The change of a client's parameters as the server will read it, and what it takes to send it.
+    """Hold the change of a client's parameters as the server will read it, and the cost of sending it.
 
     Attributes:
         change: ``w_k - w_t``, float64, shape (p,).
-        bits: of each number that is sent.
-        positions: of the numbers that are sent, int64, ascending, shape (s,); the others are 0. None for all.
-        overhead: bytes beside the numbers, such as positions and scales.
+        bits: the bits of each number that is sent.
+        positions: the positions of the numbers that are sent, int64, ascending, shape (s,); the others are 0. None for all.
+        overhead: the bytes besides the numbers, such as positions and scales.
     """
 
     change: Tensor
@@ -31,25 +31,25 @@ class Message:
 
     @property
     def count(self) -> int:
-        """How many numbers are sent."""
+        """Return how many numbers are sent."""
         return self.change.numel() if self.positions is None else self.positions.numel()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole message."""
+        """Return the bytes of the whole message."""
         return math.ceil(self.count * self.bits / 8) + self.overhead
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sends.
+    """Describe the client that sends a message.
 
     Attributes:
-        client: its id.
-        round_idx: from 0.
-        draw: random numbers of this client, round and transform, on the CPU. They follow from the federation's seed.
-        kept: what the client keeps over rounds for this transform, by name; what is put there outlives checkpoints.
-        secret: random numbers as ``draw`` gives them, from a key that is in no file: for noise that must hide something.
+        client: the client's id.
+        round_idx: the round, from 0.
+        draw: random numbers of this client, round and transform, on the CPU. They derive from the federation's seed.
+        kept: the client's state for this transform, by name; it persists across rounds and in checkpoints.
+        secret: the same as ``draw``, but from a key that is in no file: for noise that must hide something.
     """
 
     client: int
@@ -60,38 +60,38 @@ class Sender:
 
 
 class Transform(ABC):
-    """Changes what a client sends. Several are applied one after another, in the order of the configuration.
+    """Change a client's update before the server reads it. Several transforms apply in the order of the configuration.
 
-    Buffers such as BatchNorm's statistics, and SCAFFOLD's control variates, are sent as they are.
+    Buffers such as BatchNorm's statistics, and SCAFFOLD's control variates, are sent unchanged.
     """
 
     @abstractmethod
     def apply(self, message: Message, sender: Sender) -> Message:
-        """The message as it goes on.
+        """Return the transformed message.
 
         Args:
-            message: of the client, or of the transform before.
-            sender: who sends it.
+            message: the message from the client, or from the previous transform.
+            sender: the client that sends it.
         """
 
     def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator, secret: KeyedStream) -> Tensor:
-        """What the server makes of the round's average, the same on every rank; it leaves it as it is by default.
+        """Transform the round's average at the server, in the same way on every rank; unchanged by default.
 
         Args:
             change: ``average - w_t`` of the parameters, float64, shape (p,).
-            received: how many updates it is of.
-            expected: of how many clients, those included that failed.
-            draw: random numbers of this round and transform, on the CPU. They follow from the federation's seed.
-            secret: random numbers of the same, from a key that is in no file: for noise that must hide something.
+            received: the number of updates in the average.
+            expected: the number of clients in the cohort, including those that failed.
+            draw: random numbers of this round and transform, on the CPU. They derive from the federation's seed.
+            secret: the same as ``draw``, but from a key that is in no file: for noise that must hide something.
         """
         return change
 
     def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """What is worth a line in the log, as ``federation/<name>``.
+        """Return figures to log as ``federation/<name>``.
 
         Args:
-            rounds: done so far.
-            drawn: clients of this round, those included that did not deliver.
-            kept: what each client of the federation keeps for this transform.
+            rounds: the number of rounds done so far.
+            drawn: the number of clients of this round, including those that did not deliver.
+            kept: the state that each client of the federation keeps for this transform.
         """
         return {}

@@ -1,4 +1,4 @@
-"""Differential privacy of whole clients (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017)."""
+"""Protect whole clients by differential privacy (McMahan et al. 2018, DP-FedAvg; Geyer et al. 2017)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _NAME = "federation.transforms."
 
 
 class ClientPrivacy(ClipUpdate):
-    """Clips every change to a norm and adds Gaussian noise, at the server once or at every client.
+    """Clip every change to a norm and add Gaussian noise, once at the server or at every client.
 
-    ``central``: noise of standard deviation ``noise_multiplier * max_norm`` on the sum of the changes, so that over m clients
-    the average has ``noise_multiplier * max_norm / m``; clients trust the server. It needs a plain average in which all
-    clients weigh the same; a client that fails counts as one that changed nothing. ``local``: that noise on each client's
-    change before it is sent, for any strategy: the model that the server sees is private already, and the average of m is
-    sqrt(m) times as noisy as above.
+    ``central`` adds noise of standard deviation ``noise_multiplier * max_norm`` to the sum of the changes, so the average over
+    m clients has ``noise_multiplier * max_norm / m``. Clients must trust the server. It requires a plain average in which all
+    clients weigh the same; a client that fails counts as one without a change. ``local`` adds that noise to each client's
+    change before it is sent, and works with any strategy. The model that the server sees is then already private, and the
+    average of m is sqrt(m) times as noisy as with ``central``.
 
-    ``federation/epsilon_of_clients`` is what the run has given away so far, rounds that were repeated after a kill included;
-    see :func:`~fl_lightning.functional.epsilon_of_clients`. Without trust in the server no client is hidden by being drawn or
-    not: there it is that of the client that has sent most often.
+    ``federation/epsilon_of_clients`` is the privacy loss of the run so far, including rounds that were repeated after a kill;
+    see :func:`~fl_lightning.functional.epsilon_of_clients`. With ``local``, the server knows which clients were drawn,
+    so it is the epsilon of the client that has sent most often.
 
     Args:
-        max_norm: C, largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
-        noise_multiplier: z > 0.
-        noise: who adds it.
-        delta: in (0, 1); below 1 / number of clients.
-        noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number they follow from it
+        max_norm: the largest L2 norm C of a client's change of all parameters, > 0, in the units of the weights.
+        noise_multiplier: the noise multiplier z > 0.
+        noise: where the noise is added, ``central`` or ``local``.
+        delta: delta, in (0, 1); choose it below 1 / number of clients.
+        noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number, they derive from it
             and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
     """
 
@@ -61,9 +61,9 @@ class ClientPrivacy(ClipUpdate):
         self.noise_seed = noise_seed
 
     def apply(self, message: Message, sender: Sender) -> Message:
-        """See :meth:`Transform.apply`; with noise of its own a message is dense, in float32 at least.
+        """Return the clipped message; see :meth:`Transform.apply`. With local noise it is dense, in float32 at least.
 
-        A change that is not finite becomes 0: else it would tell that the client's training broke.
+        A non-finite change becomes 0; otherwise it would reveal that the client's training broke.
         """
         whole = bool(torch.isfinite(message.change).all())
         clipped = super().apply(message if whole else replace(message, change=torch.zeros_like(message.change)), sender)
@@ -73,15 +73,15 @@ class ClientPrivacy(ClipUpdate):
         return replace(clipped, change=noisy, bits=max(32, clipped.bits), positions=None, overhead=0)
 
     def receive(self, change: Tensor, received: int, expected: int, draw: torch.Generator, secret: KeyedStream) -> Tensor:
-        """See :meth:`Transform.receive`."""
+        """Add central noise to the average; see :meth:`Transform.receive`."""
         return change if self.noise == "local" else self._noisy(change * (received / expected), expected, secret)
 
     def epsilon(self, spending: Spending, population: int) -> float:
-        """Return what a run has given away of a client.
+        """Return the epsilon that a run has spent on a client.
 
         Args:
-            spending: what the run has released.
-            population: all clients of the federation.
+            spending: everything that the run has released.
+            population: the number of clients of the federation.
         """
         if self.noise == "central":
             return epsilon_of_clients(self.noise_multiplier, spending.drawn, population, spending.sums, self.delta)

@@ -1,4 +1,4 @@
-"""Norm clipping: nobody moves the model further than a bound (Sun et al. 2019, Can You Really Backdoor Federated Learning)."""
+"""Clip updates so that no client moves the model too far (Sun et al. 2019, Can You Really Backdoor Federated Learning)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 
 
 class ClipUpdate(Transform):
-    """``change * min(1, max_norm / |change|)``: a defence against scaled updates, and half of differential privacy.
+    """Clip each change to a norm, ``change * min(1, max_norm / |change|)``, against scaled updates and for privacy.
 
     Args:
-        max_norm: largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
+        max_norm: the largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -20,6 +20,6 @@ class ClipUpdate(Transform):
         self.max_norm = max_norm
 
     def apply(self, message: Message, sender: Sender) -> Message:
-        """See :meth:`Transform.apply`."""
+        """Return the clipped message; see :meth:`Transform.apply`."""
         norm = float(message.change.norm())
         return message if norm <= self.max_norm else replace(message, change=message.change * (self.max_norm / norm))

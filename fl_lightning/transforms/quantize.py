@@ -1,4 +1,4 @@
-"""Stochastic quantisation of updates (Alistarh et al. 2017, QSGD)."""
+"""Quantise updates stochastically (Alistarh et al. 2017, QSGD)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fl_lightning.errors import require
 from fl_lightning.transforms.base import Message, Sender, Transform
 
 _SCALE = 4
-"""Bytes of a block's scale, a float32."""
+"""The bytes of a block's scale, a float32."""
 
 
 class Quantize(Transform):
-    """Sends each number as one of 2^bits - 1 levels between -s and s, s the largest of its block, rounded at random: unbiased.
+    """Send each number as one of 2^bits - 1 levels from -s to s, s the largest of its block, with unbiased random rounding.
 
     Args:
-        bits: of a number, from 2 to 16.
-        block: how many numbers share a scale, >= 1.
+        bits: the bits per number, from 2 to 16.
+        block: the number of values that share a scale, >= 1.
     """
 
     def __init__(self, bits: int = 8, block: int = 4096) -> None:
@@ -29,13 +29,13 @@ class Quantize(Transform):
         self.block = block
 
     def apply(self, message: Message, sender: Sender) -> Message:
-        """See :meth:`Transform.apply`."""
+        """Return the quantised message; see :meth:`Transform.apply`."""
         change, positions = message.change, message.positions
         values = change if positions is None else change[positions]
         blocks = math.ceil(values.numel() / self.block)
         padded = torch.nn.functional.pad(values, (0, blocks * self.block - values.numel())).view(blocks, self.block)
         levels = 2 ** (self.bits - 1) - 1
-        scales = padded.abs().amax(dim=1, keepdim=True).float().double()  # as it is sent
+        scales = padded.abs().amax(dim=1, keepdim=True).float().double()  # as sent
         scales = torch.where(scales > 0, scales, torch.ones_like(scales)) / levels
         draw = torch.rand(padded.shape, generator=sender.draw, dtype=torch.float64).to(padded.device)
         rounded = torch.floor(padded / scales + draw).clamp(-levels, levels)

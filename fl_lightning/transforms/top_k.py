@@ -1,4 +1,4 @@
-"""Sparse updates: the largest numbers only, the rest is kept for later (Stich et al. 2018, Sparsified SGD with Memory)."""
+"""Send only the largest numbers and keep the rest for later (Stich et al. 2018, Sparsified SGD with Memory)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 
 
 class TopK(Transform):
-    """Sends the numbers of the change that are largest in absolute value, with their positions.
+    """Send the numbers of the change that are largest in absolute value, with their positions.
 
     Args:
-        share: of the parameters, in (0, 1]; at least one number.
-        error_feedback: let a client add what it has not sent to its next change, so that nothing is lost for good. It then
+        share: the share of the parameters to send, in (0, 1]; at least one number.
+        error_feedback: whether a client adds the numbers it has not sent to its next change, so that nothing is lost. It then
             keeps a vector as large as the model.
     """
 
@@ -25,7 +25,7 @@ class TopK(Transform):
         self.error_feedback = error_feedback
 
     def apply(self, message: Message, sender: Sender) -> Message:
-        """See :meth:`Transform.apply`."""
+        """Return the sparse message; see :meth:`Transform.apply`."""
         change, kept = message.change, sender.kept.get("residual")
         if self.error_feedback and kept is not None:
             change = change + kept.to(change)
