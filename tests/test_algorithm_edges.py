@@ -10,11 +10,11 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from against_hand import Updates, clients_of
 from algorithms import prepare
 from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
 from scipy.special import softmax
-from test_strategies import Updates, clients_of
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Accuracy, MeanSquaredError
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import byzfl
+import lightning as L
 import numpy as np
 import pytest
 import torch
-from by_hand import averaged, build, flat
+from against_hand import DTYPES, Updates, assert_follows, clients_of
+from by_hand import World, averaged, build, flat
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
-from test_strategies import DTYPES, Updates, World, assert_follows, clients_of
 
 from fl_lightning import (
     ALIE,
@@ -102,10 +105,17 @@ def test_alies_z_is_the_papers(honest, attackers, share):
     assert float(sent) == pytest.approx(-norm.ppf(share), abs=1e-12)
 
 
-def test_without_honest_clients_there_is_no_crowd():
-    """All clients of the round are attackers: they send what they have, or its opposite."""
-    for attack in (ALIE(), InnerProductManipulation()):
-        federate(Plain(), 1, attackers=Attackers(clients=[0, 1, 2], model=attack), strategy=FedAvg())
+@pytest.mark.parametrize(("attack", "sign"), [(ALIE(), 1), (InnerProductManipulation(), -1)])
+def test_without_honest_clients_there_is_no_crowd(attack, sign):
+    """All clients of the round are attackers: they send what they have, or its opposite. By hand."""
+    L.seed_everything(3, verbose=False)
+    module, world = Plain(), World(torch.float32)
+    start = copy.deepcopy(module.net)
+    attackers = Attackers(clients=[0, 1, 2], model=attack)
+    federate(module, 1, data=Blobs(shuffle=False), attackers=attackers, strategy=FedAvg())
+    mean = averaged(start, [world.train(start, k)[0] for k in range(3)], world.sizes)
+    for w, w_0, w_mean in zip(module.net.parameters(), start.parameters(), mean.parameters(), strict=True):
+        torch.testing.assert_close(w, w_0 + sign * (w_mean - w_0), rtol=5e-6, atol=5e-6)
 
 
 def test_attacks_begin_in_their_round():

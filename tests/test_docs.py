@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from by_hand import averaged
+from against_hand import assert_follows, clients_of
+from by_hand import averaged, build, flat
 from command_line import ROOT, SMALL
-from test_strategies import assert_follows, build, clients_of, flat
 
 from fl_lightning.config_files import find, names
 

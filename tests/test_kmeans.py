@@ -15,11 +15,11 @@ from command_line import ROOT
 from federations import Blobs, Consecutive, NoValidation, Plain, blobs, every_round, federate, same_bits, trainer, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching import launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import chisquare
 from sklearn.cluster import KMeans
 from sklearn.metrics import pairwise_distances
-from test_processes import launch
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from against_hand import Updates
 from federations import Plain, federate
-from test_strategies import Updates
 from torchmetrics import MeanMetric
 from torchmetrics.classification import (
     MulticlassAccuracy,

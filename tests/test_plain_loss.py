@@ -43,6 +43,7 @@ class Seen(FederationCallback):
 
 @pytest.mark.parametrize("wrap", [lambda loss: loss, lambda loss: ProximalLoss(loss, 0.1)])
 def test_class_weights_do_not_enter_val_loss(wrap):
+    torch.manual_seed(0)
     task, seen = ClassificationTask(Plain().net, 3, wrap(F1WeightedCrossEntropy(3))), Seen()
     federate(task, 3, seen)
     assert not torch.equal(seen.weights[0], seen.weights[2])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import shake
 import torch
+from against_hand import DTYPES, Updates, assert_follows, clients_of
 from by_hand import B, averaged, build, flat
 from command_line import small
 from dp_accounting.rdp import RdpAccountant
@@ -21,7 +22,6 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy import stats
 from test_epsilon import attained, gaussian_epsilon, renyi
-from test_strategies import DTYPES, Updates, assert_follows, clients_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset

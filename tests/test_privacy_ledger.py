@@ -16,14 +16,14 @@ import pytest
 import shake
 import torch
 import wandb
+from against_hand import Updates
 from by_hand import B, flat
 from dp_accounting.rdp import RdpAccountant
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from launching import launch
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from run_private import MODES, MOMENTS
 from test_epsilon import attained, gaussian_epsilon, renyi
-from test_processes import launch
-from test_strategies import Updates
 
 from fl_lightning import (
     Availability,

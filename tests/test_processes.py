@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import shutil
 import signal
@@ -19,27 +18,13 @@ import torch
 from algorithms import ALGORITHMS, outcome, prepare
 from command_line import SMALL
 from federations import same_bits, trainer
+from launching import SCRIPT, launch
 
 from fl_lightning import AtomicCheckpointIO
 from fl_lightning.callbacks.exchange import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
-SCRIPT = Path(__file__).with_name("run_federation.py")
 FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
-
-
-def launch(arguments: list[str], limit: int, folder: Path, expect: int = 0) -> str:
-    """Run Python and give what it wrote to stderr; a process group that hangs is killed, not waited for."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *arguments]
-    process = subprocess.Popen(command, env=env, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        _, stderr = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == expect, stderr
-    return stderr
 
 
 def run(folder: Path, name: str, *args: str, expect: int = 0) -> dict:

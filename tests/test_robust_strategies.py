@@ -8,14 +8,14 @@ import byzfl
 import numpy as np
 import pytest
 import torch
-from by_hand import build, flat
+from against_hand import DTYPES, assert_follows, clients_of
+from by_hand import World, build, flat
 from command_line import small
 from federations import Blobs, Consecutive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 from sklearn.metrics.pairwise import cosine_similarity
-from test_strategies import DTYPES, World, assert_follows, clients_of
 
 from fl_lightning import (
     ClientError,

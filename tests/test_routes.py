@@ -9,12 +9,12 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from against_hand import DTYPES, ROUNDS, Updates, assert_close, assert_follows, clients_of, final
 from by_hand import LR, World, accuracy, averaged, build, flat
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
-from test_strategies import DTYPES, ROUNDS, Updates, assert_close, assert_follows, clients_of, final
 
 from fl_lightning import (
     AdaFed,

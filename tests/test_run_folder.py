@@ -16,8 +16,8 @@ import pytest
 import torch
 from command_line import ADAFED, SMALL, small
 from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, trainer
+from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from test_processes import SCRIPT, launch
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
 from fl_lightning.callbacks import folder_lock

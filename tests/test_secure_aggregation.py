@@ -8,12 +8,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from against_hand import Updates
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from test_strategies import Updates
 
 from fl_lightning import (
     Availability,

@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from against_hand import DTYPES, ROUNDS, Updates, assert_close, assert_follows, clients_of, final
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
 from sklearn.metrics import confusion_matrix, f1_score
@@ -24,7 +25,6 @@ from fl_lightning import (
     FedAvgM,
     FederatedDataModule,
     FederatedOrchestrator,
-    FederationCallback,
     FedLoss,
     FedMedian,
     FedNova,
@@ -37,45 +37,6 @@ from fl_lightning import (
     ShapleyValues,
     Yogi,
 )
-
-DTYPES = [torch.float32, torch.float64]
-ROUNDS = 3
-
-
-class Updates(FederationCallback):
-    """Keeps what the clients of each round did."""
-
-    def __init__(self):
-        self.rounds = []
-
-    def on_aggregated(self, trainer, pl_module, updates):
-        self.rounds.append(updates)
-
-
-def assert_follows(
-    dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings
-):
-    """Run a federation for three rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
-    L.seed_everything(3, verbose=False)
-    module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
-    by_hand = copy.deepcopy(module.net)
-    updates = Updates()
-    precision = "64-true" if dtype == torch.float64 else "32-true"
-    data = data or FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
-    federation = FederatedOrchestrator(local=local or LocalTraining(max_epochs=2), **settings)
-    run = trainer(ROUNDS, federation, updates, accelerator="cpu", precision=precision)
-    run.fit(module, data)
-    world = world or World(dtype)
-    for t in range(ROUNDS):
-        by_hand = step(by_hand, world, t)
-    tolerance = tolerance if dtype == torch.float64 else 5e-6
-    for name, value in by_hand.state_dict().items():
-        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=tolerance, atol=tolerance)
-    return run, updates.rounds
-
-
-def clients_of(net, world, **kwargs):
-    return [world.train(net, k, **kwargs)[0] for k in range(len(world.parts))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -424,20 +385,6 @@ def test_fedprox_with_partial_work(policy, mu):
 
 
 # ------------------------------------------------------------------ identities
-
-
-def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
-    L.seed_everything(3, verbose=False)
-    module = Plain(lr=LR, batchnorm=batchnorm).to(dtype)
-    flags = {"precision": "64-true" if dtype == torch.float64 else "32-true"}
-    data = Blobs(shuffle=False, dtype=dtype)
-    federate(module, ROUNDS, data=data, partitioner=Consecutive(sizes), flags=flags, **settings)
-    return weights(module.net)
-
-
-def assert_close(one, other, tolerance=1e-11):
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
 
 
 def test_fednova_with_equal_steps_is_fedavg():

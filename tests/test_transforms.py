@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from against_hand import DTYPES, Updates, assert_follows, clients_of
 from by_hand import averaged, build, flat
 from command_line import small
 from federations import Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
-from test_strategies import DTYPES, Updates, assert_follows, clients_of
 
 from fl_lightning import Attackers, ClipUpdate, Message, Quantize, ScaledUpdate, Sender, TopK
 from fl_lightning.functional.keyed_noise import SecretKey

@@ -1,0 +1,65 @@
+"""Federations beside the same algorithm by hand: what the tests of strategies, routes and transforms share."""
+
+from __future__ import annotations
+
+import copy
+
+import lightning as L
+import torch
+from by_hand import LR, World
+from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining
+
+DTYPES = [torch.float32, torch.float64]
+ROUNDS = 3
+
+
+class Updates(FederationCallback):
+    """Keeps what the clients of each round did."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def on_aggregated(self, trainer, pl_module, updates):
+        self.rounds.append(updates)
+
+
+def assert_follows(
+    dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings
+):
+    """Run a federation for three rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
+    by_hand = copy.deepcopy(module.net)
+    updates = Updates()
+    precision = "64-true" if dtype == torch.float64 else "32-true"
+    data = data or FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
+    federation = FederatedOrchestrator(local=local or LocalTraining(max_epochs=2), **settings)
+    run = trainer(ROUNDS, federation, updates, accelerator="cpu", precision=precision)
+    run.fit(module, data)
+    world = world or World(dtype)
+    for t in range(ROUNDS):
+        by_hand = step(by_hand, world, t)
+    tolerance = tolerance if dtype == torch.float64 else 5e-6
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=tolerance, atol=tolerance)
+    return run, updates.rounds
+
+
+def clients_of(net, world, **kwargs):
+    return [world.train(net, k, **kwargs)[0] for k in range(len(world.parts))]
+
+
+def final(dtype=torch.float64, batchnorm=True, sizes=SIZES, **settings):
+    L.seed_everything(3, verbose=False)
+    module = Plain(lr=LR, batchnorm=batchnorm).to(dtype)
+    flags = {"precision": "64-true" if dtype == torch.float64 else "32-true"}
+    data = Blobs(shuffle=False, dtype=dtype)
+    federate(module, ROUNDS, data=data, partitioner=Consecutive(sizes), flags=flags, **settings)
+    return weights(module.net)
+
+
+def assert_close(one, other, tolerance=1e-11):
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=tolerance, atol=tolerance)
