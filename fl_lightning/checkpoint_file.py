@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from _compat_pickle import IMPORT_MAPPING
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import IO, Any
 
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from fl_lightning.compat.lightning import class_only
+from fl_lightning.compat.python import MODULES_TODAY
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -70,7 +70,7 @@ def refuse_unsafe(weights_only: bool | None) -> None:
 class LoadsSafely:
     """Goes before LightningModule or LightningDataModule: ``load_from_checkpoint`` runs nothing, also from a URL."""
 
-    @_restricted_classmethod
+    @class_only
     def load_from_checkpoint(
         cls,  # noqa: N805
         checkpoint_path: Source,
@@ -179,7 +179,7 @@ def _runs_code(name: str, found: Any) -> bool:
 def _name_today(name: str) -> str:
     """Return a dotted path with Python 3's name of a module: pickle writes Python 2's, such as commands for subprocess."""
     module, _, attribute = name.rpartition(".")
-    return f"{IMPORT_MAPPING.get(module, module)}.{attribute}" if module else name
+    return f"{MODULES_TODAY.get(module, module)}.{attribute}" if module else name
 
 
 def _refuse_untrusted(file: IO[bytes], source: Source) -> None:

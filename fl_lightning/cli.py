@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import yaml
 from jsonargparse import Namespace, dict_to_namespace
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -37,6 +37,8 @@ from fl_lightning.cli_help import TopicHelp, nested_class_help
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_trainer import FederationTrainer
+from fl_lightning.compat.jsonargparse import Completable, actions_of, subcommand_parsers
+from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.config_arguments import behind_subcommand, config_files, expand
 from fl_lightning.config_files import without_base
 from fl_lightning.data.federated import FederatedDataModule
@@ -77,12 +79,9 @@ class SaveRunConfig(SaveConfigCallback):
         self.already_saved = True
 
 
-class FederationParser(LightningArgumentParser):
+class FederationParser(Completable, LightningArgumentParser):
     """Answers a wrong setting with one message instead of the usage of every option."""
 
-    # argcomplete looks for these, and the parsers of subcommands lack them.
-    _action_conflicts: ClassVar[dict[Any, Any]] = {}
-    active_actions: ClassVar[list[Any]] = []
     files: ClassVar[list[str]] = []
     """The configurations of the command that is parsed, for what is said of them."""
     _is_expanded = False
@@ -90,8 +89,8 @@ class FederationParser(LightningArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
         """See jsonargparse; configurations may go by their names, and come after their bases."""
         given = sys.argv[1:] if args is None else list(args)
-        nested: Any = self._subcommands_action
-        given = expand(given) if nested is None else behind_subcommand(given, nested.choices)
+        nested = subcommand_parsers(self)
+        given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
         parsed: Namespace = super().parse_args(given, namespace, **settings)
         return parsed
@@ -117,20 +116,21 @@ class FederationParser(LightningArgumentParser):
     def format_help(self, *args: Any) -> str:
         """Show the settings of a class in a few lines, for ``--<setting>.help CLASS``."""
         asked = re.fullmatch(r"Help for --([\w.]+)\.help=([\w.]+)", self.description or "")
-        return nested_class_help(asked[2], asked[1], self._actions) if asked else super().format_help(*args)
+        return nested_class_help(asked[2], asked[1], actions_of(self)) if asked else super().format_help(*args)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what was wrong and how to mend it; exit status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
-        options = [option for action in self._actions for option in action.option_strings]
+        options = [option for action in actions_of(self) for option in action.option_strings]
         parser = getattr(ex, "subcommand_parser", None)
-        options += [option for action in getattr(parser, "_actions", ()) for option in action.option_strings]
+        if parser is not None:
+            options += [option for action in actions_of(parser) for option in action.option_strings]
         print(f"fl-lightning: error: {explain(message, options, FederationParser.files)}", file=sys.stderr)
         sys.exit(2)
 
 
-class FederationCLI(LightningCLI):
+class FederationCLI(OpenCLI):
     """LightningCLI with the sections of a federation and the command ``partition``."""
 
     _wandb_id = ""
@@ -155,14 +155,13 @@ class FederationCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Lightning's, and ``partition``."""
-        return {**LightningCLI.subcommands(), "partition": {"model", "datamodule"}}
+        return {**OpenCLI.subcommands(), "partition": {"model", "datamodule"}}
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+    def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Give settings to the command that was typed alone: those of one take 0.06 s."""
         if self._typed in (None, subcommand):
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        self._subcommand_method_arguments[subcommand] = []
-        return self.init_parser(**kwargs)
+            return super().prepare_subcommand(klass, subcommand, **kwargs)
+        return self.bare_subcommand(subcommand, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the sections."""
@@ -241,17 +240,17 @@ class FederationCLI(LightningCLI):
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run_command(self, subcommand: str) -> None:
         """Run the command; a fit has its folder to itself."""
         root = Path(self.trainer.default_root_dir)
         cast(FederationTrainer, self.trainer).makes_folder = not root.exists()
         drop_deprecated(self.trainer.loggers)
         if subcommand != "fit" or not _is_first_rank() or self._config.trainer.fast_dev_run:
-            super()._run_subcommand(subcommand)
+            super().run_command(subcommand)
             return
         with lock_folder(root):
             self._choose_start(Path(self._config.last_checkpoint.dirpath))  # another run may have ended meanwhile
-            super()._run_subcommand(subcommand)
+            super().run_command(subcommand)
 
     def before_fit(self) -> None:
         """Say what will train; keep W&B's id for those who resume, now that everything could be built."""
@@ -274,7 +273,7 @@ class FederationCLI(LightningCLI):
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise ConfigurationError(f"A setting is refused by {where}: {cause}. Change it.") from error
 
-    def _parse_ckpt_path(self) -> None:
+    def read_checkpoint_settings(self) -> None:
         """Choose the checkpoint; one that cannot be read ends in one message."""
         if not self.config.get("subcommand"):
             return
@@ -286,7 +285,7 @@ class FederationCLI(LightningCLI):
             return
         try:
             with checked(path, trusted):
-                super()._parse_ckpt_path()
+                super().read_checkpoint_settings()
         except (SystemExit, FederationError):
             raise
         except Exception as error:

@@ -14,22 +14,21 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from docstring_parser import ParseError, parse
-from lightning.pytorch.cli import ActionConfigFile
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import fl_lightning
+from fl_lightning.compat.jsonargparse import HelpAction, actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.help_pages import SECTIONS, first_page, has_first_page
 
 _WIDTH = 118
 _ORDER = ("federation", "data", "model", "trainer")
 _MODULES = {"network": "fl_lightning.models", "loss": "fl_lightning.losses"}
-_SKIPPED = (argparse._HelpAction, argparse._VersionAction, ActionConfigFile)
 
 
-class TopicHelp(argparse._HelpAction):
+class TopicHelp(HelpAction):
     """``--help`` with a topic: nothing shows what a user sets first, ``all`` shows every setting."""
 
     def __init__(self, option_strings: Sequence[str], dest: str = argparse.SUPPRESS, **_: Any) -> None:
@@ -63,7 +62,7 @@ def help_on(parser: argparse.ArgumentParser, topic: str, command: str) -> str:
     Raises:
         ConfigurationError: if there is no such topic.
     """
-    settings = [action for action in parser._actions if _is_setting(action)]
+    settings = [action for action in actions_of(parser) if is_setting(action)]
     name = topic.removeprefix("--").removesuffix(".help")
     if name == "all":
         return _all_settings(settings, command)
@@ -94,7 +93,7 @@ def class_help(parser_class: Callable[[], Any], found: type) -> str:
     parser = parser_class()
     skipped = {"params"} if issubclass(found, Optimizer) else {"optimizer"} if issubclass(found, LRScheduler) else set()
     parser.add_class_arguments(found, None, skip=skipped, fail_untyped=False, sub_configs=True)
-    settings = [action for action in parser._actions if _is_setting(action)]
+    settings = [action for action in actions_of(parser) if is_setting(action)]
     own = list(inspect.signature(found).parameters)
     settings.sort(key=lambda a: own.index(a.dest.split(".")[0]) if a.dest.split(".")[0] in own else len(own))
     return _class_page(found, settings, "")
@@ -110,7 +109,7 @@ def nested_class_help(path: str, key: str, actions: Iterable[argparse.Action]) -
     """
     found = _find_class(path)
     assert found is not None
-    return _class_page(found, [action for action in actions if _is_setting(action)], key)
+    return _class_page(found, [action for action in actions if is_setting(action)], key)
 
 
 def _class_page(found: type, settings: Sequence[argparse.Action], key: str) -> str:
@@ -156,7 +155,7 @@ def _group(action: argparse.Action) -> str:
 
 def _entry(action: argparse.Action, name: str, full: bool) -> list[str]:
     """The setting, its type and default; what it means; the classes that it takes."""
-    hint = getattr(action, "_typehint", action.type)
+    hint = type_of(action)
     default = "required" if action.required else _shown(action.default)
     text = _plain(action.help or "")
     lines = [f"  {name} <{_type_name(hint)}> {default}", *_wrapped(text if full else _first_sentence(text), "      ")]
@@ -164,11 +163,6 @@ def _entry(action: argparse.Action, name: str, full: bool) -> list[str]:
     if known:
         lines += _wrapped(f"Classes: {', '.join(known)}.", "      ")
     return lines
-
-
-def _is_setting(action: argparse.Action) -> bool:
-    skipped = isinstance(action, _SKIPPED) or type(action).__name__ in ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
-    return not skipped and not action.dest.endswith(".help") and bool(action.option_strings)
 
 
 def _shown(default: Any) -> str:

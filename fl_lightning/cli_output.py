@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning_utilities.core.rank_zero import log as _lightning
 from torch.nn.parameter import is_lazy
 
+from fl_lightning.compat.lightning import wandb_settings
+
 
 def describe_model(module: LightningModule) -> str:
     """Describe a module in a line: its network, and the parameters that a client trains and sends.
@@ -32,7 +34,7 @@ def describe_model(module: LightningModule) -> str:
 def drop_deprecated(loggers: Sequence[Logger]) -> None:
     """Take an argument out of Lightning's W&B loggers that W&B warns about and ignores."""
     for logger in loggers:
-        settings = getattr(logger, "_wandb_init", {}) if isinstance(logger, WandbLogger) else {}
+        settings = wandb_settings(logger) if isinstance(logger, WandbLogger) else {}
         if settings.get("anonymous", False) is None:
             del settings["anonymous"]
 

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.callbacks.partition_report import PartitionReport
+from fl_lightning.compat.lightning import has_whole_epoch
 from fl_lightning.data.federated import FederatedDataModule
 
 
@@ -24,7 +25,7 @@ class FederationTrainer(Trainer):
         try:
             super().fit(*args, **kwargs)
         except Exception:
-            if self.makes_folder and self.is_global_zero and not self.fit_loop.epoch_progress.total.completed:
+            if self.makes_folder and self.is_global_zero and not has_whole_epoch(self):
                 _finish_wandb()
                 shutil.rmtree(self.default_root_dir, ignore_errors=True)
             raise

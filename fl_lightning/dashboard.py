@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.arguments import ArgumentParser
+from fl_lightning.compat.wandb import workspace_specification
 from fl_lightning.errors import ConfigurationError, FederationError
 
 _MEMBERS = "([0-9]+|min|p10|median|p90|max)"
@@ -88,12 +89,6 @@ def workspace(entity: str, project: str) -> Any:
     )
 
 
-def specification(made: Any) -> dict[str, Any]:
-    """Return what W&B is sent."""
-    spec: dict[str, Any] = json.loads(made._to_model().model_dump_json(by_alias=True, exclude_none=True))
-    return spec
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command; what cannot be done ends in one message and exit status 1.
 
@@ -131,7 +126,7 @@ def _package(part: str) -> Any:
 
 def _write(made: Any, path: Path) -> Path:
     try:
-        path.write_text(json.dumps(specification(made), indent=1) + "\n")
+        path.write_text(json.dumps(workspace_specification(made), indent=1) + "\n")
     except OSError as error:
         raise ConfigurationError(f"'--out' is '{path}', which cannot be written ({error}). Choose another file.") from error
     return path

@@ -10,6 +10,7 @@ import pytest
 from command_line import ROOT
 
 from fl_lightning import dashboard
+from fl_lightning.compat.wandb import workspace_specification
 
 
 def refused(capsys, *arguments: str) -> tuple[int, str]:
@@ -97,7 +98,7 @@ def test_its_address_is_printed(capsys, monkeypatch):
     workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     sent = []
-    monkeypatch.setattr(workspaces.Workspace, "save", lambda self: sent.append(dashboard.specification(self)))
+    monkeypatch.setattr(workspaces.Workspace, "save", lambda self: sent.append(workspace_specification(self)))
     monkeypatch.setattr(workspaces.Workspace, "url", property(lambda self: "https://wandb.example/me/p"))
     dashboard.main(["--entity", "me", "--project", "p"])
     assert capsys.readouterr().out.strip() == "https://wandb.example/me/p"

@@ -16,6 +16,7 @@ LAYER = {
     "help_pages": 0,
     "allocator": 0,
     "types": 0,
+    "compat": 0,
     "functional": 1,
     "checkpoint_file": 1,
     "config_files": 1,

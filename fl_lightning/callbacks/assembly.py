@@ -16,6 +16,7 @@ from fl_lightning.clients.evaluation import Measures
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.local_training import resolve_precision
+from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import cohort_size
 
@@ -55,7 +56,7 @@ def assemble(
         owner.seed,
         fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
         logger=logger,
-        detect_anomaly=trainer._detect_anomaly,
+        detect_anomaly=detects_anomalies(trainer),
         memory=run.memory,
         drop_single=check_batch_norm(module, data),
         deadline=owner.faults.deadline,

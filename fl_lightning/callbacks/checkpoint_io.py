@@ -6,19 +6,17 @@ import io
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 
 from fl_lightning.callbacks.exchange import gather_or_raise
 from fl_lightning.callbacks.folder_lock import lock_folder
 from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
+from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
 
 _UNFINISHED = ".*.ckpt.*.partial"
@@ -45,7 +43,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def __init__(self, trusted_classes: Sequence[str] | None = None) -> None:
         self.trusted_classes = require_trusted(trusted_classes)
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write the checkpoint; see the class.
 
         Raises:
@@ -78,7 +76,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(
         self,
-        path: _PATH,
+        path: str | Path,
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
@@ -114,9 +112,7 @@ def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] 
     Returns:
         All that is trusted, or None where an IO of the user's own reads.
     """
-    used, replace = trainer.strategy.checkpoint_io, partial(setattr, trainer.strategy, "checkpoint_io")
-    while isinstance(used, _WrappingCheckpointIO) and used.checkpoint_io is not None:
-        used, replace = used.checkpoint_io, partial(setattr, used, "_checkpoint_io")
+    used, replace = innermost_checkpoint_io(trainer)
     if type(used) is TorchCheckpointIO:
         used = AtomicCheckpointIO()
         replace(used)

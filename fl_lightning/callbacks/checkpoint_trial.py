@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from fl_lightning.checkpoint_file import can_run_code, read_checkpoint, refusal, trusting, untrusted
+from fl_lightning.compat.lightning import checkpoint_of
 from fl_lightning.errors import CheckpointError, ConfigurationError
 
 _REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
@@ -37,7 +38,7 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     only_weights = all(getattr(saver, "save_weights_only", False) for saver in savers)
     owner, buffer = type(trainer.lightning_module).__name__, io.BytesIO()
     try:
-        checkpoint = trainer._checkpoint_connector.dump_checkpoint(only_weights)
+        checkpoint = checkpoint_of(trainer, only_weights)
     except Exception as error:  # of a hook that counts on a round having been done
         warnings.warn(f"No checkpoint of {owner} could be tried before the first round: {error!r}.", stacklevel=2)
         return

@@ -8,15 +8,15 @@ from typing import Literal
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
+from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_mode import higher_is_better
 
 
-class _InTheRunsFolder(ModelCheckpoint):
+class _InTheRunsFolder(FindsLastCheckpoint):
     """In a fixed folder, so that a later process finds it: Lightning's own default is a new folder for each run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -27,10 +27,11 @@ class _InTheRunsFolder(ModelCheckpoint):
             warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # on a resume it should
             super().setup(trainer, pl_module, stage)
 
-    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+    def find_last(self, trainer: Trainer) -> set[str]:
+        """Look into the folder."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
-        return super()._find_last_checkpoints(trainer)
+        return super().find_last(trainer)
 
 
 class BestCheckpoint(_InTheRunsFolder):
@@ -93,8 +94,13 @@ class LastCheckpoint(_InTheRunsFolder):
             enable_version_counter=False,
         )
 
-    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        found = super()._find_last_checkpoints(trainer)
+    def find_last(self, trainer: Trainer) -> set[str]:
+        """Choose the best round where there is no last one.
+
+        Raises:
+            CheckpointError: where there is neither.
+        """
+        found = super().find_last(trainer)
         best = Path(str(self.dirpath)) / "best.ckpt"
         if not found and best.exists():  # killed in the first round, between the two
             return {str(best)}

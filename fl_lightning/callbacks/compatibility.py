@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.clients.attackers import Attackers
 from fl_lightning.clients.availability import Availability
 from fl_lightning.clients.evaluation import require_server_set
 from fl_lightning.clients.faults import Faults
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
@@ -216,7 +216,7 @@ def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
     Raises:
         DataError: naming the client.
     """
-    trains = any(isinstance(part, _BatchNorm) and part.training for part in module.modules())
+    trains = any(isinstance(part, BatchNorm) and part.training for part in module.modules())
     sizes = data.indices.sizes + data.division.public.numel()
     if trains and int(sizes.min()) == 1:
         client = int(sizes.argmin())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.core.optimizer import _configure_optimizers
 from torch.optim import Optimizer
 from torch.utils.data import RandomSampler, TensorDataset
 
@@ -20,6 +19,8 @@ from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.engines.client_optimizer import batches_per_epoch
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.local_training import LocalTraining, resolve_precision
+from fl_lightning.compat.lightning import configured_parts
+from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.functional.description import CLASS, Describer, qualified_name
@@ -132,7 +133,7 @@ def _model(
     client.trainer = stand_in
     try:
         answer: Any = client.configure_optimizers() or []
-        optimizers, schedulers, _ = _configure_optimizers(answer)
+        optimizers, schedulers, _ = configured_parts(answer)
     except Exception as error:  # what is wrong with it, a client's training says; some ask for more than there is yet
         describer.unseen.append(f"what 'configure_optimizers' returns ({error})")
         return settings
@@ -156,6 +157,6 @@ def _schedule(describer: Describer, schedule: Any, where: str) -> dict[str, Any]
     config = dict(schedule) if isinstance(schedule, Mapping) else {"scheduler": schedule}
     scheduler = config.pop("scheduler")
     own = {name: value for name, value in vars(scheduler).items() if not name.startswith("_") and name != "optimizer"}
-    parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
+    parts = chained_schedules(scheduler)
     chained = {"schedulers": [_schedule(describer, part, where) for part in parts]} if parts else {}
     return {CLASS: qualified_name(type(scheduler)), **describer.describe({**own, **config}, where), **chained}

@@ -30,7 +30,7 @@ from fl_lightning.callbacks.hooks import announce
 from fl_lightning.callbacks.hostility import Hostility
 from fl_lightning.callbacks.interruption import tell_how_to_resume
 from fl_lightning.callbacks.metric_names import names_of, refuse_unknown_metrics
-from fl_lightning.callbacks.outer_trainer import adapt_losses, keep_global_step, outside_precision, prepare_trainer, set_threads
+from fl_lightning.callbacks.outer_trainer import adapt_losses, outside_precision, prepare_trainer, set_threads
 from fl_lightning.callbacks.privacy_checks import check_privacy
 from fl_lightning.callbacks.resume import Start, refuse_federations
 from fl_lightning.callbacks.round import FederationRound
@@ -48,6 +48,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.clients.server_evaluation import ServerEvaluation
+from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
@@ -169,7 +170,7 @@ class FederatedOrchestrator(Callback):
         start = Start(self, self._run, trainer, data, build, pl_module)
         run_round = partial(self._run_round, trainer, pl_module)
         self._takeover = Takeover(pl_module, run_round, start.server_optimizer, start.load)
-        self._cleanup.callback(keep_global_step, trainer)  # the last to be registered runs first
+        self._cleanup.callback(continue_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
 

@@ -58,13 +58,6 @@ def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
         cleanup.callback(_put, trainer, [], added)
 
 
-def keep_global_step(trainer: Trainer) -> None:
-    """Let ``trainer.global_step`` go on counting rounds when the module optimizes automatically again."""
-    loop = trainer.fit_loop.epoch_loop
-    steps = loop.manual_optimization.optim_step_progress.total.completed
-    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
-
-
 def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:
     """Intra-op threads of the clients: as asked; else one where ranks share a CPU, or they would fight for its cores."""
     shares = trainer.strategy.root_device.type == "cpu" and trainer.num_devices > 1

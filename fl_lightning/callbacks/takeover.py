@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.data.rounds import unless_round
 from fl_lightning.errors import ConfigurationError
 
@@ -75,8 +76,7 @@ class Takeover:
         self._replaced = replaced
         self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
         for name, method in self._before.items():
-            compiled = getattr(module, "_compiler_ctx", None) is not None
-            if name == "training_step" and not compiled and not inspect.ismethod(method):
+            if name == "training_step" and not is_compiled(module) and not inspect.ismethod(method):
                 raise ConfigurationError(
                     f"'{name}' of {type(module).__name__} was replaced on the instance: a client's copy would run it on "
                     "the original. Override it in a subclass instead."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 from lightning.pytorch import LightningModule
 
 from fl_lightning.clients.session import keep_metrics_to_this_process
+from fl_lightning.compat.jsonargparse import is_parsed_factory
+from fl_lightning.compat.lightning import forget_compiled, forget_metric_names, is_compiled
 from fl_lightning.errors import ConfigurationError
 
 
@@ -18,7 +19,7 @@ def client_copy(module: LightningModule) -> LightningModule:
         ConfigurationError: if the module cannot be copied.
     """
     # What the command line builds for an optimizer is a partial that holds the parser's state: shared, not copied.
-    factories = [value for value in vars(module).values() if _is_parsed_factory(value)]
+    factories = [value for value in vars(module).values() if is_parsed_factory(value)]
     try:
         client = copy.deepcopy(module, {id(factory): factory for factory in factories})
     except Exception as error:
@@ -26,15 +27,9 @@ def client_copy(module: LightningModule) -> LightningModule:
             f"{type(module).__name__} cannot be copied for the clients (copy.deepcopy: {error}). Keep locks, open files and "
             "generators out of its attributes, or build them in 'on_train_start'."
         ) from error
-    if getattr(client, "_compiler_ctx", None) is not None:  # what torch.compile put on the instance runs the original
-        client._compiler_ctx = None
-        for name in ("forward", "training_step", "validation_step", "test_step", "predict_step"):
-            vars(client).pop(name, None)
-    client._metric_attributes = None  # Lightning caches it by the ids of the original's metrics
+    if is_compiled(client):  # what torch.compile put on the instance runs the original
+        forget_compiled(client)
+    forget_metric_names(client)
     keep_metrics_to_this_process(client)
     vars(client)["configure_callbacks"] = list  # callbacks of the module belong to the federation, not to each client
     return client
-
-
-def _is_parsed_factory(value: object) -> bool:
-    return isinstance(value, functools.partial) and str(getattr(value.func, "__module__", "")).startswith("jsonargparse")

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from fl_lightning.compat.opacus import forget_samples
+from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.data.holdings import Holdings
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError, require
@@ -81,7 +82,7 @@ def check_private_module(module: LightningModule) -> None:
 
 def _mixes(part: nn.Module) -> bool:
     """BatchNorm; recurrent layers, which Opacus has of its own; and a term of the weights, whose gradient it would drop."""
-    return (isinstance(part, _BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
+    return (isinstance(part, BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
 
 
 class PrivateSteps(Callback):
@@ -201,7 +202,5 @@ class PrivateSteps(Callback):
     def _detach(self, module: LightningModule) -> None:
         if self._hooks is not None:
             self._hooks.remove_hooks()
-            for parameter in module.parameters():
-                for name in ("grad_sample", "summed_grad", "_forward_counter"):
-                    vars(parameter).pop(name, None)
+            forget_samples(module)
         self._hooks = self._optimizer = None

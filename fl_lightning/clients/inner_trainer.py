@@ -12,17 +12,15 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.trainer.connectors.logger_connector import result as results
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 
+from fl_lightning.compat.lightning import fresh_loops, ignore_signals, swap_logging_advice
 from fl_lightning.data.views import TRANSFER_HOOKS
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
@@ -108,22 +106,13 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
             **flags,
         )
     # Signals are the outer Trainer's: taking over and restoring sixty handlers per client costs time, and loses some.
-    for name in ("register_signal_handlers", "teardown"):
-        setattr(trainer._signal_connector, name, _do_nothing)
+    ignore_signals(trainer)
     return trainer
-
-
-def _do_nothing() -> None:
-    return None
 
 
 def restart(trainer: Trainer) -> None:
     """Make a Trainer that has fitted as good as new: fresh loops, gradient scaler and stop flag."""
-    old = trainer.fit_loop
-    trainer.fit_loop = _FitLoop(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
-    trainer.fit_loop.epoch_loop = _TrainingEpochLoop(
-        trainer, min_steps=old.epoch_loop.min_steps, max_steps=old.epoch_loop.max_steps
-    )
+    fresh_loops(trainer)
     trainer.should_stop = False
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
@@ -149,7 +138,7 @@ def quiet() -> Iterator[None]:
 
     That advice is given once for each metric of a process, so that it must not be used up here, where one rank is alone.
     """
-    advice, results.warning_cache = results.warning_cache, _NO_ADVICE
+    advice = swap_logging_advice(_NO_ADVICE)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     states = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -157,7 +146,7 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        results.warning_cache = advice
+        swap_logging_advice(advice)
         for logger, state in zip(loggers, states, strict=True):
             logger.disabled = state
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 
 from fl_lightning.clients.example_privacy import ExamplePrivacy
 from fl_lightning.clients.partial_work import PartialWork
+from fl_lightning.compat.lightning import synchronises_batch_norm
 from fl_lightning.errors import ConfigurationError, require
 
 Engine = Literal["trainer", "fabric", "stacked", "auto"]
@@ -131,7 +132,7 @@ def refuse_outer_flags(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: naming the flag and the setting to use instead.
     """
-    synchronises = getattr(trainer.strategy, "_layer_sync", None) is not None
+    synchronises = synchronises_batch_norm(trainer)
     require(not synchronises, "trainer.sync_batchnorm", "false: ranks train different clients", synchronises)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from fl_lightning.clients.example_privacy import PrivateSteps
-from fl_lightning.clients.sgd_rules import describe, follow, overflowed, require_plain_sgd, sgd_settings
+from fl_lightning.clients.sgd_rules import describe, follow, plain, require_plain_sgd, sgd_settings
+from fl_lightning.compat.torch import chained_schedules, overflowed, unscales_in_step
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.functional.model_state import ModelState
@@ -189,7 +190,7 @@ class ClientSession(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Add what belongs to the gradients: they are unscaled here and not yet clipped."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None and overflowed(scaler, optimizer):
+        if scaler is not None and overflowed(scaler, plain(optimizer)):
             self.skipped += 1
             return
         if self._steps is not None:
@@ -198,7 +199,7 @@ class ClientSession(Callback):
         if not self._proximal and self._correction is None:
             return
         # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
-        scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        scaled = scaler is not None and unscales_in_step(optimizer)
         scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         chosen = [k for k, parameter in enumerate(self.client.parameters()) if id(parameter) in mine]
@@ -237,7 +238,7 @@ def _scale_schedule(scheduler: Any, factor: float) -> None:
     for name in ("base_lrs", "max_lrs", "min_lrs"):
         if hasattr(scheduler, name):
             setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
-    for part in getattr(scheduler, "_schedulers", ()):
+    for part in chained_schedules(scheduler):
         _scale_schedule(part, factor)
 
 

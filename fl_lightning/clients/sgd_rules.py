@@ -22,21 +22,22 @@ class SGDSettings(NamedTuple):
     nesterov: bool
 
 
-def _plain(optimizer: Any) -> Optimizer:
+def plain(optimizer: Any) -> Optimizer:
+    """Return the optimizer inside of Lightning's wrapper, or the optimizer itself."""
     inner: Optimizer = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
     return inner
 
 
 def describe(optimizer: Optimizer) -> str:
     """An optimizer in words, e.g. ``SGD with momentum 0.9``."""
-    inner = _plain(optimizer)
+    inner = plain(optimizer)
     momenta = {float(group.get("momentum", 0.0)) for group in inner.param_groups} - {0.0}
     return type(inner).__name__ + (f" with momentum {', '.join(map(str, sorted(momenta)))}" if momenta else "")
 
 
 def sgd_settings(optimizer: Optimizer) -> SGDSettings | None:
     """SGD's settings at this step; None for another optimizer, or where its parameter groups differ."""
-    inner = _plain(optimizer)
+    inner = plain(optimizer)
     if type(inner) is not torch.optim.SGD:
         return None
     found = {
@@ -53,12 +54,6 @@ def follow(steps: StepCoefficients, settings: SGDSettings | None, mu: float) -> 
         return None
     steps.step(settings.rate, settings.momentum, settings.dampening, settings.nesterov, mu)
     return steps
-
-
-def overflowed(scaler: Any, optimizer: Optimizer) -> bool:
-    """Whether gradient scaling will leave out this step: the gradients, unscaled by now, are not all finite."""
-    found = scaler._per_optimizer_states[id(_plain(optimizer))]["found_inf_per_device"]
-    return any(bool(value) for value in found.values())
 
 
 def require_plain_sgd(optimizers: Sequence[Optimizer], words: str) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST
 
+from fl_lightning.compat.torchvision import is_downloaded
 from fl_lightning.data.images import image_dataset
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.errors import DataError
@@ -95,7 +96,7 @@ class MNISTDataModule(TorchvisionDataModule):
         if not (Path(self.root) / "MNIST" / "raw").is_dir():
             return False
         try:
-            return all(MNIST(self.root, train=train)._check_exists() for train in (True, False))
+            return all(is_downloaded(MNIST(self.root, train=train)) for train in (True, False))
         except RuntimeError:  # an interrupted download leaves the folder
             return False
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from fl_lightning.compat.torch import stop_workers
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
@@ -93,10 +94,7 @@ class ResidentLoader:
 
     def close(self) -> None:
         """Stop the workers; left to the garbage collector, they would live on and delay the end of the process."""
-        iterator: Any = self._loader._iterator
-        if iterator is not None:
-            iterator._shutdown_workers()
-            self._loader._iterator = None
+        stop_workers(self._loader)
 
     def read(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Iterate over batches.

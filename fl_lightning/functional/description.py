@@ -19,6 +19,8 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.compat.torch import unsaved_buffers
+from fl_lightning.compat.torchmetrics import state_names
 from fl_lightning.functional.digest import digest
 
 CLASS, BASE = "class", "base"
@@ -157,19 +159,19 @@ class Describer:
 
     def _module(self, module: nn.Module, where: str) -> dict[str, Any]:
         """Describe hyperparameters, public attributes, buffers that no checkpoint holds, and submodules."""
-        states = set(module._defaults) if isinstance(module, Metric) else set()
+        states = state_names(module) if isinstance(module, Metric) else set()
         attributes = {
             name: value
             for name, value in _without_paths(_public(module)).items()
             if name not in states and not (callable(value) and hasattr(type(module), name)) and not isinstance(value, nn.Module)
         }
-        buffers = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
         saved = getattr(module, "hparams", {})
         parameters = {
             name: _plain(value) for name, value in _without_paths(saved if isinstance(saved, Mapping) else {}).items()
         }
         known = {name: value for name, value in parameters.items() if value is not _NOTHING and not name.startswith("_")}
-        node = {CLASS: qualified_name(type(module))} | self._each(known, where) | self._each({**attributes, **buffers}, where)
+        attributes |= unsaved_buffers(module)
+        node = {CLASS: qualified_name(type(module))} | self._each(known, where) | self._each(attributes, where)
         return node | {name: self._object(child, f"{where}.{name}") for name, child in _children(module, self._open)}
 
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.recycling import large_empty
@@ -162,7 +163,7 @@ class ModelState:
             self._source = other
         for mine, theirs in pairs:
             if mine:
-                torch._foreach_copy_(self._tensors(mine), other._tensors(theirs))
+                copy_to_each(self._tensors(mine), other._tensors(theirs))
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.compat.torch import add_to_each, subtract_each
+
 
 def proximal_term(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: float) -> Tensor:
     """Return mu / 2 times the squared Euclidean distance of the parameters from their anchors, a scalar, >= 0."""
@@ -21,7 +23,7 @@ def add_proximal_gradient(parameters: Sequence[Tensor], anchors: Sequence[Tensor
     Call it after unscaling and before clipping, so that the gradient is correct under both. A parameter without a gradient
     gets one, as a term in the loss would give it.
     """
-    add_to_gradients(parameters, torch._foreach_sub(list(parameters), list(anchors)), mu)
+    add_to_gradients(parameters, subtract_each(list(parameters), list(anchors)), mu)
 
 
 @torch.no_grad()
@@ -30,4 +32,4 @@ def add_to_gradients(parameters: Sequence[Tensor], terms: Sequence[Tensor], scal
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    torch._foreach_add_([p.grad for p in parameters if p.grad is not None], list(terms), alpha=scale)
+    add_to_each([p.grad for p in parameters if p.grad is not None], list(terms), alpha=scale)

@@ -12,6 +12,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
+from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.config_arguments import config_files, name_files
 from fl_lightning.errors import FederationError
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
@@ -31,7 +32,7 @@ class _Parser(ArgumentParser):
         """Print it; exit status 2."""
         from fl_lightning.cli_messages import explain
 
-        options = [option for action in self._actions for option in action.option_strings]
+        options = [option for action in actions_of(self) for option in action.option_strings]
         said = explain(message, options, _Parser.files).partition(" All settings: fl-lightning fit")[0]
         print(f"{self.prog}: error: {said} All settings: {self.prog} --help; examples: docs/studies.md.", file=sys.stderr)
         sys.exit(2)

@@ -11,6 +11,7 @@ from typing import Any
 from jsonargparse import Namespace, dict_to_namespace
 
 from fl_lightning.cli import FederationCLI, FederationParser
+from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.grid import SHORT, Run
 
@@ -25,10 +26,10 @@ class _Parser(FederationCLI):
         """Not yet."""
         self.config = dict_to_namespace({"subcommand": "fit"})
 
-    def _parse_ckpt_path(self) -> None:
+    def read_checkpoint_settings(self) -> None:
         """Nothing to start from."""
 
-    def _set_seed(self) -> None:
+    def set_seed(self) -> None:
         """Nothing is drawn."""
 
     def before_instantiate_classes(self) -> None:
@@ -37,7 +38,7 @@ class _Parser(FederationCLI):
     def instantiate_classes(self) -> None:
         """Nothing is built."""
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run_command(self, subcommand: str) -> None:
         """Nothing is run."""
 
 
@@ -74,8 +75,9 @@ class SettingsReader:
 
     def text(self, config: Namespace) -> str:
         """As YAML, for ``fl-lightning fit --config``."""
-        subcommands: Any = self._parser._subcommands_action
-        return str(subcommands.choices["fit"].dump(config, skip_none=False))
+        subcommands = subcommand_parsers(self._parser)
+        assert subcommands is not None
+        return str(subcommands["fit"].dump(config, skip_none=False))
 
 
 def fingerprint(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import signal
@@ -46,6 +45,7 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
     import torch
 
     from fl_lightning.cli import main
+    from fl_lightning.compat.python import run_exit_functions
 
     if "OMP_NUM_THREADS" in os.environ:  # which was read long ago
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -53,7 +53,7 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
     try:
         main()
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out, and W&B ends its run there
+        run_exit_functions()  # multiprocessing leaves them out, and W&B ends its run there
 
 
 def _end_with_the_study() -> None:

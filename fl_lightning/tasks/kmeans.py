@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
 from fl_lightning.checkpoint_file import LoadsSafely
+from fl_lightning.compat.lightning import set_up_validation
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
@@ -253,7 +254,7 @@ def _validation_loaders(trainer: Trainer, data: Any) -> list[Any]:
     if hasattr(data, "server_view"):
         loaders = data.server_view().val_dataloader() if data.has_validation_set else []
     elif trainer.enable_validation:
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+        set_up_validation(trainer)
         loaders = trainer.val_dataloaders
     else:
         return []

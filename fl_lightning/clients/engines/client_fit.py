@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -21,6 +20,7 @@ from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.compat.lightning import seed_workers
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 
@@ -102,7 +102,7 @@ class ClientFit:
         module.zero_grad()
         loader = self._data.train_dataloader()
         if isinstance(loader, DataLoader):
-            _auto_add_worker_init_fn(loader, 0)  # where seed_everything(workers=True) asked for it
+            seed_workers(loader, 0)  # where seed_everything(workers=True) asked for it
         run.note(train_dataloader=loader, num_training_batches=batches_per_epoch(len(loader), self._local, self._fast))
         if run.num_training_batches:
             torch.set_grad_enabled(True)

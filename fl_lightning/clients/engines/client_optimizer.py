@@ -8,28 +8,21 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import (
-    LightningOptimizer,
-    _configure_optimizers,
-    _configure_schedulers_automatic_opt,
-    _validate_scheduler_api,
-)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.client_hooks import ClientHooks
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.compat.lightning import configured, stepping_through
+from fl_lightning.compat.torch import unscales_in_step
 from fl_lightning.errors import ConfigurationError
 
 
 def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
     """What the module configures, as Lightning reads it: optimizers, and the configurations of their schedulers."""
     answer: Any = module.configure_optimizers() or []
-    optimizers, schedulers, monitor = _configure_optimizers(answer)
-    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    _validate_scheduler_api(configs, module)
-    return optimizers, configs
+    return configured(answer, module)
 
 
 def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
@@ -78,10 +71,10 @@ class ClientOptimizer:
         self._hooks.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]
         self._scaler = getattr(self._precision, "scaler", None)
+        self._unscales = unscales_in_step(self._optimizer)
         self._wrapped: Any = None
         if self._steps:
-            self._wrapped = LightningOptimizer(self._optimizer)
-            self._wrapped._strategy = self
+            self._wrapped = stepping_through(self._optimizer, self)
 
     def zero_grad(self, batch_idx: int) -> None:
         """Between the forward and the backward pass."""
@@ -130,7 +123,7 @@ class ClientOptimizer:
             return optimizer.step(wrapped, **kwargs)
         if closure() is None:
             return None
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        if not self._unscales:
             self._scaler.unscale_(optimizer)
         self._before_step(optimizer)
         self._scaler.step(optimizer, **kwargs)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.local_training import LocalTraining
+from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import ConfigurationError
 
 _SETTABLE = ("should_stop",)
@@ -153,7 +154,7 @@ class ClientRun:
         vars(self).update(state)
 
 
-class _Strategy:
+class _Strategy(OffersOptimizers):
     """As much of a Trainer's strategy as one process needs."""
 
     def __init__(self, run: ClientRun, device: torch.device) -> None:
@@ -166,9 +167,8 @@ class _Strategy:
             raise AttributeError(name)
         self._run.refuse(f"strategy.{name}")
 
-    @property
-    def _lightning_optimizers(self) -> list[LightningOptimizer]:
-        """For the module's ``self.optimizers()``."""
+    def wrapped_optimizers(self) -> list[LightningOptimizer]:
+        """Return the optimizers, for the module's ``self.optimizers()``."""
         return [LightningOptimizer(optimizer) for optimizer in self._run.optimizers]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:

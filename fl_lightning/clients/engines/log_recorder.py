@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.compat.lightning import logging_levels
+from fl_lightning.compat.torchmetrics import latest_value
 from fl_lightning.errors import ConfigurationError
 
 _REDUCTIONS: dict[Any, str] = {
@@ -102,7 +103,7 @@ class LogRecorder:
         Raises:
             ConfigurationError: for a reduction of the module's own.
         """
-        on_step, on_epoch = _FxValidator.check_logging_and_get_default_levels(self.hook, on_step, on_epoch)
+        on_step, on_epoch = logging_levels(self.hook, on_step, on_epoch)
         known: Any = reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx
         reduction = _REDUCTIONS.get(known)
         if reduction is None:
@@ -115,7 +116,7 @@ class LogRecorder:
         else:
             self._seen.append(value)
         if on_step:
-            latest: Any = value._forward_cache if isinstance(value, Metric) else value
+            latest: Any = latest_value(value) if isinstance(value, Metric) else value
             self.metrics[name] = latest
             if on_epoch:
                 self.metrics[f"{name}_step"] = latest

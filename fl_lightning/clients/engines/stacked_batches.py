@@ -12,10 +12,10 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fl_lightning.clients.engines.stacked_padding import padded
 from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_unflatten
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS

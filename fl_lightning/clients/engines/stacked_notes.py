@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients.engines.log_recorder import LogRecorder
+from fl_lightning.compat.torch import tree_flatten, tree_unflatten
 from fl_lightning.errors import ConfigurationError
 
 _NO_REPLY = object()

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import scale_rates
 from fl_lightning.clients.sgd_rules import describe, follow, require_plain_sgd, sgd_settings
+from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.local_steps import StepCoefficients
 
@@ -59,7 +60,7 @@ class StackedOptimizer:
                 f"The module configures {names}; stacked clients can be trained by one of {known}. Take one of them, or set "
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )
-        if optimizers[0]._optimizer_step_pre_hooks or optimizers[0]._optimizer_step_post_hooks:
+        if has_step_hooks(optimizers[0]):
             raise ConfigurationError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
         if any(config.reduce_on_plateau for config in schedules):
             raise ConfigurationError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
@@ -75,7 +76,7 @@ class StackedOptimizer:
         options = {name: self._own.defaults[name] for name in begun}
         self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
         self._filled = [number for number, group in enumerate(groups) if group["params"]]
-        self._own._opt_called = True  # type: ignore[attr-defined]  # its scheduler would warn: it never steps itself
+        count_as_stepped(self._own)  # its scheduler would warn: it never steps itself
         self._mu = local.proximal_mu
         self._steps: StepCoefficients | None = StepCoefficients()
         self.words = describe(self._own)
@@ -129,8 +130,8 @@ def clip(parameters: Sequence[Tensor], limit: float, algorithm: str) -> None:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if algorithm == "value":
-        torch._foreach_clamp_min_(gradients, -limit)
-        torch._foreach_clamp_max_(gradients, limit)
+        raise_each_to(gradients, -limit)
+        lower_each_to(gradients, limit)
         return
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients])
     factors = (limit / (norms.norm(dim=0) + 1e-6)).clamp(max=1.0)

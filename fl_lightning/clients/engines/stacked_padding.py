@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from fl_lightning.compat.torch import tree_map
 
 Tree = TypeVar("Tree")
 

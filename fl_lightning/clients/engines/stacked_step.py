@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_map
 
 from fl_lightning.clients.engines.client_stack import Tensors
 from fl_lightning.clients.engines.stacked_batches import StackedBatch
@@ -19,6 +18,7 @@ from fl_lightning.clients.engines.stacked_dropout import StackedDropout
 from fl_lightning.clients.engines.stacked_notes import Notes, tensors_of
 from fl_lightning.clients.engines.stacked_padding import padded, padded_size
 from fl_lightning.clients.engines.stacked_trial import REMEDY, Trial, attempt
+from fl_lightning.compat.torch import tree_map
 from fl_lightning.errors import ConfigurationError
 
 

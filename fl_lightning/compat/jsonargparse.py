@@ -1,0 +1,53 @@
+"""Private names of jsonargparse, and of argparse and argcomplete around it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
+
+from fl_lightning.compat import private_names_of
+
+with private_names_of("Python"):
+    HelpAction = argparse._HelpAction
+    """The action of ``--help``: argparse knows it as ``action="help"``, and not as a class to derive from."""
+    _VersionAction = argparse._VersionAction
+
+_BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
+
+
+def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Return all options of a parser; argparse can print them, but not list them."""
+    return parser._actions
+
+
+def is_setting(action: argparse.Action) -> bool:
+    """Return whether an option sets a value that a class takes; the parsers mix them with ``--help``, ``--config`` and such."""
+    other = isinstance(action, HelpAction | _VersionAction | ActionConfigFile) or type(action).__name__ in _BY_NAME
+    return not other and not action.dest.endswith(".help") and bool(action.option_strings)
+
+
+def type_of(action: argparse.Action) -> Any:
+    """Return the type of a setting; jsonargparse keeps it apart from ``action.type``, without a public name."""
+    return getattr(action, "_typehint", action.type)
+
+
+def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:
+    """Return a jsonargparse parser's subcommands; None where it has none. Its public methods only add them."""
+    subcommands = parser._subcommands_action
+    return None if subcommands is None else subcommands.choices
+
+
+def is_parsed_factory(value: object) -> bool:
+    """Return whether jsonargparse made a value for an argument such as OptimizerCallable; it has no name for what it makes."""
+    return isinstance(value, functools.partial) and str(getattr(value.func, "__module__", "")).startswith("jsonargparse")
+
+
+class Completable:
+    """Give a parser what argcomplete reads, and adds only to parsers that it finds itself: not to those of subcommands."""
+
+    _action_conflicts: ClassVar[dict[Any, Any]] = {}
+    active_actions: ClassVar[list[Any]] = []

@@ -1,0 +1,92 @@
+"""Private names of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from fl_lightning.compat import private_names_of
+
+with private_names_of("torch"):
+    # No public base class covers all BatchNorm layers, SyncBatchNorm included.
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+    # torch.func is public, but the trees that vmap takes are not.
+    from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+    # No public function computes with a whole list of tensors in one kernel. These are torch's own, without a call in between.
+    subtract_each = torch._foreach_sub
+    add_to_each = torch._foreach_add_
+    copy_to_each = torch._foreach_copy_
+    raise_each_to = torch._foreach_clamp_min_
+    lower_each_to = torch._foreach_clamp_max_
+
+__all__ = [
+    "BatchNorm",
+    "TreeSpec",
+    "add_to_each",
+    "chained_schedules",
+    "copy_to_each",
+    "count_as_stepped",
+    "has_step_hooks",
+    "lower_each_to",
+    "overflowed",
+    "raise_each_to",
+    "stop_workers",
+    "subtract_each",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
+    "unsaved_buffers",
+    "unscales_in_step",
+]
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Return whether hooks are registered on an optimizer; torch can register them, but not list them."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def count_as_stepped(optimizer: Optimizer) -> None:
+    """Let schedulers believe that an optimizer has stepped; torch has no way to switch off their warning."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def unscales_in_step(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer divides by the loss scale inside its step, as fused ones do; torch does not say so."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def overflowed(scaler: Any, optimizer: Optimizer) -> bool:
+    """Return whether a gradient scaler will skip this step; torch tells only afterwards, by a lower scale.
+
+    Args:
+        scaler: a ``torch.amp.GradScaler``.
+        optimizer: the one that it has unscaled, not Lightning's wrapper.
+    """
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return any(bool(value) for value in found.values())
+
+
+def chained_schedules(scheduler: Any) -> Sequence[Any]:
+    """Return the schedules that SequentialLR or ChainedScheduler consists of; torch does not show them. Others have none."""
+    parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
+    return parts
+
+
+def unsaved_buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's own buffers that ``state_dict`` leaves out; ``named_buffers`` does not tell them from others."""
+    return {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
+
+
+def stop_workers(loader: DataLoader[Any]) -> None:
+    """End the processes of a DataLoader with persistent workers; torch ends them only when it collects the loader."""
+    iterator: Any = loader._iterator
+    if iterator is not None:
+        iterator._shutdown_workers()
+        loader._iterator = None

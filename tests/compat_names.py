@@ -1,0 +1,96 @@
+"""Private names of other libraries: where the package uses them, and what a test of one says when it fails."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from inspect import isclass
+from pathlib import Path
+
+import pytest
+
+import fl_lightning
+from fl_lightning.compat import installed
+
+ROOT = Path(fl_lightning.__file__).parent
+_LOOKS_UP = {"getattr", "setattr", "hasattr", "delattr", "attrgetter"}
+_NO_SECRETS = {"_replace", "_asking", "_time_was_read"}
+"""A named tuple's documented method, and keys of our own ClientRun."""
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def _is_pythons(name: str) -> bool:
+    """Whether Python gives the name to classes by itself, in ``abc``, ``typing`` and ``enum``."""
+    return name in ("_abc_impl", "_is_protocol") or name.endswith("_")
+
+
+def _is_self(node: ast.expr) -> bool:
+    return ast.unparse(node) in ("self", "cls", "super()")
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """The private names that a file defines itself."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def used(tree: ast.AST, here: set[str], anywhere: set[str]) -> Iterator[str]:
+    """The private names that a file uses without having defined them: on ``self``, no file of the package may have."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [*module.split("."), *(part for alias in node.names for part in alias.name.split("."))]
+            names = [] if module.startswith("fl_lightning") else names
+            yield from (name for name in names if is_private(name) or name == "connectors")
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            if node.attr not in (anywhere if _is_self(node.value) else here) | _NO_SECRETS:
+                yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _LOOKS_UP:
+            texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            yield from (text for text in texts if is_private(text) and text not in here)
+
+
+def foreign_names() -> set[str]:
+    """File and name of each use outside of ``compat``."""
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
+    trees = {path: tree for path, tree in trees.items() if not path.startswith(("compat/", "starter/"))}
+    own = {path: defined(tree) for path, tree in trees.items()}
+    anywhere = set[str]().union(*own.values())
+    return {f"{path}: {name}" for path, tree in trees.items() for name in used(tree, own[path], anywhere)}
+
+
+def overridden() -> set[str]:
+    """Class and name of what replaces, outside of ``compat``, a private attribute or method of another library's class."""
+    found = set[str]()
+    for info in pkgutil.walk_packages([str(ROOT)], "fl_lightning."):
+        if info.name.startswith(("fl_lightning.compat", "fl_lightning.starter")) or info.name.endswith("__main__"):
+            continue
+        for kind in vars(import_module(info.name)).values():
+            if isclass(kind) and kind.__module__ == info.name:
+                others = [base for base in kind.__mro__ if base.__module__.split(".")[0] != "fl_lightning"]
+                mine = [name for name in vars(kind) if is_private(name) and not _is_pythons(name)]
+                found |= {f"{kind.__qualname__}.{name}" for name in mine if any(name in vars(base) for base in others)}
+    return found
+
+
+@contextmanager
+def relies_on(library: str, name: str) -> Iterator[None]:
+    """Let whatever fails within say on which name of which release it relies."""
+    try:
+        yield
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        pytest.fail(f"{library} {installed(library)}: '{name}' is gone or behaves otherwise ({what}).")

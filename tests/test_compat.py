@@ -1,0 +1,327 @@
+"""Each private name of another library that the package uses, against the release that is installed.
+
+A failure names the library, its version, and the name: see the function in ``fl_lightning/compat`` that uses it. Lightning's
+are in ``test_compat_lightning.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import re
+import subprocess
+import sys
+import warnings
+from importlib.metadata import version
+from inspect import getsource
+from typing import Any
+
+import pytest
+import torch
+from compat_names import foreign_names, overridden, relies_on
+from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ChainedScheduler, SequentialLR, StepLR
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+from torchvision.datasets import MNIST
+
+from fl_lightning.compat import installed, private_names_of
+from fl_lightning.compat import jsonargparse as of_jsonargparse
+from fl_lightning.compat import opacus as of_opacus
+from fl_lightning.compat import torch as of_torch
+from fl_lightning.compat import torchmetrics as of_torchmetrics
+from fl_lightning.compat import torchvision as of_torchvision
+from fl_lightning.compat import wandb as of_wandb
+from fl_lightning.compat.python import MODULES_TODAY
+
+REMAINING: set[str] = set()
+"""Private names that are still used outside of ``compat``: take out what is gone, add nothing."""
+
+
+# ---------------------------------------------------------------- the messages, and what is left
+
+
+def test_a_name_that_is_gone_is_named_with_the_release():
+    gone = rf"^fl_lightning does not work with torch {re.escape(version('torch'))}: .*'_no_such_name'"
+    with pytest.raises(ImportError, match=gone), private_names_of("torch"):
+        torch._no_such_name  # noqa: B018
+    gone = rf"lightning {re.escape(version('lightning'))}: cannot import name '_Gone'.*Install the release"
+    with pytest.raises(ImportError, match=gone), private_names_of("lightning"):
+        from lightning.pytorch import _Gone  # noqa: F401
+    assert installed("Python") == sys.version.split()[0]
+    assert installed("no-such-library") == "(version unknown)"
+
+
+def test_a_check_fails_with_library_release_and_name(monkeypatch, tmp_path):
+    monkeypatch.delattr(MNIST, "_check_exists")
+    said = rf"^torchvision {re.escape(version('torchvision'))}: 'MNIST._check_exists' is gone or behaves .*AttributeError"
+    with pytest.raises(pytest.fail.Exception, match=said):
+        test_files_of_mnist(tmp_path)
+
+
+def test_private_names_are_used_in_compat_only():
+    """Outside of ``compat``, no private name of a library is imported, read, set or replaced."""
+    assert foreign_names() == REMAINING
+    assert overridden() == set()
+
+
+# ---------------------------------------------------------------- jsonargparse
+
+
+class Takes:
+    def __init__(self, size: int | None = 3, optimizer: OptimizerCallable = SGD) -> None:
+        """Keep the arguments.
+
+        Args:
+            size: any.
+            optimizer: makes one.
+        """
+        self.size, self.optimizer = size, optimizer
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(prog="test", version="1")
+    made.add_argument("--config", action="config")
+    made.add_class_arguments(Takes, "takes")
+    return made
+
+
+@relies_on("jsonargparse", "ArgumentParser._actions, and the actions that are no settings")
+def test_options_of_a_parser():
+    options = of_jsonargparse.actions_of(parser())
+    assert {"help", "version", "config", "takes", "takes.size", "takes.optimizer"} <= {option.dest for option in options}
+    assert [option.dest for option in options if of_jsonargparse.is_setting(option)] == ["takes.size", "takes.optimizer"]
+
+
+@relies_on("jsonargparse", "ActionTypeHint._typehint")
+def test_types_of_options():
+    found = {option.dest: of_jsonargparse.type_of(option) for option in of_jsonargparse.actions_of(parser())}
+    assert found["takes.size"] == int | None
+    assert found["takes.optimizer"] == OptimizerCallable
+
+
+@relies_on("jsonargparse", "argparse._HelpAction")
+def test_the_option_help():
+    first, second = ArgumentParser(), argparse.ArgumentParser()
+    for made in (first, second):
+        assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
+
+
+@relies_on("jsonargparse", "ArgumentParser._subcommands_action")
+def test_parsers_of_subcommands():
+    outer, inner = ArgumentParser(), parser()
+    assert of_jsonargparse.subcommand_parsers(outer) is None
+    outer.add_subcommands().add_subcommand("go", inner)
+    found = of_jsonargparse.subcommand_parsers(outer)
+    assert found is not None
+    assert dict(found) == {"go": inner}
+
+
+@relies_on("jsonargparse", "the module of what it makes for a Callable")
+def test_factories_of_a_parser():
+    made = parser()
+    given = made.parse_args(["--takes.optimizer=torch.optim.SGD", "--takes.optimizer.lr=0.5"])
+    factory = made.instantiate_classes(given).takes.optimizer
+    assert of_jsonargparse.is_parsed_factory(factory)
+    assert not of_jsonargparse.is_parsed_factory(SGD)
+    assert isinstance(factory(nn.Linear(1, 1).parameters()), SGD)
+
+
+@relies_on("argcomplete", "_action_conflicts and active_actions")
+def test_completion():
+    finders = pytest.importorskip("argcomplete.finders")
+    source = getsource(finders)
+    names = [name for name in vars(of_jsonargparse.Completable) if name.endswith(("actions", "conflicts"))]
+    assert len(names) == 2
+    assert all(f"parser.{name}" in source for name in names)
+
+
+# ---------------------------------------------------------------- torch
+
+
+@relies_on("torch", "_BatchNorm")
+def test_batch_norm():
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.LazyBatchNorm2d)
+    assert all(issubclass(kind, of_torch.BatchNorm) for kind in kinds)
+    assert not issubclass(nn.GroupNorm, of_torch.BatchNorm)
+    assert not issubclass(nn.InstanceNorm2d, of_torch.BatchNorm)
+
+
+@relies_on("torch", "torch.utils._pytree")
+def test_trees():
+    tree = {"a": [torch.ones(2), 3], "b": (None, "text")}
+    leaves, spec = of_torch.tree_flatten(tree)
+    assert leaves[1:] == [3, None, "text"]
+    assert isinstance(spec, of_torch.TreeSpec)
+    assert of_torch.tree_unflatten(leaves, spec)["b"] == tree["b"]
+    assert of_torch.tree_flatten({"a": [1, 2], "b": (3, 4)})[1] == spec
+    assert of_torch.tree_map(lambda leaf: leaf * 2, {"a": (1, [2])}) == {"a": (2, [4])}
+
+
+@relies_on("torch", "_foreach_sub, _foreach_add_, _foreach_copy_, _foreach_clamp_min_, _foreach_clamp_max_")
+def test_lists_of_tensors():
+    generator = torch.Generator().manual_seed(0)
+    first, second = ([torch.randn(n, generator=generator) for n in (1, 4, 7)] for _ in range(2))
+
+    def same(ours: Any, theirs: Any) -> bool:
+        return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+    assert same(of_torch.subtract_each(first, second), [a - b for a, b in zip(first, second, strict=True)])
+    sums = [a.clone() for a in first]
+    of_torch.add_to_each(sums, second, alpha=0.3)
+    assert same(sums, [a.add(b, alpha=0.3) for a, b in zip(first, second, strict=True)])
+    copies = [torch.zeros_like(a) for a in first]
+    of_torch.copy_to_each(copies, first)
+    assert same(copies, first)
+    between = [a.clone() for a in first]
+    of_torch.raise_each_to(between, -0.5)
+    of_torch.lower_each_to(between, 0.5)
+    assert same(between, [a.clamp(-0.5, 0.5) for a in first])
+
+
+@relies_on("torch", "Optimizer._optimizer_step_pre_hooks and Optimizer._optimizer_step_post_hooks")
+def test_step_hooks_of_an_optimizer():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+        assert not of_torch.has_step_hooks(optimizer)
+        handle = register(lambda *_: None)
+        assert of_torch.has_step_hooks(optimizer)
+        handle.remove()
+
+
+@relies_on("torch", "Optimizer._opt_called")
+def test_schedulers_of_an_optimizer_that_never_steps():
+    for told in (False, True):
+        optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+        schedule = StepLR(optimizer, 1)
+        if told:
+            of_torch.count_as_stepped(optimizer)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            schedule.step()
+        assert ("before `optimizer.step()`" in "".join(str(one.message) for one in said)) is not told
+
+
+@relies_on("torch", "Optimizer._step_supports_amp_scaling")
+def test_optimizers_that_unscale_in_their_step():
+    parameters = list(nn.Linear(1, 1).parameters())
+    found = [of_torch.unscales_in_step(Adam(parameters, fused=fused)) for fused in (True, False)]
+    assert found == [True, False]
+    assert of_torch.unscales_in_step(SGD(parameters, lr=0.1, fused=True))
+
+
+@relies_on("torch", "GradScaler._per_optimizer_states")
+def test_overflow_of_scaled_gradients():
+    for factor, expected in ((1.0, False), (float("inf"), True)):
+        layer = nn.Linear(1, 1)
+        optimizer, scaler = SGD(layer.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+        scaler.scale(layer(torch.ones(1, 1)).sum() * factor).backward()
+        scaler.unscale_(optimizer)
+        before = scaler.get_scale()
+        assert of_torch.overflowed(scaler, optimizer) is expected
+        scaler.step(optimizer)
+        scaler.update()
+        assert (scaler.get_scale() < before) is expected
+
+
+@relies_on("torch", "SequentialLR._schedulers and ChainedScheduler._schedulers")
+def test_schedules_of_schedules():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    parts = [StepLR(optimizer, 1), StepLR(optimizer, 2)]
+    assert list(of_torch.chained_schedules(SequentialLR(optimizer, parts, milestones=[3]))) == parts
+    assert list(of_torch.chained_schedules(ChainedScheduler(parts, optimizer))) == parts
+    assert list(of_torch.chained_schedules(parts[0])) == []
+
+
+@relies_on("torch", "Module._buffers and Module._non_persistent_buffers_set")
+def test_buffers_that_are_not_saved():
+    module = nn.Linear(1, 1)
+    module.register_buffer("saved", torch.ones(1))
+    module.register_buffer("kept", torch.zeros(2), persistent=False)
+    found = of_torch.unsaved_buffers(module)
+    assert found.keys() == {"kept"} == dict(module.named_buffers()).keys() - module.state_dict().keys()
+    assert found["kept"] is module.kept
+
+
+@relies_on("torch", "DataLoader._iterator and _MultiProcessingDataLoaderIter._shutdown_workers")
+def test_workers_of_a_loader():
+    before = set(multiprocessing.active_children())
+    loader = DataLoader([1, 2, 3], num_workers=1, persistent_workers=True)
+    of_torch.stop_workers(loader)
+    for _ in range(2):
+        assert len(list(loader)) == 3
+        assert set(multiprocessing.active_children()) - before
+        of_torch.stop_workers(loader)
+        assert not set(multiprocessing.active_children()) - before
+
+
+# ---------------------------------------------------------------- others
+
+
+@relies_on("torchmetrics", "Metric._forward_cache")
+def test_the_latest_value_of_a_metric():
+    metric = MeanMetric()
+    for value in (2.0, 6.0):
+        given = metric(torch.tensor(value))
+        assert torch.equal(of_torchmetrics.latest_value(metric), given)
+    assert float(metric.compute()) == 4.0
+
+
+@relies_on("torchmetrics", "Metric._defaults")
+def test_states_of_a_metric():
+    metric = MeanMetric()
+    assert of_torchmetrics.state_names(metric) == set(metric.metric_state) != set()
+
+
+@relies_on("opacus", "the attributes of parameters")
+def test_what_opacus_leaves():
+    pytest.importorskip("opacus", reason="an extra: pip install 'fl_lightning[privacy]'")
+    from opacus.grad_sample import GradSampleHooks
+    from opacus.optimizers import DPOptimizer
+
+    layer = nn.Linear(2, 1)
+    hooks = GradSampleHooks(layer, loss_reduction="mean", strict=False)
+    private = DPOptimizer(SGD(layer.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=3)
+    layer(torch.ones(3, 2)).mean().backward()
+    private.clip_and_accumulate()
+    hooks.remove_hooks()
+    left = {name for parameter in layer.parameters() for name in vars(parameter)}
+    assert left == set(of_opacus.SAMPLE_ATTRIBUTES)
+    of_opacus.forget_samples(layer)
+    assert not any(vars(parameter) for parameter in layer.parameters())
+
+
+@relies_on("torchvision", "MNIST._check_exists")
+def test_files_of_mnist(tmp_path):
+    dataset = MNIST.__new__(MNIST)
+    dataset.root = str(tmp_path)
+    assert not of_torchvision.is_downloaded(dataset)
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    for name, _ in MNIST.resources:
+        (tmp_path / "MNIST" / "raw" / name.removesuffix(".gz")).write_bytes(b"\0")
+    assert of_torchvision.is_downloaded(dataset)
+
+
+@relies_on("wandb-workspaces", "Workspace._to_model")
+def test_the_specification_of_a_workspace():
+    workspaces = pytest.importorskip("wandb_workspaces.workspaces", reason="an extra: pip install 'fl_lightning[dashboard]'")
+    made = workspaces.Workspace(entity="me", project="mine", sections=[workspaces.Section(name="Found again", panels=[])])
+    sections = of_wandb.workspace_specification(made)["spec"]["section"]["panelBankConfig"]["sections"]
+    assert "Found again" in [section["name"] for section in sections]
+
+
+@relies_on("Python", "_compat_pickle.IMPORT_MAPPING")
+def test_modules_of_python_2():
+    assert MODULES_TODAY["__builtin__"] == "builtins"
+    assert MODULES_TODAY["commands"] == "subprocess"
+
+
+@relies_on("Python", "atexit._run_exitfuncs")
+def test_functions_at_exit():
+    code = "import atexit, os; from fl_lightning.compat.python import run_exit_functions as run; "
+    code += "atexit.register(lambda: print('ran', flush=True)); run(); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "ran\n"

@@ -1,0 +1,400 @@
+"""Each private name of Lightning that the package uses, against the release that is installed; see ``test_compat.py``."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from compat_names import relies_on
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
+from lightning.pytorch.utilities.compile import from_compiled
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import WarningCache
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+
+from fl_lightning.compat import lightning as of_lightning
+from fl_lightning.compat.lightning_cli import OpenCLI
+
+
+def trainer(**flags: Any) -> Trainer:
+    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    short = {"limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
+    return Trainer(**{"accelerator": "cpu", "devices": 1, **silent, **short, **flags})
+
+
+class Hook(Callback):
+    """Calls a function in a hook."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        setattr(self, name, lambda trainer, module, *_: function(trainer, module))
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+class WithSchedule(BoringModel):
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": StepLR(optimizer, 3), "interval": "step", "frequency": 2}}
+
+
+@relies_on("lightning", "_configure_optimizers")
+def test_configured_parts():
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    schedule = StepLR(optimizer, 1)
+    given = {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
+    assert of_lightning.configured_parts(given) == ([optimizer], [schedule], "val_loss")
+    assert of_lightning.configured_parts(([optimizer], [schedule])) == ([optimizer], [schedule], None)
+    assert of_lightning.configured_parts([]) == ([], [], None)
+
+
+@relies_on("lightning", "_configure_schedulers_automatic_opt")
+def test_configurations_of_schedulers():
+    """They are those that a Trainer makes."""
+    module, fitting = WithSchedule(), trainer()
+    fitting.fit(module)
+    (own,) = of_lightning.configured(module.configure_optimizers(), module)[1]
+    (theirs,) = fitting.lr_scheduler_configs
+    names = ("interval", "frequency", "reduce_on_plateau", "monitor", "strict", "name")
+    assert type(own) is type(theirs)
+    assert [getattr(own, name) for name in names] == [getattr(theirs, name) for name in names]
+    assert (own.interval, own.frequency, own.scheduler.step_size) == ("step", 2, 3)
+
+
+@relies_on("lightning", "_validate_scheduler_api")
+def test_a_scheduler_of_another_kind_is_refused():
+    class Odd:
+        def step(self) -> None: ...
+        def state_dict(self) -> dict[str, Any]: ...
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    module = BoringModel()
+    with pytest.raises(MisconfigurationException, match="LRScheduler"):
+        of_lightning.configured(([SGD(module.parameters(), lr=0.1)], [Odd()]), module)
+
+
+@relies_on("lightning", "LightningOptimizer._strategy")
+def test_stepping_through():
+    seen: list[Any] = []
+    strategy = SimpleNamespace(optimizer_step=lambda optimizer, closure, **kwargs: seen.append((optimizer, closure(), kwargs)))
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    wrapped = of_lightning.stepping_through(optimizer, strategy)
+    wrapped.step(closure=lambda: 7, extra=1)
+    assert isinstance(wrapped, LightningOptimizer)
+    assert seen == [(optimizer, 7, {"extra": 1})]
+
+
+@relies_on("lightning", "Strategy._lightning_optimizers")
+def test_a_module_finds_its_optimizers():
+    module = BoringModel()
+    wrapped = LightningOptimizer(SGD(module.parameters(), lr=0.1))
+
+    class Offers(of_lightning.OffersOptimizers):
+        def wrapped_optimizers(self) -> list[LightningOptimizer]:
+            return [wrapped]
+
+    class StandIn:
+        strategy = Offers()
+
+    stand_in: Any = StandIn()
+    module.trainer = stand_in
+    assert module.optimizers() is wrapped
+
+
+# ---------------------------------------------------------------- a Trainer and its loops
+
+
+@relies_on("lightning", "_FitLoop and _TrainingEpochLoop")
+def test_fresh_loops():
+    """A Trainer that has them fits as a new one does."""
+    fitting = trainer(max_epochs=2, min_epochs=1, max_steps=3)
+    fitting.fit(BoringModel())
+    assert (fitting.global_step, fitting.current_epoch) == (3, 2)
+    of_lightning.fresh_loops(fitting)
+    assert (fitting.global_step, fitting.current_epoch) == (0, 0)
+    assert (fitting.max_epochs, fitting.min_epochs, fitting.max_steps) == (2, 1, 3)
+    fitting.fit(BoringModel())
+    assert fitting.global_step == 3
+
+
+@relies_on("lightning", "Trainer._signal_connector")
+def test_signals_are_left_alone():
+    handlers: list[Any] = []
+    look = Hook("on_train_start", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
+    taken, left = trainer(callbacks=[look]), trainer(callbacks=[look])
+    of_lightning.ignore_signals(left)
+    before = signal.getsignal(signal.SIGTERM)
+    for fitting in (taken, left):
+        fitting.fit(BoringModel())
+    assert handlers[0] != before
+    assert handlers[1] == before == signal.getsignal(signal.SIGTERM)
+
+
+class Manual(BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.optimizers().step()
+
+
+@relies_on("lightning", "the progress of fit_loop.epoch_loop's two ways to optimize")
+def test_the_global_step_continues():
+    module, fitting = Manual(), trainer()
+    fitting.fit(module)
+    assert fitting.global_step == 2
+    module.automatic_optimization = True
+    assert fitting.global_step == 0
+    of_lightning.continue_global_step(fitting)
+    assert fitting.global_step == 2
+
+
+@relies_on("lightning", "fit_loop.epoch_progress")
+def test_whole_epochs():
+    def fail(*_: Any) -> None:
+        raise ValueError("as the test wants it")
+
+    broken, whole = trainer(callbacks=[Hook("on_train_batch_end", fail)]), trainer()
+    assert not of_lightning.has_whole_epoch(whole)
+    whole.fit(BoringModel())
+    with pytest.raises(ValueError, match="as the test wants it"):
+        broken.fit(BoringModel())
+    assert of_lightning.has_whole_epoch(whole)
+    assert not of_lightning.has_whole_epoch(broken)
+
+
+@relies_on("lightning", "fit_loop.epoch_loop.val_loop.setup_data")
+def test_validation_before_it_is_due():
+    found: list[Any] = []
+
+    def look(fitting: Trainer, module: Any) -> None:
+        found.append(fitting.val_dataloaders)
+        of_lightning.set_up_validation(fitting)
+        found.append(fitting.val_dataloaders)
+
+    trainer(callbacks=[Hook("on_fit_start", look)]).fit(BoringModel())
+    assert found[0] is None
+    assert isinstance(found[1], DataLoader)
+
+
+@relies_on("lightning", "Trainer._detect_anomaly")
+def test_the_flag_detect_anomaly():
+    assert [of_lightning.detects_anomalies(trainer(detect_anomaly=flag)) for flag in (True, False)] == [True, False]
+
+
+@relies_on("lightning", "ParallelStrategy._layer_sync")
+def test_the_flag_sync_batchnorm():
+    flags = [{"sync_batchnorm": True, "strategy": "ddp", "devices": 2}, {"strategy": "ddp", "devices": 2}, {}]
+    assert [of_lightning.synchronises_batch_norm(trainer(**flag)) for flag in flags] == [True, False, False]
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@relies_on("lightning", "Trainer._checkpoint_connector.dump_checkpoint")
+def test_a_checkpoint_without_a_file(tmp_path, weights_only):
+    fitting = trainer()
+    fitting.fit(BoringModel())
+    fitting.save_checkpoint(tmp_path / "written.ckpt", weights_only=weights_only)
+    written, held = torch.load(tmp_path / "written.ckpt"), of_lightning.checkpoint_of(fitting, weights_only)
+    assert held.keys() == written.keys()
+    assert ("optimizer_states" in held) is not weights_only
+    assert all(torch.equal(value, written["state_dict"][name]) for name, value in held["state_dict"].items())
+
+
+@relies_on("lightning", "_WrappingCheckpointIO._checkpoint_io")
+def test_what_writes_checkpoints():
+    inner, other = TorchCheckpointIO(), TorchCheckpointIO()
+    wrapped, plain = trainer(plugins=[AsyncCheckpointIO(inner)]), trainer(plugins=[inner])
+    for fitting in (wrapped, plain):
+        found, replace = of_lightning.innermost_checkpoint_io(fitting)
+        assert found is inner
+        replace(other)
+        assert of_lightning.innermost_checkpoint_io(fitting)[0] is other
+    assert wrapped.strategy.checkpoint_io.checkpoint_io is other
+    assert plain.strategy.checkpoint_io is other
+
+
+@relies_on("lightning", "ModelCheckpoint._find_last_checkpoints")
+def test_where_the_last_checkpoint_is_looked_for(tmp_path):
+    found: list[set[str]] = []
+
+    class Finds(of_lightning.FindsLastCheckpoint):
+        def find_last(self, trainer: Trainer) -> set[str]:
+            found.append(super().find_last(trainer))
+            return found[-1]
+
+    for _ in range(2):
+        saver = Finds(tmp_path, save_last=True)
+        trainer(enable_checkpointing=True, callbacks=[saver], default_root_dir=tmp_path).fit(BoringModel(), ckpt_path="last")
+    assert isinstance(saver, ModelCheckpoint)
+    assert [{Path(path).name for path in paths} for paths in found] == [set(), {"last.ckpt"}]
+
+
+@relies_on("lightning", "_restricted_classmethod")
+def test_a_method_of_the_class_only():
+    class Loads:
+        @of_lightning.class_only
+        def load(cls, number: int) -> Any:  # noqa: N805
+            return cls, number
+
+    assert Loads.load(3) == (Loads, 3)
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        Loads().load(3)
+
+
+# ---------------------------------------------------------------- modules and logging
+
+
+@relies_on("lightning", "LightningModule._compiler_ctx")
+def test_copies_of_compiled_modules():
+    plain = BoringModel()
+    compiled = from_compiled(torch.compile(BoringModel(), backend="eager"))
+    assert [of_lightning.is_compiled(module) for module in (plain, compiled)] == [False, True]
+    copied = copy.copy(compiled)
+    vars(copied).update(vars(compiled))
+    of_lightning.forget_compiled(copied)
+    assert not of_lightning.is_compiled(copied)
+    assert copied.training_step.__func__ is BoringModel.training_step
+    assert of_lightning.is_compiled(compiled)
+
+
+class Measured(BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.mean(batch.mean())
+        self.log("mean", self.mean)
+        return super().training_step(batch, batch_idx)
+
+
+@relies_on("lightning", "LightningModule._metric_attributes")
+def test_copies_of_modules_with_metrics():
+    copies: list[Measured] = []
+
+    def keep(fitting: Trainer, module: Any) -> None:
+        own, module.trainer = module.trainer, None
+        copies.append(copy.deepcopy(module))
+        module.trainer = own
+
+    trainer(callbacks=[Hook("on_train_batch_end", keep)]).fit(Measured())
+    stale, fresh = copies
+    of_lightning.forget_metric_names(fresh)
+    fitting = trainer()
+    fitting.fit(fresh)
+    assert "mean" in fitting.callback_metrics
+    with pytest.raises(MisconfigurationException, match="Could not find the `LightningModule` attribute"):
+        trainer().fit(stale)
+
+
+@relies_on("lightning", "_FxValidator.check_logging_and_get_default_levels")
+def test_levels_of_logging():
+    assert of_lightning.logging_levels("training_step", None, None) == (True, False)
+    assert of_lightning.logging_levels("validation_step", None, None) == (False, True)
+    assert of_lightning.logging_levels("training_step", False, True) == (False, True)
+    with pytest.raises(MisconfigurationException, match=r"can't `self\.log"):
+        of_lightning.logging_levels("on_fit_start", None, None)
+
+
+@relies_on("lightning", "connectors.logger_connector.result.warning_cache")
+def test_advice_on_logging():
+    said: list[str] = []
+
+    class Cache(WarningCache):
+        def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
+            said.append(message)
+
+    class Whole(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("whole", torch.tensor(3))
+            return super().training_step(batch, batch_idx)
+
+    cache = Cache()
+    before = of_lightning.swap_logging_advice(cache)
+    try:
+        trainer().fit(Whole())
+    finally:
+        assert of_lightning.swap_logging_advice(before) is cache
+    assert "You called `self.log('whole', ...)`" in said[0]
+
+
+@relies_on("lightning", "_auto_add_worker_init_fn")
+def test_seeds_of_workers(monkeypatch):
+    loader = DataLoader([1, 2])
+    for asked, seeded in (("0", False), ("1", True)):
+        monkeypatch.setenv("PL_SEED_WORKERS", asked)
+        of_lightning.seed_workers(loader, 0)
+        assert (loader.worker_init_fn is not None) is seeded
+
+
+@relies_on("lightning", "WandbLogger._experiment and WandbLogger._wandb_init")
+def test_runs_of_wandb(monkeypatch, tmp_path):
+    passed: list[dict[str, Any]] = []
+    run = SimpleNamespace(id="abc")
+    monkeypatch.setattr("wandb.init", lambda **settings: passed.append(settings) or run)
+    monkeypatch.setattr("wandb.run", None)
+    logger = WandbLogger(project="mine", save_dir=tmp_path, anonymous=None)
+    settings = of_lightning.wandb_settings(logger)
+    assert (settings["project"], settings["anonymous"]) == ("mine", None)
+    del settings["anonymous"]
+    assert of_lightning.wandb_run(logger) is None
+    assert not passed
+    assert logger.experiment is run
+    assert of_lightning.wandb_run(logger) is run
+    assert passed[0]["project"] == "mine"
+    assert "anonymous" not in passed[0]
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@relies_on("lightning", "the private steps of LightningCLI, or its _subcommand_method_arguments")
+def test_steps_of_the_command_line(tmp_path):
+    steps: list[str] = []
+
+    class Noted(OpenCLI):
+        def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> Any:
+            steps.append(f"prepare {subcommand}")
+            if subcommand != "fit":
+                return self.bare_subcommand(subcommand, **kwargs)
+            return super().prepare_subcommand(klass, subcommand, **kwargs)
+
+        def read_checkpoint_settings(self) -> None:
+            steps.append("read")
+            super().read_checkpoint_settings()
+
+        def set_seed(self) -> None:
+            steps.append("seed")
+            super().set_seed()
+
+        def run_command(self, subcommand: str) -> None:
+            steps.append(f"run {subcommand}")
+            super().run_command(subcommand)
+
+    off = ["logger", "enable_progress_bar", "enable_model_summary"]
+    args = ["fit", "--trainer.fast_dev_run=1", "--trainer.accelerator=cpu", *(f"--trainer.{name}=false" for name in off)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cli = Noted(BoringModel, save_config_callback=None, seed_everything_default=5, args=args)
+    assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
+    assert cli.trainer.global_step == 1
+    assert torch.initial_seed() == 5
