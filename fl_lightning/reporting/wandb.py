@@ -83,7 +83,7 @@ def plot_over_rounds(logger: Logger) -> Iterator[None]:
     Each ``val_*`` is summarised by its min, max and last value. Other loggers are left alone. Of two globs that match, W&B
     applies any: Lightning defines ``*``, so that these are defined by their whole names, just before they are logged first.
     """
-    run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
+    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
         yield
         return
@@ -148,7 +148,7 @@ def where_to_look(logger: Logger) -> str | None:
 
     The line names all parts of the run that were written offline and not uploaded: a resumed run has several.
     """
-    run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
+    run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "settings") or run.disabled or not (run.settings.silent or run.settings.quiet):
         return None
     if not run.offline:
