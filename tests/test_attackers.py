@@ -87,7 +87,8 @@ def test_what_attackers_send(attack, forge, dtype):
 def test_stacked_clients_are_attacked_alike():
     local = LocalTraining(engine="stacked", max_epochs=2)
     alie = byzfl.ALittleIsEnough(tau=-1.0)
-    follow(torch.float64, ALIE(1.0), lambda own, honest: alie(honest), local=local, tolerance=1e-8)
+    _, rounds = follow(torch.float64, ALIE(1.0), lambda own, honest: alie(honest), local=local, tolerance=1e-8)
+    assert [update.client for update in rounds[0]] == [0, 1, 2, 3, 4]
 
 
 def test_gaussian_noise_has_its_standard_deviation():

@@ -8,14 +8,13 @@ import lightning as L
 import pytest
 import torch
 from command_line import ADAFED, SMALL, fit, small
-from federations import Blobs, Consecutive, Plain, federate, trainer
+from federations import Plain, federate
 from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning import (
     AdaFed,
     BestCheckpoint,
     ConfigurationError,
-    FederatedDataModule,
     Focus,
     LocalOnly,
     MNISTDataModule,
@@ -103,7 +102,7 @@ def test_metrics_that_come_later_are_waited_for():
             if not self.trainer.sanity_checking:
                 super().validation_step(batch, batch_idx)
 
-    federate(Late(), 1, strategy=AdaFed("val_acc"))
+    assert "val_acc" in federate(Late(), 1, strategy=AdaFed("val_acc")).callback_metrics
 
 
 # ------------------------------------------------------------------ a validation set that is not the test set
@@ -128,6 +127,13 @@ def test_a_share_of_the_training_set_validates(fl):
     assert "Validated on 400 training images that no client has." in text
 
 
+def test_the_clients_test_parts_are_named_where_they_are_the_servers_set(fl):
+    status, text = small(fl, "--data.client_test=0.2", "--data.server_set=clients")
+    assert status == 0, text
+    assert "Validated on the clients' own test parts together." in text
+    assert "test images" not in text
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_shares_out_of_range(share):
     with pytest.raises(ConfigurationError, match=r"'data.datamodule.validation_share' must be at least 0 and below 1"):
@@ -138,4 +144,3 @@ def test_outer_flags_are_refused_in_whole_sentences():
     message = r"^'trainer.gradient_clip_val' is 1.0, but .* Remove it and set 'federation.local.gradient_clip_val' instead"
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), 1, flags={"gradient_clip_val": 1.0})
-    trainer(1).validate(Plain(), FederatedDataModule(Blobs(), Consecutive()), verbose=False)

@@ -146,6 +146,7 @@ def test_runs_that_save_nothing_share_a_folder(tmp_path):
     with lock_folder(tmp_path):
         federate(Plain(), 1, flags={"default_root_dir": tmp_path})
         federate(Plain(), 1, every_round(tmp_path), flags={**SAVING, "default_root_dir": tmp_path, "fast_dev_run": True})
+    assert not list(tmp_path.glob("*.ckpt"))
 
 
 def test_all_ranks_end_where_the_folder_is_in_use(tmp_path):

@@ -28,8 +28,14 @@ def final_summary(trainer: Trainer) -> list[str]:
         [f"Run: {folder} ({', '.join([*files, 'logs'] if trainer.loggers else files)})"] if files or trainer.loggers else []
     )
     lines += [f"Data: {origin}"] if origin else []
-    validated_on = getattr(getattr(getattr(trainer, "datamodule", None), "datamodule", None), "validated_on", "")
+    validated_on = _validated_on(getattr(trainer, "datamodule", None))
     return [*lines, f"Validated on {validated_on}."] if validated_on else lines
+
+
+def _validated_on(data: Any) -> str:
+    if getattr(data, "server_set", "") == "clients":
+        return "the clients' own test parts together"
+    return str(getattr(getattr(data, "datamodule", None), "validated_on", ""))
 
 
 def run_settings(settings: dict[str, Any], data: Any) -> dict[str, Any]:
