@@ -119,7 +119,7 @@ class FederationParser(Completable, LightningArgumentParser):
         return nested_class_help(asked[2], asked[1], actions_of(self)) if asked else super().format_help(*args)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what was wrong and how to mend it; exit status 2."""
+        """Print what was wrong and how to fix it; exit with status 2."""
         if not self.exit_on_error:
             super().error(message, ex)
         options = [option for action in actions_of(self) for option in action.option_strings]

@@ -66,7 +66,7 @@ def refuse_wrong_sections(config: Namespace) -> None:
 
 
 def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()) -> str:
-    """What was wrong, what is allowed, and how to see more.
+    """Say what was wrong, what is allowed, and how to see more.
 
     Args:
         message: the parser's own.
@@ -107,7 +107,7 @@ def _remedy(message: str, options: Sequence[str]) -> str:
 
 
 def _on_class(message: str, name: str, key: str) -> str:
-    """What to write in place of a class that does not exist."""
+    """Suggest what to write in place of a class that does not exist."""
     base = _BASES.get(key.removeprefix("federation."), _BASES.get(key.split(".")[-1]))
     known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
     near = did_you_mean(name, known) or nearest_class(name, key.split(".")[-1])
@@ -120,7 +120,7 @@ def _on_class(message: str, name: str, key: str) -> str:
 
 
 def _on_option(name: str, options: Sequence[str]) -> str:
-    """What to write in place of a setting that does not exist."""
+    """Suggest what to write in place of a setting that does not exist."""
     flag = name.removeprefix("federation.local.")
     if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
         return (

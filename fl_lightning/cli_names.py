@@ -106,7 +106,7 @@ def where(message: str, files: Sequence[str]) -> str:
 
 
 def _holds(message: str) -> Callable[[str, Entry], bool] | None:
-    """What tells the setting that a message is about."""
+    """Return a test for the setting that a message is about, by its name and its entry in a file."""
     keys = re.findall(r'Parser key "([\w.]+)"', message)
     root = keys[0] if keys else ""
     unknown = re.search(r"does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected", message)

@@ -109,7 +109,7 @@ class ConfigFile:
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """What it brings of a task: a ``model``, and the ``data`` that the model is for."""
+        """Return which parts of a task it brings: a ``model``, and the ``data`` that the model is for."""
         return frozenset(part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name))
 
     def _has_class(self, name: str) -> bool:

@@ -25,7 +25,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What draws a client's parameters somewhere while it trains: ``strength / 2 * |w - anchor|^2``, added to its loss.
+    """Pull a client's parameters towards an anchor while it trains: ``strength / 2 * |w - anchor|^2`` in its loss.
 
     Attributes:
         anchor: where to, shape (p,).
@@ -38,7 +38,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class RoundStart:
-    """What a strategy knows when a round begins.
+    """Hold what a strategy knows when a round begins.
 
     Attributes:
         round_idx: the communication round, from 0.
@@ -74,7 +74,7 @@ class ClientFailure:
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """What one client sends to the server at the end of its local training.
+    """Hold what one client sends to the server at the end of its local training.
 
     On a route that passes models from client to client, what a whole chain of clients hands over looks the same: its
     ``num_examples`` and ``num_steps`` are sums over the chain.

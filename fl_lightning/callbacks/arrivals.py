@@ -62,7 +62,7 @@ class Arrivals:
         return update.without_state()
 
     def _masked_in(self, update: ClientUpdate) -> ClientUpdate:
-        """What the strategy would add up, the client works out itself, and sends it with masks on."""
+        """Let the client compute the summands of the strategy itself, and send them masked."""
         assert self._masked is not None
         assert isinstance(self._strategy, RunningStrategy)
         own = Sums(self._sums.device)
@@ -111,7 +111,7 @@ class Arrivals:
         return updates
 
     def read(self) -> None:
-        """Nobody reads any more: files may be deleted."""
+        """Wait until all ranks have finished reading: then files may be deleted."""
         if self._store is not None:
             gather(self._trainer, None)
 

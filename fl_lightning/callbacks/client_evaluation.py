@@ -29,7 +29,7 @@ PastTurn = tuple[int, int, int, int]
 
 
 class ClientScores:
-    """What was measured so far, and the model that the federation began with: state of the run."""
+    """Hold the scores measured so far, and the model that the federation began with: state of the run."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, Tensor] = {}

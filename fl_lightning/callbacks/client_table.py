@@ -25,7 +25,7 @@ _MOST_ROWS = 100_000
 
 
 class ClientTable(FederationCallback):
-    """Files of what clients did, in the run's folder and at the end of a fit as tables in W&B: ``clients``, ``client_rounds``.
+    """Write what each client did into the run's folder, and at the end of a fit to W&B: ``clients``, ``client_rounds``.
 
     ``clients.csv`` has a row for every client that took part: its rounds, training examples, optimizer steps in all, loss and
     score (where the strategy asks for one) of its last round, mean of its shares p_k / sum p_k, seconds of training in all, and

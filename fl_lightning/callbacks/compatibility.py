@@ -66,7 +66,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
 
 
 def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, trainer: Trainer) -> None:
-    """Refuse a strategy that has no sense on the route, and say where more ranks do not help.
+    """Refuse a strategy that makes no sense on the route, and warn if more ranks do not help.
 
     Raises:
         ConfigurationError: naming both.

@@ -16,7 +16,7 @@ from fl_lightning.functional.scheduling import draw_cohort
 
 @dataclass(frozen=True)
 class Draw:
-    """What is drawn for a round, the same on every rank.
+    """Hold what is drawn for a round, the same on every rank.
 
     Attributes:
         clients: who trains, ascending.

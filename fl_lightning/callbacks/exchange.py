@@ -44,7 +44,7 @@ def _leave() -> None:
 
 
 def lost_rank(error: BaseException) -> RankError | None:
-    """What to say where an exchange has failed since another process is gone; None for any other error."""
+    """Return the error to raise if an exchange failed because another process has gone; None for any other error."""
     text = str(error)
     known = isinstance(error, dist.DistError) or any(sign in text for sign in _SIGNS)
     if not (known and isinstance(error, RuntimeError)):
@@ -76,7 +76,7 @@ def _together() -> Iterator[None]:
 
 
 def gather(trainer: Trainer, mine: Any) -> list[Any]:
-    """What every rank has, in the order of ranks."""
+    """Return every rank's object, in the order of ranks."""
     if trainer.world_size == 1:
         return [mine]
     everyone: list[Any] = [None] * trainer.world_size
@@ -86,7 +86,7 @@ def gather(trainer: Trainer, mine: Any) -> list[Any]:
 
 
 def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Exception | None) -> list[ClientUpdate]:
-    """All updates of the round in the order of clients, the same list on every rank.
+    """Return all updates of the round in the order of clients, the same list on every rank.
 
     Args:
         trainer: the outer Trainer.
@@ -106,7 +106,7 @@ def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Excep
 
 
 def gather_or_raise(trainer: Trainer, mine: Any, failure: Exception | None) -> list[Any]:
-    """What every rank has, in the order of ranks.
+    """Return every rank's object, in the order of ranks.
 
     Raises:
         ClientError: on every rank, if another rank failed; the rank itself raises its own error.

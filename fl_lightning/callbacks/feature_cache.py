@@ -87,7 +87,7 @@ def _computer(network: FrozenBackbone, device: torch.device) -> Callable[[Tensor
 
     @torch.inference_mode()
     def features(batch: Tensor) -> Tensor:
-        """Of a batch of images, on the CPU."""
+        """Return the features of a batch of images, on the CPU."""
         computed: Tensor = network.backbone(batch.to(device, like.dtype))
         return computed.float().cpu()
 

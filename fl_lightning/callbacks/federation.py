@@ -65,7 +65,7 @@ class Federation:
         return self.server.size
 
     def look_again(self) -> set[int]:
-        """At what is frozen, before a round: callbacks may have frozen or thawed parts.
+        """Check again which parameters are frozen, before a round: callbacks may have changed that.
 
         Returns:
             Lengths that vectors of all parameters, or of a model, had before and have no more.
@@ -99,7 +99,7 @@ class Federation:
 
     @cached_property
     def largest(self) -> float:
-        """Of a weight that is accepted: all clients' such weights times their examples stay well within an exact sum."""
+        """Return the largest accepted weight: all clients' such weights times their examples fit into an exact sum."""
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
 
     @cached_property

@@ -52,7 +52,7 @@ class Hostility:
         self._data.mislabel({}, self._seed)
 
     def figures(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
-        """What a round shows of attackers, once the global model has been set: on every rank."""
+        """Return the round's figures on attackers, once the global model has been set; call it on every rank."""
         attackers, figures = self._attackers, {}
         if attackers.active(round_idx):
             figures = detection(result.updates, attackers.everyone(self._data.num_clients, self._seed))

@@ -69,7 +69,7 @@ class PartitionReport(Callback):
 
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
-    """What each client of a datamodule holds, after ``setup('fit')``; true labels, not those that attackers believe."""
+    """Summarize what each client holds, after ``setup('fit')``; by true labels, not those of attackers."""
     division = data.division
     dataset: Any = data.holdings.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)

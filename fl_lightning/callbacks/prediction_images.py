@@ -107,7 +107,7 @@ def _images(parts: list[Any], what: str) -> list[Tensor]:
 
 
 def _forward(trainer: Trainer, module: LightningModule, inputs: Tensor) -> Tensor:
-    """What the module draws in evaluation, leaving its modes and the random state as they were."""
+    """Return the module's output in evaluation mode; its modes and the random state stay as they were."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -120,7 +120,7 @@ def _forward(trainer: Trainer, module: LightningModule, inputs: Tensor) -> Tenso
 
 
 def _counts(readout: Callable[[Tensor], Tensor] | None, targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of targets and predictions, if there is a readout of one number for each."""
+    """Return the counts of targets and predictions, if the module has a readout of one number for each."""
     if not callable(readout):
         return None
     try:

@@ -62,7 +62,7 @@ class PrivacyAccount:
 
     @property
     def noise_seed(self) -> int | None:
-        """What the noise follows from; None for a key."""
+        """Return the number that the noise is derived from; None for a key."""
         private = self.clients or self.examples
         return None if private is None else private.noise_seed
 

@@ -56,7 +56,7 @@ def check_private_model(
 
 
 def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> str:
-    """What must be the same in all rounds for an epsilon to be true of them; empty without privacy."""
+    """Describe what must be the same in all rounds for one epsilon to cover them; empty without privacy."""
     private = [
         f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta}, noise_seed={one.noise_seed})"
         for one in transforms

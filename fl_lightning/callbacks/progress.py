@@ -104,7 +104,7 @@ class FederationProgressBar(ProgressBar):
 
 
 def _figures(trainer: Trainer) -> dict[str, float]:
-    """What the module shows in a progress bar, or else the first figures that it logs in validation."""
+    """Return the module's progress-bar metrics, or if it has none, the first that it logs in validation."""
     shown = {name: float(value) for name, value in trainer.progress_bar_metrics.items() if name not in ("v_num", "round")}
     if shown:
         return shown

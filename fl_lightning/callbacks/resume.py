@@ -121,7 +121,7 @@ def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Of a tensor; None for extra state, and before the first batch of a lazy layer."""
+    """Return the shape of a tensor; None for extra state, and before the first batch of a lazy layer."""
     return tuple(value.shape) if isinstance(value, Tensor) and not is_lazy(value) else None
 
 

@@ -63,7 +63,7 @@ def _differences(name: str, before: Any, now: Any, kind: Kind) -> Iterator[Chang
 
 
 def _kind_in(node: Mapping[str, Any], key: str, kind: Kind) -> Kind:
-    """What may be done with a setting of an object; that of a plain list or dictionary goes on for what is in it."""
+    """Return what a resumed run may do with a setting of an object; lists and dictionaries inherit it."""
     if CLASS not in node:
         return kind
     return kind_of(_short(node.get(BASE, node[CLASS])), key) or Kind.ON_PURPOSE

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """What a resumed run may do with a setting."""
+    """Say what a resumed run may do with a setting."""
 
     STAYS = "must stay"
     FREE = "is free"
@@ -128,7 +128,7 @@ TABLE: dict[str, Row] = {
 
 
 def kind_of(name: str, argument: str) -> Kind | None:
-    """What a resumed run may do with an argument of a class; None where the table does not say.
+    """Return what a resumed run may do with an argument of a class; None if the table does not say.
 
     Args:
         name: of the class.

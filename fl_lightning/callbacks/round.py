@@ -182,7 +182,7 @@ class FederationRound(Cohort):
 
     @property
     def turns(self) -> list[tuple[int, int, int, int]]:
-        """What this rank's clients did: client, round, period, and epochs or -1 for all."""
+        """Return the turns of this rank's clients: client, round, period, and epochs or -1 for all."""
         return self._training.turns
 
     # ---------------------------------------------------------------- how it is done
@@ -212,7 +212,7 @@ class FederationRound(Cohort):
         return self._arrivals.add(update)
 
     def _score(self, client: int, metric: str | Metric) -> float:
-        """Of the model in the clients' module; in rounds without evaluation the client's last."""
+        """Return the score of the model in the clients' module; in rounds without evaluation the client's last."""
         memory, evaluation = self.federation.local.memory, self.federation.measures.server_evaluation
         kept = None if evaluation.due(self.round_idx) else memory.score(client)
         if kept is not None:
@@ -235,7 +235,7 @@ class FederationRound(Cohort):
     # ---------------------------------------------------------------- the end
 
     def result(self) -> RoundResult:
-        """What the round comes to, the same on every rank.
+        """Return the result of the round, the same on every rank.
 
         Raises:
             ClientError: on every rank, if one failed.
@@ -261,7 +261,7 @@ class FederationRound(Cohort):
         return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), with_shares(updates), failures)
 
     def figures(self) -> dict[str, float]:
-        """What privacy has cost, and what else transforms have to say, once the ranks have shared what clients keep."""
+        """Return the cost of privacy and the transforms' other figures, once the ranks have shared the clients' state."""
         spent = self.federation.privacy.figures(self.federation.data.num_clients)
         return self._uplink.figures(self.draw.drawn) | spent
 

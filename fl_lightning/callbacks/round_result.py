@@ -15,7 +15,7 @@ from fl_lightning.types import ClientFailure, ClientUpdate
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round comes to: the new state, float64, shape (d,); new counters; updates and failures in the order of clients."""
+    """Hold a round's new state, float64, shape (d,), new counters, and updates and failures in the order of clients."""
 
     aggregate: Tensor
     counters: Tensor
@@ -24,7 +24,7 @@ class RoundResult:
 
 
 def as_one(chain: list[ClientUpdate]) -> ClientUpdate:
-    """What a chain hands over: the last one's model, for all their examples."""
+    """Return the result of a chain: the last client's model, for the examples of all."""
     if len(chain) == 1:
         return chain[0]
     examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
@@ -51,7 +51,7 @@ def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
 
 
 def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> None:
-    """Refuse weights that are none.
+    """Reject invalid weights.
 
     Raises:
         ClientError: naming the strategy.

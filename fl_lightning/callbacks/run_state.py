@@ -140,7 +140,7 @@ class RunState:
         return both[0], both[1]
 
     def _other_clients(self, state: dict[str, Any]) -> list[str]:
-        """What differs in clients, their examples and their privacy."""
+        """Return the differences in clients, their examples and their privacy."""
         problems = []
         before, now = state.get("privacy", ""), privacy_in_words(self._owner.transforms, self._owner.local)
         if before != now:
@@ -167,7 +167,7 @@ class RunState:
 
 
 def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
-    """What to do about settings that differ.
+    """Say what to do about settings that differ.
 
     Args:
         stays: settings that no resumed run may change.

@@ -64,7 +64,7 @@ class UpdateStore:
         self.kept: list[StoredUpdate] = []
 
     def keep(self, update: ClientUpdate) -> None:
-        """Write an update's state; bfloat16, which numpy has not, as float32."""
+        """Write an update's state; bfloat16, which NumPy lacks, as float32."""
         assert update.state is not None
         state = update.state.detach().cpu()
         array = (state.float() if state.dtype is torch.bfloat16 else state).numpy()

@@ -51,7 +51,7 @@ class Uplink:
         self._crowd: Crowd | None = None
 
     def send(self, update: ClientUpdate) -> ClientUpdate | None:
-        """What the server gets of a client, its model in the clients' module; None where the client waits for the others.
+        """Return what the server receives of a client, its model in the clients' module; None while it waits for others.
 
         Raises:
             ClientError: if it is not fit to be aggregated.
@@ -74,7 +74,7 @@ class Uplink:
         return self._attack is not None and self._attack.needs_crowd
 
     def held_back(self) -> list[ClientUpdate]:
-        """What this rank's attackers have waited with, for :meth:`answer`; to be called on every rank where they do."""
+        """Return the updates that this rank's attackers have held back for :meth:`answer`. Call it on every rank."""
         trainer = self._federation.trainer
         add_sums(trainer, self._known)
         attackers, honest = sum(gather(trainer, len(self._held))), round(self._known.scalar("count"))
@@ -86,7 +86,7 @@ class Uplink:
         return held
 
     def answer(self, update: ClientUpdate) -> ClientUpdate:
-        """What an attacker sends; see :meth:`send`."""
+        """Return the message of an attacker; see :meth:`send`."""
         assert self._attack is not None
         draw = generator(self._federation.seed, self._round_idx, update.client, "attack")
         change = self._attack.forge(self._change(update), self._crowd, draw)
@@ -99,7 +99,7 @@ class Uplink:
         return self._transformed(forged)
 
     def receive(self, aggregate: Tensor, received: int, expected: int) -> Tensor:
-        """What the transforms make of the aggregate of a round, float64, shape (d,), on every rank."""
+        """Return the aggregate of a round after the transforms, float64, shape (d,), on every rank."""
         parts, start = self._federation, self._start
         for number, transform in enumerate(parts.transforms):
             if type(transform).receive is Transform.receive:  # nothing to do, and no last bit to lose
@@ -111,7 +111,7 @@ class Uplink:
         return aggregate
 
     def figures(self, drawn: int) -> dict[str, float]:
-        """What the transforms have to say, once the ranks have shared what clients keep."""
+        """Return the transforms' figures, once the ranks have shared the clients' state."""
         parts = self._federation
         figures: dict[str, float] = {}
         for number, transform in enumerate(parts.transforms):

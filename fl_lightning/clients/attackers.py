@@ -94,12 +94,12 @@ class Attackers:
         return round_idx >= self.from_round
 
     def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:
-        """By client."""
+        """Return the attacks by client."""
         found: dict[int, LabelAttack] = {client: RandomLabels(share) for client, share in self.wrong_labels.items()}
         if self.labels is not None:
             found |= dict.fromkeys(self.members(num_clients, seed), self.labels)
         return found
 
     def backdoors(self, num_clients: int, seed: int) -> Mapping[int, Backdoor]:
-        """By client."""
+        """Return the backdoors by client."""
         return {} if self.backdoor is None else dict.fromkeys(self.members(num_clients, seed), self.backdoor)

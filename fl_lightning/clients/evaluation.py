@@ -88,7 +88,7 @@ class ModelEvaluation:
 def require_server_set(
     metric: str | Metric, data: FederatedDataModule, limit_batches: int | float, setting: str = _STRATEGY
 ) -> None:
-    """Refuse a metric on the server's validation set where there is none.
+    """Refuse a metric on the server's validation set if the server has no such set.
 
     Raises:
         ConfigurationError: saying what to give.

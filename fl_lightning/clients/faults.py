@@ -21,7 +21,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens where a client fails in a round.
+    """Configure what happens when a client fails in a round.
 
     A failure is any error in the client's own training or data, MemoryError and the GPU's included; a loss or weights that are
     not finite (unless the strategy copes with them); weights of another shape than the global model's; training beyond the

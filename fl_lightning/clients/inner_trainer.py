@@ -60,7 +60,7 @@ class _ResidentStrategy(SingleDeviceStrategy):
 
 
 def transfer_hooks(module: LightningModule, data: LightningDataModule | None) -> dict[str, Callable[..., Any]]:
-    """What module or datamodule have of their own to do with a batch before it is used: by hook, the datamodule's first."""
+    """Return the transfer hooks that module or datamodule override, by name; the datamodule's take precedence."""
     found: dict[str, Callable[..., Any]] = {}
     for hook in TRANSFER_HOOKS:
         if data is not None and is_overridden(hook, data, LightningDataModule):

@@ -144,7 +144,7 @@ class LocalTrainer:
             self.memory.change_control(update.client, update.control, in_place=final)
 
     def rearrange(self) -> None:
-        """What is trained has changed: count bytes anew, and build engines that know of it."""
+        """Adapt to a change in what is trained: count bytes anew, and build new engines."""
         self._bytes = (0, 0)
         self._engine = self._stacked = None
 
@@ -240,7 +240,7 @@ class LocalTrainer:
         )
 
     def _key(self, client: int, round_idx: int, period: int) -> tuple[int, ...]:
-        """What a client's random numbers depend on."""
+        """Return the numbers that seed a client's random state."""
         return (self.seed, round_idx, client) if period == 0 else (self.seed, round_idx, client, period)
 
     def _fit(self, turn: Turn, data: FederatedDataModule, round_idx: int) -> tuple[int, dict[str, float]]:

@@ -20,7 +20,7 @@ Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf1
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client's own Lightning Trainer takes.
+    """Configure a client's own Lightning Trainer.
 
     Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
 

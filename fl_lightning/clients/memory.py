@@ -39,7 +39,7 @@ class ClientMemory:
         self._kept, self._changed, self._loaded = {}, set(), None
 
     def recall(self, client: int) -> Snapshot | None:
-        """The model that a client goes on from; None where it takes the one it is given."""
+        """Return the model that a client continues from; None if it takes the one it is given."""
         return self.last_model(client) if client in self.keepers else None
 
     def last_model(self, client: int) -> Snapshot | None:
@@ -71,7 +71,7 @@ class ClientMemory:
         self.put(client, control=change)
 
     def score(self, client: int) -> float | None:
-        """What the client's model scored when it was measured last; None where it never was, or scores are not kept."""
+        """Return the last score of the client's model; None if it was never measured, or scores are not kept."""
         kept = self.kept(client).get("score")
         return None if kept is None else float(kept)
 
@@ -80,7 +80,7 @@ class ClientMemory:
         self.put(client, score=torch.tensor(score, dtype=torch.float64))
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
-        """What the client keeps under names that begin with a prefix: reads and writes through."""
+        """Return a view of the client's state under names that begin with a prefix; it reads and writes through."""
         return _Drawer(self, client, prefix)
 
     def kept(self, client: int) -> Kept:
@@ -93,7 +93,7 @@ class ClientMemory:
         return self._loaded[1]
 
     def entry(self, client: int) -> Kept | StoredState:
-        """What :meth:`restore` takes back later."""
+        """Return the entry that :meth:`restore` takes back later."""
         kept = self._kept.get(client, {})
         return kept if isinstance(kept, StoredState) else dict(kept)
 
@@ -128,7 +128,7 @@ class ClientMemory:
         self._loaded = None
 
     def changes(self) -> dict[int, Kept | StoredState]:
-        """What changed since the last call, by client."""
+        """Return what changed since the last call, by client."""
         changed = {client: self._kept[client] for client in self._changed}
         self._changed = set()
         return changed

@@ -132,7 +132,7 @@ class MaskedRound:
         return {client: public_key(self._secret(client, "key")) for client in self.cohort}
 
     def _secret(self, client: int, what: str) -> int:
-        """What only the client knows."""
+        """Draw a secret that only the client knows."""
         return random.Random(derive_seed(self._seed, self._round_idx, client, "secure aggregation", what)).randrange(1, PRIME)
 
     def _recovered(self, client: int, what: str, helpers: Sequence[int]) -> int:

@@ -12,7 +12,7 @@ _NAME = "federation.server_evaluation."
 
 @dataclass(frozen=True)
 class ServerEvaluation:
-    """What a strategy's measurements on the server's set may cost. The validation of the aggregated model stays whole.
+    """Limit the cost of a strategy's measurements on the server's set. The aggregated model is always validated in full.
 
     A strategy such as AdaFed evaluates every client's model every round, which can be most of a round. The defaults measure
     exactly what the module logs in validation.

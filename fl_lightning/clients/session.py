@@ -87,7 +87,7 @@ class ClientSession(Callback):
         self._corrections: list[Tensor] = []
 
     def end(self) -> None:
-        """Free what the fit needed and nobody asks for any more: gradients, anchors and corrections."""
+        """Free what only the fit needed: gradients, anchors and corrections."""
         self._start = self._correction = self._pull = None
         self._anchors, self._corrections = [], []
         for parameter in self.client.parameters():
@@ -95,7 +95,7 @@ class ClientSession(Callback):
 
     @property
     def callbacks(self) -> list[Callback]:
-        """Of a fit, in their order: gradients are made private before anything is added to them."""
+        """Return the callbacks of a fit in their order: gradients are made private before anything is added to them."""
         return [self] if self.private is None else [self.private, self]
 
     @property
@@ -255,7 +255,7 @@ def _alone() -> bool:
 
 
 def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
-    """What the module logged, as numbers; one transfer for all of them."""
+    """Return the metrics that the module logged, as numbers; one transfer for all of them."""
     names = [name for name in logged if not name.endswith("_step")]
     if not names:
         return {}

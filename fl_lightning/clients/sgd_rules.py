@@ -14,7 +14,7 @@ from fl_lightning.functional.local_steps import StepCoefficients
 
 
 class SGDSettings(NamedTuple):
-    """What decides with which coefficient a gradient enters SGD's result."""
+    """Hold the settings that decide with which coefficient a gradient enters SGD's result."""
 
     rate: float
     momentum: float

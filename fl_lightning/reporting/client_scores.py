@@ -34,7 +34,7 @@ def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> 
 def comparison_table(
     names: Sequence[str], sizes: Tensor, columns: Mapping[str, Tensor], higher_is_better: bool
 ) -> tuple[list[str], list[list[Any]]]:
-    """Client, test examples, local only, global, personalised, gain, and a last row of means (Fed-Star thesis, Table 5.8).
+    """Tabulate each client's test examples and scores, with a last row of means (Fed-Star thesis, Table 5.8).
 
     Args:
         names: of the clients.

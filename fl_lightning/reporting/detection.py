@@ -9,7 +9,7 @@ from fl_lightning.types import ClientUpdate
 
 
 def detection(updates: Sequence[ClientUpdate], attackers: Collection[int]) -> dict[str, float]:
-    """Figures of a round with attackers in it; none without, or where nobody is weighed.
+    """Return the figures of a round with attackers; empty without attackers, or on routes that weigh no clients.
 
     Args:
         updates: of the round, with weights and shares.

@@ -38,7 +38,7 @@ class PartitionSummary:
 
     @property
     def columns(self) -> list[str]:
-        """Of :attr:`rows`."""
+        """Return the names of the columns of :attr:`rows`."""
         if self.counts is None:
             return ["client", *self.parts]
         return ["client", *self.parts, "classes", "EMD", *self.classes]

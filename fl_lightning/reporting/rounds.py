@@ -16,7 +16,7 @@ QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
 def client_figures(update: ClientUpdate) -> dict[str, float]:
-    """What is known of a client's round, by name."""
+    """Return the figures of a client's round, by name."""
     figures = {
         **update.metrics,  # first: a module's own 'loss' or 'weight' must not pass for the federation's
         "loss": update.train_loss,
@@ -46,7 +46,7 @@ def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
 
 
 def quantiles(figures: Mapping[str, float]) -> dict[str, float]:
-    """The figures with those of clients, ``<name>/<client>``, as quantiles over the clients: ``<name>/min`` to ``<name>/max``.
+    """Replace the figures of clients, ``<name>/<client>``, by their quantiles: ``<name>/min`` to ``<name>/max``.
 
     Between two clients by linear interpolation; of a figure that is not finite for a client there are none.
     """
@@ -67,7 +67,7 @@ def quantiles(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
-    """What the clients logged, averaged by examples under its own name, and the totals of the round."""
+    """Return the clients' metrics, averaged by examples under their own names, and the totals of the round."""
     examples = sum(update.num_examples for update in updates)
     names = sorted(set.intersection(*(set(update.metrics) for update in updates)))
     means = {name: sum(u.metrics[name] * u.num_examples for u in updates) / examples for name in names}
@@ -108,7 +108,7 @@ def movement(updates: Sequence[ClientUpdate], step: float, averages: bool) -> di
 
 
 class Totals:
-    """What the rounds of a run have cost so far: state of the run."""
+    """Count what the rounds of a run have cost so far: state of the run."""
 
     def __init__(self) -> None:
         self.reset()

@@ -16,7 +16,7 @@ LOGS = "csv"
 
 
 def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
-    """What a run has logged, its last confusion matrix and its partition.
+    """Read a run's log, its last confusion matrix and its partition.
 
     Args:
         run: of the study.

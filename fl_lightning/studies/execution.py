@@ -45,7 +45,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What it printed."""
+        """Return the path of the file with what it printed."""
         return self.folder / "log.txt"
 
     @property
@@ -56,7 +56,7 @@ class Job:
         return bool(same and record.get("finished")) and record.get("lines") == lines_logged(self.folder)
 
     def record(self) -> dict[str, Any]:
-        """What is known of earlier attempts."""
+        """Return what is known of earlier attempts."""
         try:
             known: Any = json.loads((self.folder / _RECORD).read_text())
         except (OSError, ValueError):

@@ -28,7 +28,7 @@ from fl_lightning.studies.tables import (
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a study's report shows.
+    """Choose what a study's report shows.
 
     Args:
         metric: that the runs are compared by.
@@ -98,7 +98,7 @@ class ReportOptions:
         return Measure(name, direction is not False, self.percent, self.last, ranked=direction is not None)
 
     def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
-        """Refuse names that the study has not.
+        """Refuse names that the study does not have.
 
         Args:
             axes: of the study.

@@ -75,16 +75,16 @@ class RunTable:
         return sorted({metric for _, metric in self._values}, key=_natural)
 
     def seeds(self, setting: Setting) -> list[int]:
-        """Of the runs of a setting."""
+        """Return the seeds of the runs of a setting."""
         return sorted(seed for other, seed in self._runs if other == setting)
 
     def curves(self, setting: Setting, metric: str) -> dict[int, dict[int, float]]:
-        """By seed, then by round; nothing where the metric was not logged."""
+        """Return the metric by seed, then by round; empty if it was not logged."""
         found = self._values.get((setting, metric), {})
         return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
 
     def families(self, prefix: str) -> list[str]:
-        """What follows ``<prefix>/`` in the metrics' names: the classes of ``val_f1``, the clients of ``client_share``."""
+        """Return what follows ``<prefix>/`` in metric names: the classes of ``val_f1``, the clients of ``client_share``."""
         return [metric.removeprefix(f"{prefix}/") for metric in self.metrics if metric.startswith(f"{prefix}/")]
 
     def rows(self) -> Iterator[Row]:

@@ -81,7 +81,7 @@ class SettingsReader:
 
 
 def fingerprint(text: str) -> str:
-    """What stays the same if and only if the settings do."""
+    """Return a digest that stays the same if and only if the settings do."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

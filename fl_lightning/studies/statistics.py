@@ -48,12 +48,12 @@ def at_round(curves: Curves, round_idx: int) -> Sample:
 
 
 def last_rounds(curves: Curves, count: int = 1) -> dict[int, float]:
-    """By seed, the mean of the last rounds."""
+    """Return the mean of the last rounds, by seed."""
     return {seed: Sample(tuple(curve.values())[-count:]).mean for seed, curve in curves.items() if curve}
 
 
 def best(curves: Curves, higher: bool) -> tuple[Sample, Sample]:
-    """The best value of each seed's curve, and the round (from 1) in which it was first reached; NaN and inf are none."""
+    """Return the best finite value of each seed's curve, and the round (from 1) that first reached it."""
     choose = max if higher else min
     numbers = [{r: value for r, value in curve.items() if math.isfinite(value)} for curve in curves.values()]
     tops = [choose(curve.items(), key=lambda pair: pair[1]) for curve in numbers if curve]  # of equal ones the first

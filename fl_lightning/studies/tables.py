@@ -76,7 +76,7 @@ class Panel:
         return list(self.settings)
 
     def curves(self, table: RunTable, metric: str) -> list[Curves]:
-        """Of each setting."""
+        """Return the curves of each setting."""
         return [table.curves(setting, metric) for setting in self.settings.values()]
 
 
@@ -174,7 +174,7 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
 
 
 def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float]]]:
-    """By seed and round, megabytes and seconds up to and with that round."""
+    """Return megabytes and seconds up to and including each round, by seed and round."""
     up, down, seconds = (table.curves(setting, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds"))
     totals: dict[int, dict[int, tuple[float, float]]] = {}
     for seed in table.seeds(setting):

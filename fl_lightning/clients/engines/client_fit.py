@@ -26,7 +26,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ClientFit:
-    """Clients' fits: the steps of a Trainer's, in its order, without what nobody asked for.
+    """Run clients' fits: the steps of a Trainer's, in its order, without the parts that are not used.
 
     Args:
         module: the clients' copy of the user's module.

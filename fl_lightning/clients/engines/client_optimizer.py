@@ -20,7 +20,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
-    """What the module configures, as Lightning reads it: optimizers, and the configurations of their schedulers."""
+    """Return the optimizers that the module configures and the configurations of their schedulers, as Lightning reads them."""
     answer: Any = module.configure_optimizers() or []
     return configured(answer, module)
 

@@ -102,7 +102,7 @@ class ClientRun:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What a Trainer has and this has not.
+        """Refuse an attribute that only a Trainer has.
 
         Raises:
             ConfigurationError: naming it, and who asked.
@@ -112,7 +112,7 @@ class ClientRun:
         self.refuse(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What a Trainer lets a callback change.
+        """Set an attribute that a Trainer lets callbacks change.
 
         Raises:
             ConfigurationError: naming what cannot be changed here, and who tried.
@@ -139,7 +139,7 @@ class ClientRun:
         return steps
 
     def refuse(self, name: str) -> NoReturn:
-        """What only a Trainer has.
+        """Refuse an attribute that only a Trainer has.
 
         Raises:
             ConfigurationError: naming it, and who asked.
@@ -162,7 +162,7 @@ class _Strategy(OffersOptimizers):
         self.root_device = device
 
     def __getattr__(self, name: str) -> Any:
-        """What a strategy has and this has not."""
+        """Refuse an attribute that only a strategy has."""
         if name.startswith("__"):
             raise AttributeError(name)
         self._run.refuse(f"strategy.{name}")
@@ -180,4 +180,4 @@ class _Strategy(OffersOptimizers):
         return obj
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        """Nobody to wait for."""
+        """Do nothing: no other process takes part."""

@@ -41,7 +41,7 @@ def _dtype() -> torch.dtype:
 
 @dataclass
 class _Entry:
-    """What was logged under one name in one hook during an epoch."""
+    """Collect the values logged under one name in one hook during an epoch."""
 
     reduction: str
     on_step: bool

@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the outer Trainer decides about the clients' training.
+    """Hold the outer Trainer's decisions about the clients' training.
 
     Attributes:
         precision: as Lightning's Trainer takes it.

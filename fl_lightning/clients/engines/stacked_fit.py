@@ -30,7 +30,7 @@ from fl_lightning.types import Snapshot
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one client of a stack is to do.
+    """Describe the task of one client of a stack.
 
     Attributes:
         client: its id.
@@ -51,7 +51,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of one client's fit.
+    """Hold the result of one client's fit.
 
     Attributes:
         snapshot: its model.

@@ -65,7 +65,7 @@ class StackedStep:
         self._notes = Notes(self._module)
 
     def trial(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
-        """What the step needs for such a batch: found out once for each shape, unless it depends on the time.
+        """Return what the step needs for such a batch: determined once for each shape, unless it depends on the time.
 
         Raises:
             ConfigurationError: if the step cannot be stacked.

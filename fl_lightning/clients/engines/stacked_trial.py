@@ -26,7 +26,7 @@ Call = Callable[[Tensors, Tensors, Any, int, StackedDropout], tuple[Tensor, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a training step needs for batches of one shape.
+    """Hold what a training step needs for batches of one shape.
 
     Attributes:
         masks: of dropout, in the order of the calls.
