@@ -3,355 +3,77 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fl_lightning.allocator import keep_freed_memory
-    from fl_lightning.attacks import (
-        ALIE,
-        Backdoor,
-        Crowd,
-        GaussianUpdate,
-        InnerProductManipulation,
-        LabelAttack,
-        ModelAttack,
-        PermutedLabels,
-        RandomLabels,
-        RelabelClass,
-        ScaledUpdate,
-        SignFlip,
-    )
-    from fl_lightning.callbacks import (
-        AtomicCheckpointIO,
-        BestCheckpoint,
-        ClientTable,
-        FailureLog,
-        FeatureCache,
-        FederatedOrchestrator,
-        FederationCallback,
-        FederationProgressBar,
-        FederationReport,
-        LastCheckpoint,
-        PartitionReport,
-        PredictionImages,
-        TransferLearning,
-    )
-    from fl_lightning.clients import (
-        Attackers,
-        Availability,
-        ClientEvaluation,
-        ExamplePrivacy,
-        Faults,
-        LocalTraining,
-        PartialWork,
-        SecureAggregation,
-        ServerEvaluation,
-    )
-    from fl_lightning.data import (
-        CellFolderDataModule,
-        CellSite,
-        CIFAR10DataModule,
-        CIFAR100DataModule,
-        FashionMNISTDataModule,
-        FederatedDataModule,
-        ImageDataModule,
-        ImageFolderDataModule,
-        LabelAveraging,
-        MNISTDataModule,
-        RandomCropFlip,
-        SimulatedCellsDataModule,
-        SimulatedTasksDataModule,
-        SVHNDataModule,
-        TableDataModule,
-        TensorLoader,
-        USPSDataModule,
-    )
-    from fl_lightning.errors import CheckpointError, ClientError, ConfigurationError, DataError, FederationError, RankError
-    from fl_lightning.functional import Partition, Sums
-    from fl_lightning.losses import (
-        AdaptiveLoss,
-        CrossEntropy,
-        F1WeightedCrossEntropy,
-        HalfSquaredError,
-        Hinge,
-        MetricWeightedCrossEntropy,
-        ProximalLoss,
-        RobustLoss,
-    )
-    from fl_lightning.metrics import (
-        DiagnosticOddsRatio,
-        PercentageError,
-    )
-    from fl_lightning.models import (
-        MLP,
-        VGG19,
-        DensityCount,
-        FrozenBackbone,
-        KerasCNN,
-        LeNet,
-        ResNet18,
-        UNet,
-    )
-    from fl_lightning.optimizers import Yogi
-    from fl_lightning.partitioners import (
-        AdaFedSimulation1,
-        ClassesPartitioner,
-        ColumnPartitioner,
-        DirichletPartitioner,
-        DomainPartitioner,
-        FlowerPartitioner,
-        IIDPartitioner,
-        Partitioner,
-        QuantityPartitioner,
-        ShardPartitioner,
-        TablePartitioner,
-    )
-    from fl_lightning.routes import (
-        Cohort,
-        FedCyclic,
-        FedStar,
-        LocalOnly,
-        Mediators,
-        Mocha,
-        PeriodRoute,
-        RingFed,
-        Route,
-        ServerRoute,
-        WarmStart,
-    )
-    from fl_lightning.strategies import (
-        AdaFed,
-        CosineFilter,
-        FedAvg,
-        FedAvgM,
-        FederatedKMeans,
-        FedLoss,
-        FedMedian,
-        FedNova,
-        FedSGD,
-        FilteringStrategy,
-        Focus,
-        GeometricMedian,
-        JointStrategy,
-        Krum,
-        LastClient,
-        RunningStrategy,
-        Scaffold,
-        ShapleyValues,
-        Strategy,
-        TrimmedMean,
-        WeightedAverage,
-        Worth,
-    )
-    from fl_lightning.studies import ReportOptions, RunTable, Study
-    from fl_lightning.tasks import (
-        ClassificationTask,
-        KMeansTask,
-        LossAdaptation,
-        RegressionTask,
-        SupervisedTask,
-    )
-    from fl_lightning.transforms import (
-        ClientPrivacy,
-        ClipUpdate,
-        Message,
-        Quantize,
-        Sender,
-        TopK,
-        Transform,
-    )
-    from fl_lightning.types import (
-        ClientFailure,
-        ClientUpdate,
-        Pull,
-        RoundStart,
-        Snapshot,
-    )
+from fl_lightning import moved
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ALIE",
-    "MLP",
-    "VGG19",
-    "AdaFed",
-    "AdaFedSimulation1",
-    "AdaptiveLoss",
-    "AtomicCheckpointIO",
-    "Attackers",
-    "Availability",
-    "Backdoor",
-    "BestCheckpoint",
-    "CIFAR10DataModule",
-    "CIFAR100DataModule",
-    "CellFolderDataModule",
-    "CellSite",
-    "CheckpointError",
-    "ClassesPartitioner",
-    "ClassificationTask",
-    "ClientError",
-    "ClientEvaluation",
-    "ClientFailure",
-    "ClientPrivacy",
-    "ClientTable",
-    "ClientUpdate",
-    "ClipUpdate",
-    "Cohort",
-    "ColumnPartitioner",
-    "ConfigurationError",
-    "CosineFilter",
-    "CrossEntropy",
-    "Crowd",
-    "DataError",
-    "DensityCount",
-    "DiagnosticOddsRatio",
-    "DirichletPartitioner",
-    "DomainPartitioner",
-    "ExamplePrivacy",
-    "F1WeightedCrossEntropy",
-    "FailureLog",
-    "FashionMNISTDataModule",
-    "Faults",
-    "FeatureCache",
-    "FedAvg",
-    "FedAvgM",
-    "FedCyclic",
-    "FedLoss",
-    "FedMedian",
-    "FedNova",
-    "FedSGD",
-    "FedStar",
-    "FederatedDataModule",
-    "FederatedKMeans",
-    "FederatedOrchestrator",
-    "FederationCallback",
-    "FederationError",
-    "FederationProgressBar",
-    "FederationReport",
-    "FilteringStrategy",
-    "FlowerPartitioner",
-    "Focus",
-    "FrozenBackbone",
-    "GaussianUpdate",
-    "GeometricMedian",
-    "HalfSquaredError",
-    "Hinge",
-    "IIDPartitioner",
-    "ImageDataModule",
-    "ImageFolderDataModule",
-    "InnerProductManipulation",
-    "JointStrategy",
-    "KMeansTask",
-    "KerasCNN",
-    "Krum",
-    "LabelAttack",
-    "LabelAveraging",
-    "LastCheckpoint",
-    "LastClient",
-    "LeNet",
-    "LocalOnly",
-    "LocalTraining",
-    "LossAdaptation",
-    "MNISTDataModule",
-    "Mediators",
-    "Message",
-    "MetricWeightedCrossEntropy",
-    "Mocha",
-    "ModelAttack",
-    "PartialWork",
-    "Partition",
-    "PartitionReport",
-    "Partitioner",
-    "PercentageError",
-    "PeriodRoute",
-    "PermutedLabels",
-    "PredictionImages",
-    "ProximalLoss",
-    "Pull",
-    "QuantityPartitioner",
-    "Quantize",
-    "RandomCropFlip",
-    "RandomLabels",
-    "RankError",
-    "RegressionTask",
-    "RelabelClass",
-    "ReportOptions",
-    "ResNet18",
-    "RingFed",
-    "RobustLoss",
-    "RoundStart",
-    "Route",
-    "RunTable",
-    "RunningStrategy",
-    "SVHNDataModule",
-    "Scaffold",
-    "ScaledUpdate",
-    "SecureAggregation",
-    "Sender",
-    "ServerEvaluation",
-    "ServerRoute",
-    "ShapleyValues",
-    "ShardPartitioner",
-    "SignFlip",
-    "SimulatedCellsDataModule",
-    "SimulatedTasksDataModule",
-    "Snapshot",
-    "Strategy",
-    "Study",
-    "Sums",
-    "SupervisedTask",
-    "TableDataModule",
-    "TablePartitioner",
-    "TensorLoader",
-    "TopK",
-    "TransferLearning",
-    "Transform",
-    "TrimmedMean",
-    "UNet",
-    "USPSDataModule",
-    "WarmStart",
-    "WeightedAverage",
-    "Worth",
-    "Yogi",
-    "__version__",
-    "keep_freed_memory",
-]
+_NAMES = {
+    "allocator": "keep_freed_memory",
+    "attacks": (
+        "ALIE Backdoor Crowd GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
+        "RandomLabels RelabelClass ScaledUpdate SignFlip"
+    ),
+    "callbacks": (
+        "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
+        "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
+    ),
+    "data": (
+        "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule CellSite FashionMNISTDataModule FederatedDataModule "
+        "ImageDataModule ImageFolderDataModule LabelAveraging MNISTDataModule RandomCropFlip SVHNDataModule "
+        "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule TensorLoader USPSDataModule"
+    ),
+    "errors": "CheckpointError ClientError ConfigurationError DataError FederationError RankError",
+    "functional": "Partition Sums",
+    "losses": (
+        "AdaptiveLoss CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy "
+        "ProximalLoss RobustLoss"
+    ),
+    "metrics": "DiagnosticOddsRatio PercentageError",
+    "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 UNet VGG19",
+    "optimizers": "Yogi",
+    "partitioners": (
+        "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
+        "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
+    ),
+    "plugins": "AtomicCheckpointIO",
+    "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
+    "settings": (
+        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork SecureAggregation "
+        "ServerEvaluation"
+    ),
+    "strategies": (
+        "AdaFed CosineFilter FedAvg FedAvgM FedLoss FedMedian FedNova FedSGD FederatedKMeans FilteringStrategy Focus "
+        "GeometricMedian JointStrategy Krum LastClient ModelScorer RunningStrategy Scaffold ShapleyValues Strategy "
+        "TrimmedMean WeightedAverage"
+    ),
+    "studies": "ReportOptions RunTable Study",
+    "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",
+    "transforms": "ClientPrivacy ClipUpdate Message Quantize Sender TopK Transform",
+    "types": "ClientFailure ClientUpdate Pull RoundStart Snapshot",
+}
+"""The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 
-_PARTS = (
-    "errors",
-    "types",
-    "functional",
-    "attacks",
-    "losses",
-    "metrics",
-    "models",
-    "optimizers",
-    "partitioners",
-    "strategies",
-    "routes",
-    "transforms",
-    "tasks",
-    "data",
-    "clients",
-    "callbacks",
-    "allocator",
-    "studies",
-)
+_HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
+_PARTS = ("attacks", "callbacks", "clients", "compat", "data", "errors", "functional", "losses", "metrics", "models")
+_PARTS += ("optimizers", "partitioners", "plugins", "routes", "server", "settings", "strategies", "studies", "tasks")
+_PARTS += ("transforms", "types")
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+moved.redirect()
 
 
-if not TYPE_CHECKING:  # else every name would be known to a type checker
-
-    def __getattr__(name: str) -> Any:
-        """Import what is asked for when it is: ``import fl_lightning`` alone does not wait for torch."""
-        if name in _PARTS:
-            return import_module(f"fl_lightning.{name}")
-        if name in __all__:
-            for part in _PARTS:
-                found = getattr(import_module(f"fl_lightning.{part}"), name, None)
-                if found is not None:
-                    globals()[name] = found
-                    return found
+def __getattr__(name: str) -> Any:
+    """Import a name on first use, so that ``import fl_lightning`` does not wait for torch."""
+    if name in _PARTS:
+        return import_module(f"fl_lightning.{name}")
+    if name not in _HOME:
         raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
+    globals()[name] = found = getattr(import_module(f"fl_lightning.{_HOME[name]}"), name)
+    return found
 
-    def __dir__() -> list[str]:
-        return [*__all__, *_PARTS]
+
+def __dir__() -> list[str]:
+    return [*__all__, *_PARTS]

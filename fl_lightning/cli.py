@@ -23,12 +23,9 @@ import fl_lightning
 from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, choose_checkpoint, nothing_to_resume
 from fl_lightning.callbacks.client_table import ClientTable
-from fl_lightning.callbacks.exchange import lost_rank
 from fl_lightning.callbacks.failure_log import FailureLog
 from fl_lightning.callbacks.feature_cache import FeatureCache
 from fl_lightning.callbacks.federation_report import FederationReport
-from fl_lightning.callbacks.folder_lock import lock_folder
-from fl_lightning.callbacks.interruption import interrupted
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
@@ -37,13 +34,16 @@ from fl_lightning.cli_help import TopicHelp, nested_class_help
 from fl_lightning.cli_messages import explain, refuse_wrong_sections
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_trainer import FederationTrainer
+from fl_lightning.collectives import lost_rank
 from fl_lightning.compat.jsonargparse import Completable, actions_of, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.config_arguments import behind_subcommand, config_files, expand
 from fl_lightning.config_files import without_base
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
+from fl_lightning.server.interruption import interrupted
 
 # typing takes Union[int, float] and Union[float, int] for the same and keeps whichever was written first in the process:
 # where that was the latter, the parser would read '2' batches as the share 2.0.

@@ -12,11 +12,11 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 import fl_lightning
 from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
 from fl_lightning.cli_names import nearest_class, nearest_setting, where, wrong_name
-from fl_lightning.clients.example_privacy import ExamplePrivacy
-from fl_lightning.clients.secure_aggregation import SecureAggregation
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
+from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 

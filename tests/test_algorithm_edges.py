@@ -331,7 +331,7 @@ def test_weights_too_large_to_be_summed_exactly():
     update = ClientUpdate(4, 2, 10, 1, score=1e-20, state=torch.ones(3))
     strategy.epsilon = 1e-12
     with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2; those above 6\.87e\+10"):
-        strategy.take_in(update, Sums())
+        strategy.accumulate(update, Sums())
 
 
 # ------------------------------------------------------------------ measuring

@@ -114,7 +114,7 @@ def test_what_attackers_train_on(tensors, labels):
 
 
 def read(data, client, part):
-    loader = data.holdings.evaluation_loader(client, part, 16)
+    loader = data.client_datasets.evaluation_loader(client, part, 16)
     batches = list(loader)
     return torch.cat([x for x, _ in batches]), torch.cat([torch.as_tensor(y) for _, y in batches])
 

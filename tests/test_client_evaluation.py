@@ -48,7 +48,7 @@ def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any,
 
 def accuracies(module: Plain, data: FederatedDataModule) -> list[float]:
     x, y = data.datamodule.train
-    return [float(multiclass_accuracy(module(x[own]), y[own], CLASSES, average="micro")) for own in data.division.test]
+    return [float(multiclass_accuracy(module(x[own]), y[own], CLASSES, average="micro")) for own in data.splits.test]
 
 
 class Watch(FederationCallback):
@@ -76,7 +76,7 @@ def test_every_client_every_round_whoever_took_part():
     for round_idx, values in scores.items():
         assert values.tolist() == pytest.approx(watch.seen[round_idx])
     sizes = np.array([2, 6, 4])
-    assert data.division.test.sizes.tolist() == sizes.tolist()
+    assert data.splits.test.sizes.tolist() == sizes.tolist()
     last = np.array(watch.seen[-1])
     logged = {name: float(fitted.callback_metrics[f"federation/client_{name}"]) for name in ("mean", "worst", "p10", "std")}
     expected = {"mean": (last * sizes).sum() / 12, "worst": last.min(), "p10": np.percentile(last, 10), "std": last.std()}

@@ -146,7 +146,7 @@ class Shrinks(FederationCallback):
 
     def on_round_start(self, trainer, pl_module, round_idx, cohort):
         if round_idx == 1:
-            dataset = trainer.datamodule.holdings.source.dataset
+            dataset = trainer.datamodule.client_datasets.source.dataset
             dataset.size //= 2
 
 

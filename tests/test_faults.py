@@ -42,11 +42,11 @@ from fl_lightning import (
     TopK,
     Transform,
 )
-from fl_lightning.callbacks.drawing import Drawing
 from fl_lightning.clients import availability as availability_module
-from fl_lightning.clients.faults import check_update
+from fl_lightning.clients.failures import check_update
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
+from fl_lightning.server.sampling import ClientSampler
 
 SKIP = Faults("skip")
 MARK = 1e3
@@ -349,7 +349,7 @@ def test_stragglers_that_are_dropped_count_as_drawn():
     """Two of three are needed; one is dropped and one fails."""
     local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
     for seed in range(20):
-        drawn = Drawing(3, 1.0, local, Availability(), Faults(), seed).round(0).clients
+        drawn = ClientSampler(3, 1.0, local, Availability(), Faults(), seed).round(0).clients
         if 1 in drawn:
             break
     with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are good, but the round needs 2"):
@@ -419,10 +419,10 @@ def test_a_round_draws_who_comes_and_goes_once(monkeypatch):
     draw = availability_module.generator
     monkeypatch.setattr(availability_module, "generator", lambda *key: draws.append(key) or draw(*key))
     rules = (0.5, LocalTraining(), Availability(leave=0.2, come_back=0.4), Faults(), 3)
-    drawing = Drawing(30, *rules)
+    drawing = ClientSampler(30, *rules)
     found = [drawing.round(round_idx).clients for round_idx in range(50)]
     assert len([key for key in draws if key[-1] == "coming and going"]) == 49
-    assert [Drawing(30, *rules).round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
+    assert [ClientSampler(30, *rules).round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
     assert drawing.round(12).clients == found[12]
 
 

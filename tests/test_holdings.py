@@ -68,7 +68,7 @@ def test_parts_are_disjoint_and_together_the_whole(n, clients, validation, test,
     )
     data.setup("fit")
     whole = IIDPartitioner(clients, seed).partition(n)
-    division = data.division
+    division = data.splits
     for k in range(clients):
         parts = [part[k].tolist() for part in (division.training, division.validation, division.test)]
         assert sorted(parts[0] + parts[1] + parts[2]) == sorted(whole[k].tolist())
@@ -81,19 +81,19 @@ def test_the_papers_split_is_stratified_as_scikit_learn_does_it():
     for k in range(3):
         own = labels[whole[k]]
         _, theirs = train_test_split(own.numpy(), test_size=20, stratify=own.numpy(), random_state=0)
-        assert len(data.division.test[k]) == 20
-        assert len(data.division.validation[k]) == 10
-        assert len(data.division.training[k]) == 70
-        ours = torch.bincount(labels[data.division.test[k]], minlength=CLASSES).numpy()
+        assert len(data.splits.test[k]) == 20
+        assert len(data.splits.validation[k]) == 10
+        assert len(data.splits.training[k]) == 70
+        ours = torch.bincount(labels[data.splits.test[k]], minlength=CLASSES).numpy()
         assert abs(ours - np.bincount(theirs, minlength=CLASSES)).max() <= 1
 
 
 def test_parts_do_not_depend_on_when_they_are_made():
     one, other = held(client_validation=0.2, client_test=0.2), held(client_validation=0.2, client_test=0.2)
-    assert torch.equal(one.division.test.order, other.division.test.order)
-    assert torch.equal(one.division.validation.order, other.division.validation.order)
+    assert torch.equal(one.splits.test.order, other.splits.test.order)
+    assert torch.equal(one.splits.validation.order, other.splits.validation.order)
     alone = held(client_test=0.2)  # the test part is the same without a validation part
-    assert torch.equal(one.division.test.order, alone.division.test.order)
+    assert torch.equal(one.splits.test.order, alone.splits.test.order)
 
 
 def test_regression_targets_are_split_without_classes():
@@ -103,7 +103,7 @@ def test_regression_targets_are_split_without_classes():
 
     data = FederatedDataModule(Regression(n=50), IIDPartitioner(2), client_test=0.2)
     data.setup("fit")
-    assert data.division.test.sizes.tolist() == [5, 5]
+    assert data.splits.test.sizes.tolist() == [5, 5]
 
 
 def test_a_client_left_without_training_examples():
@@ -144,7 +144,7 @@ def test_the_server_validates_on_the_union_of_the_test_parts(kind):
     module = Plain()
     run = trainer(1, FederatedOrchestrator())
     run.fit(module, data)
-    inputs, labels = (tensor[data.division.test.order] for tensor in data.datamodule.train)
+    inputs, labels = (tensor[data.splits.test.order] for tensor in data.datamodule.train)
     expected = multiclass_accuracy(module(inputs), labels, CLASSES, average="micro")
     assert run.callback_metrics["val_acc"] == pytest.approx(float(expected))
     (result,) = run.test(module, data, verbose=False)
@@ -166,7 +166,7 @@ def test_a_new_process_tests_on_the_same_union():
 
     data = FederatedDataModule(OnlyWhatIsAsked(n=60), IIDPartitioner(3), client_test=0.25, server_set="clients")
     L.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False).test(Plain(), data, verbose=False)
-    assert data.division.test.sizes.tolist() == [5, 5, 5]
+    assert data.splits.test.sizes.tolist() == [5, 5, 5]
 
 
 def test_without_a_set_of_its_own_the_server_takes_the_clients():
@@ -188,7 +188,7 @@ def test_without_a_set_of_its_own_the_server_takes_the_clients():
 def test_the_public_share_is_balanced_and_everyones(kind):
     data = FederatedDataModule(kind(n=300), DirichletPartitioner(3, 0.5), public_share=0.1)
     data.setup("fit")
-    labels, public = data.datamodule.train[1], data.division.public
+    labels, public = data.datamodule.train[1], data.splits.public
     assert torch.bincount(labels[public]).tolist() == [10, 10, 10]
     everyone = torch.cat([data.indices.order, public])
     assert sorted(everyone.tolist()) == list(range(300))
@@ -228,7 +228,7 @@ def test_a_public_share_that_takes_too_much():
 
 def noise_of(data: FederatedDataModule, client: int, part: str) -> torch.Tensor:
     noisy = torch.cat([x for x, _ in data.client_evaluation_view(client, part).val_dataloader()])
-    return noisy - data.datamodule.train[0][getattr(data.division, part)[client]]
+    return noisy - data.datamodule.train[0][getattr(data.splits, part)[client]]
 
 
 @pytest.mark.parametrize("kind", [Blobs, AtHand])
@@ -253,7 +253,7 @@ def test_a_client_trains_on_the_noise_that_it_has(kind):
     data.setup("fit")
     seen = torch.cat([x for x, _ in data.client(1, seed=3).train_dataloader()])
     own = data.datamodule.train[0][data.indices[1]] + noise_of(data, 1, "training")
-    clean = data.datamodule.train[0][data.division.public]
+    clean = data.datamodule.train[0][data.splits.public]
     assert sorted(seen[:, 0].tolist()) == pytest.approx(sorted(torch.cat([own, clean])[:, 0].tolist()))
 
 
@@ -288,7 +288,7 @@ def test_the_central_baseline_trains_on_the_clients_noise(kind):
     data.setup("fit")
     seen = torch.cat([x for x, _ in data.train_dataloader()])
     noisy = [data.datamodule.train[0][data.indices[k]] + noise_of(data, k, "training") for k in range(2)]
-    expected = torch.cat([*noisy, data.datamodule.train[0][data.division.public]])
+    expected = torch.cat([*noisy, data.datamodule.train[0][data.splits.public]])
     assert sorted(seen[:, 0].tolist()) == pytest.approx(sorted(expected[:, 0].tolist()))
 
 
@@ -339,7 +339,7 @@ def test_test_parts_keep_their_true_labels():
     labels = data.datamodule.train[1]
     for part, wrong in (("training", True), ("validation", True), ("test", False)):
         given = torch.cat([y for _, y in data.client_evaluation_view(0, part).val_dataloader()])
-        assert bool((given != labels[getattr(data.division, part)[0]]).all()) is wrong
+        assert bool((given != labels[getattr(data.splits, part)[0]]).all()) is wrong
     federate(Plain(), 1, data=Blobs(n=40), partitioner=IIDPartitioner(2), attackers=Attackers({0: 1.0}))
 
 
@@ -437,14 +437,14 @@ def test_what_is_called_labels_but_is_none(labels):
 
     data = FederatedDataModule(OfUsers(Odd()), IIDPartitioner(2), client_test=0.2)
     data.setup("fit")
-    assert data.division.test.sizes.tolist() == [4, 4]
+    assert data.splits.test.sizes.tolist() == [4, 4]
 
 
 def test_examples_without_a_label_of_minus_one():
     labels = torch.tensor([-1, 0, 1, -1] * 10)
     data = FederatedDataModule(OfUsers(TensorDataset(torch.rand(40, 4), labels)), IIDPartitioner(2), client_test=0.2)
     data.setup("fit")
-    assert data.division.test.sizes.tolist() == [4, 4]
+    assert data.splits.test.sizes.tolist() == [4, 4]
     with pytest.raises(DataError, match=r"'data.public_share' needs labels of 0 and above, but the lowest is -1"):
         FederatedDataModule(OfUsers(TensorDataset(torch.rand(40, 4), labels)), IIDPartitioner(2), public_share=0.1).setup("fit")
 

@@ -88,7 +88,7 @@ def test_domains_are_clients_by_name(by_domain):
     assert not base.origin.startswith("not loaded")
     images, _ = batches(data.val_dataloader())
     assert images.shape == (5, 1, 16, 16)
-    test = data.division.test
+    test = data.splits.test
     assert torch.bincount(base._train.domains[test[1]]).tolist() == [0, 3]
     several = FederatedDataModule(base, DomainPartitioner(clients_per_domain=2))
     several.setup("fit")

@@ -224,7 +224,7 @@ def test_equal_centroids_split_too():
     strategy = FederatedKMeans("split")
     strategy.start_round(RoundStart(0, (0,), 1, torch.tensor([2.0, 2.0, 0.0, 0.0]), 2))
     sums = Sums()
-    strategy.take_in(ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, 0.0])), sums)
+    strategy.accumulate(ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, 0.0])), sums)
     one, other = strategy.aggregate(sums)[:2].tolist()
     assert one == 2
     assert 0 < abs(other - 2) < 0.05
@@ -243,7 +243,7 @@ def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
         for k in order:
             one, other, at = clients[k]
             state = torch.tensor([at, at + 1, one, other])
-            assert strategy.take_in(ClientUpdate(k, 0, one + other, 1, state=state), sums) == one + other
+            assert strategy.accumulate(ClientUpdate(k, 0, one + other, 1, state=state), sums) == one + other
         ends.append(strategy.aggregate(sums))
     assert all(torch.equal(ends[0], end) for end in ends)
     held = np.array([[one, other] for one, other, _ in clients], dtype=float)
@@ -265,7 +265,7 @@ def test_buffers_that_are_no_counts():
     for wrong in (0.5, -1.0):
         update = ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, wrong]))
         with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are no counts"):
-            strategy.take_in(update, Sums())
+            strategy.accumulate(update, Sums())
 
 
 def test_clients_cannot_pass_centroids_on():

@@ -172,7 +172,7 @@ def test_kept_features_give_the_same_losses(central):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     assert not torch.equal(ours["network.head.weight"], task().network.head.weight)
     assert data.datamodule._train.tensors[0].dtype == torch.uint8  # given back
-    assert data.holdings.source.dataset is data.datamodule._train
+    assert data.client_datasets.source.dataset is data.datamodule._train
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_fit_shows_the_partition(capsys):
     labels = data.datamodule.train[1]
     for client in range(3):
         counts = torch.bincount(labels[data.indices[client]], minlength=3).tolist()
-        sizes = [len(data.indices[client]), len(data.division.test[client]), sum(count > 0 for count in counts)]
+        sizes = [len(data.indices[client]), len(data.splits.test[client]), sum(count > 0 for count in counts)]
         assert [int(x) for x in (*rows[client + 1][1:4], *rows[client + 1][5:])] == [*sizes, *counts]
     with Image.open("partition.png") as picture:
         assert picture.format == "PNG"

@@ -26,7 +26,7 @@ def test_a_cpu_keeps_what_it_has():
     data = FederatedDataModule(Blobs(), Consecutive())
     data.setup("fit")
     data.place(torch.device("cpu"))
-    assert data.holdings.training_loader(1, 0, False, False).tensors is data.holdings.source.dataset.tensors
+    assert data.client_datasets.training_loader(1, 0, False, False).tensors is data.client_datasets.source.dataset.tensors
 
 
 class Tensors(Blobs):
@@ -40,28 +40,28 @@ class Tensors(Blobs):
 
 @pytest.mark.parametrize(("settings", "there"), [({}, True), ({"drop_last": True}, False), ({"collate_fn": list}, False)])
 def test_only_what_is_indexed_is_placed(monkeypatch, settings, there):
-    monkeypatch.setattr("fl_lightning.data.holdings.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
     data = FederatedDataModule(Tensors(**settings), Consecutive())
     data.setup("fit")
     data.place(META)
-    loader = data.holdings.training_loader(1, 0, False, False)
+    loader = data.client_datasets.training_loader(1, 0, False, False)
     tensors = loader.tensors if there else loader.dataset.dataset.tensors
     assert tensors[0].device.type == ("meta" if there else "cpu")
     data.teardown("fit")
-    assert data.holdings._placed == (None, None)
+    assert data.client_datasets._placed == (None, None)
 
 
 def test_another_training_set_takes_its_own_place(monkeypatch):
     """As where a cache of features replaces images after the first were placed."""
-    monkeypatch.setattr("fl_lightning.data.holdings.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("fl_lightning.data.client_datasets.free_memory", lambda device: 2**30)
     data = FederatedDataModule(Blobs(), Consecutive())
     data.setup("fit")
     data.place(META)
     data.datamodule.train = torch.zeros(40, 4), torch.zeros(40, dtype=torch.int64)
     data.reload()
-    new = data.holdings.training_loader(1, 0, False, False).tensors[0]
+    new = data.client_datasets.training_loader(1, 0, False, False).tensors[0]
     assert new.device.type == "meta"
-    assert data.holdings.source.dataset.tensors[0].eq(0).all()
+    assert data.client_datasets.source.dataset.tensors[0].eq(0).all()
 
 
 def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):

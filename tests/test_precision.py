@@ -15,9 +15,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from fl_lightning import AdaFed, LocalTraining
-from fl_lightning.clients.local_training import resolve_precision
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.functional import ModelState
+from fl_lightning.settings.local_training import resolve_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

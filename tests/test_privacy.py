@@ -562,7 +562,7 @@ def test_two_optimizers_are_refused():
             half = list(self.parameters())
             return [torch.optim.SGD(half[:2], 0.1), torch.optim.SGD(half[2:], 0.1)]
 
-    from fl_lightning.clients.example_privacy import PrivateSteps
+    from fl_lightning.settings.example_privacy import PrivateSteps
 
     steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), SecretKey.draw())
     outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)

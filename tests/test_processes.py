@@ -21,7 +21,7 @@ from federations import same_bits, trainer
 from launching import SCRIPT, launch
 
 from fl_lightning import AtomicCheckpointIO
-from fl_lightning.callbacks.exchange import leave_at_exit
+from fl_lightning.collectives import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
 FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]

@@ -117,7 +117,7 @@ def test_workers_are_let_go_at_the_end():
     data = FederatedDataModule(LazyBlobs(2), Consecutive())
     before = set(multiprocessing.active_children())
     trainer(1, FederatedOrchestrator(local=LocalTraining())).fit(Plain(), data)
-    assert data.holdings._resident is not None
+    assert data.client_datasets._resident is not None
     assert set(multiprocessing.active_children()) <= before
 
 

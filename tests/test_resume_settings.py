@@ -54,10 +54,10 @@ from fl_lightning import (
     TopK,
     Yogi,
 )
-from fl_lightning.callbacks.resume_table import kind_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
+from fl_lightning.server.resume.table import kind_of
 
 SAVED = {"enable_checkpointing": True}
 
@@ -551,7 +551,7 @@ def test_the_table_has_every_argument():
 
 
 def test_the_table_has_nothing_else():
-    from fl_lightning.callbacks.resume_table import TABLE
+    from fl_lightning.server.resume.table import TABLE
 
     known = {(kind.__name__, name) for kind, name in settings_of_this_package()}
     for kind, row in TABLE.items():

@@ -21,8 +21,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
 from fl_lightning.callbacks import folder_lock
-from fl_lightning.callbacks.folder_lock import lock_folder
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
 
 EVALUATE = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]

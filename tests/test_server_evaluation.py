@@ -21,7 +21,7 @@ from fl_lightning import (
     ServerEvaluation,
     TensorLoader,
 )
-from fl_lightning.clients.evaluation import Measures
+from fl_lightning.clients.evaluators import Evaluators
 from fl_lightning.data.loaders import reduced
 
 
@@ -180,7 +180,7 @@ class Streamed(Blobs):
 
 def test_a_stream_can_be_the_servers_set():
     federate(Plain(), 1, data=Streamed(), strategy=AdaFed("val_acc"))
-    measures = Measures(FederatedDataModule(Streamed(), Consecutive()), "32-true", torch.device("cpu"), 1.0, False)
+    measures = Evaluators(FederatedDataModule(Streamed(), Consecutive()), "32-true", torch.device("cpu"), 1.0, False)
     assert measures.num_server_examples == 0
 
 

@@ -14,9 +14,9 @@ from federations import Plain, every_round, federate, same_bits, weights
 
 import fl_lightning
 from fl_lightning import ConfigurationError, LocalTraining, allocator, command
-from fl_lightning.callbacks.outer_trainer import set_threads
 from fl_lightning.cli import FederationCLI
 from fl_lightning.clients.engines.choice import Trial, attempt, choose
+from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.studies.commands import COMMANDS
 
 
@@ -186,7 +186,7 @@ def test_an_engine_that_refuses_is_left_out():
 
 def test_auto_says_what_it_chose_and_trains_the_same(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("fl_lightning.callbacks.cohort_training.rank_zero_info", said.append)
+    monkeypatch.setattr("fl_lightning.server.cohort_training.rank_zero_info", said.append)
     finals = []
     for engine in ("trainer", "auto"):
         torch.manual_seed(5)
@@ -220,7 +220,7 @@ def test_channels_last_is_the_same_within_rounding():
 
 def test_auto_compiles_only_what_is_stacked(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("fl_lightning.callbacks.cohort_training.rank_zero_info", said.append)
+    monkeypatch.setattr("fl_lightning.server.cohort_training.rank_zero_info", said.append)
     federate(Plain(), 1, local=LocalTraining(engine="auto", compile=True, max_steps=1, max_epochs=-1))
     assert "trainer " in said[0]
 

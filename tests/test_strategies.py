@@ -143,8 +143,8 @@ def test_fedloss_weighs_by_the_loss_at_home(exponent, dtype):
     data = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
     probe = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), client_validation=0.3)
     probe.setup("fit")
-    assert [len(part) for part in probe.division.validation] == [2, 6, 4]
-    world = World(dtype, [p.numpy() for p in probe.indices], [p.numpy() for p in probe.division.validation])
+    assert [len(part) for part in probe.splits.validation] == [2, 6, 4]
+    world = World(dtype, [p.numpy() for p in probe.indices], [p.numpy() for p in probe.splits.validation])
 
     def step(net, world, t):
         clients = clients_of(net, world)
@@ -164,10 +164,10 @@ class LossOf(FedLoss):
         super().__init__()
         self.losses = losses
 
-    def take_in(self, update, sums):
+    def accumulate(self, update, sums):
         from dataclasses import replace
 
-        return super().take_in(replace(update, local_score=self.losses[update.client]), sums)
+        return super().accumulate(replace(update, local_score=self.losses[update.client]), sums)
 
 
 def fit_with_losses(losses, rounds=1):

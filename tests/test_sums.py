@@ -161,7 +161,7 @@ def test_adafed_with_hopeless_scores_still_averages():
     states = torch.tensor([[0.1, -0.2, 0.3], [0.3, 0.4, -0.5]])
     for client, state in enumerate(states):
         update = ClientUpdate(client, 0, 10, 1, state=state, counters=torch.zeros(0, dtype=torch.int64), score=1e-4)
-        strategy.take_in(update, sums)
+        strategy.accumulate(update, sums)
     assert torch.allclose(strategy.aggregate(sums), states.double().mean(0), rtol=1e-9, atol=0)
 
 
@@ -174,7 +174,7 @@ def test_the_aggregate_lies_in_the_memory_of_the_sum():
     sums = Sums(grids={"state": grid_of([(4, 1.0)], 0, 10.0)})
     strategy = FedAvg()
     update = ClientUpdate(0, 0, 10, 1, state=torch.arange(4.0), counters=torch.zeros(0, dtype=torch.int64))
-    strategy.take_in(update, sums)
+    strategy.accumulate(update, sums)
     memory = next(sums.integers([sums.loads()])).data_ptr()
     aggregate = strategy.aggregate(sums)
     assert aggregate.data_ptr() == memory

@@ -18,8 +18,8 @@ from fl_lightning import (
     FedMedian,
     ShapleyValues,
 )
-from fl_lightning.callbacks.update_store import UpdateStore
 from fl_lightning.functional import robust
+from fl_lightning.server.update_store import UpdateStore
 
 
 def update(client: int, state: torch.Tensor) -> ClientUpdate:

@@ -28,7 +28,7 @@ from fl_lightning import (
     FedMedian,
     LocalTraining,
 )
-from fl_lightning.callbacks.update_store import UpdateStore
+from fl_lightning.server.update_store import UpdateStore
 
 
 def memory_of(kind: str) -> int:

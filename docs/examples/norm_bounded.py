@@ -34,7 +34,7 @@ class NormBounded(RunningStrategy):
         self.server_state = start.server_state.double()
         self.num_parameters = start.num_parameters
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add n_k times the bounded update; a client weighs n_k."""
         assert update.state is not None
         change = update.state.double() - self.server_state

@@ -1,6 +1,5 @@
-"""Lightning callbacks: the orchestrator, the hooks into its rounds, its bar, reports, and checkpoints never half there."""
+"""Lightning callbacks: the orchestrator, the hooks into its rounds, its progress bar, reports and checkpoints."""
 
-from fl_lightning.callbacks.checkpoint_io import AtomicCheckpointIO
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.failure_log import FailureLog
@@ -14,7 +13,6 @@ from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.callbacks.transfer_learning import TransferLearning
 
 __all__ = [
-    "AtomicCheckpointIO",
     "BestCheckpoint",
     "ClientTable",
     "FailureLog",

@@ -10,10 +10,10 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fl_lightning.callbacks.metric_names import refuse_unknown_metrics
 from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_mode import higher_is_better
+from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
 
 
 class _InTheRunsFolder(FindsLastCheckpoint):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fl_lightning.types import ClientFailure, ClientUpdate
@@ -35,11 +33,3 @@ class FederationCallback(Callback):
 
     def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
         """After the aggregated model was validated: its metrics are in ``trainer.callback_metrics``."""
-
-
-def announce(trainer: Trainer, hook: str, *args: Any) -> None:
-    """Call a hook of every callback of the Trainer that has it."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        method = getattr(callback, hook, None)
-        if method is not None:
-            method(trainer, trainer.lightning_module, *args)

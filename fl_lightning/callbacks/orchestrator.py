@@ -12,11 +12,25 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from fl_lightning.callbacks.assembly import assemble
-from fl_lightning.callbacks.checkpoint_io import lock_checkpoints, use_safe_checkpoints
-from fl_lightning.callbacks.checkpoint_trial import try_checkpoint
-from fl_lightning.callbacks.client_files import sweep_client_files
-from fl_lightning.callbacks.compatibility import (
+from fl_lightning.callbacks.progress import FederationProgressBar
+from fl_lightning.checkpoint_file import require_trusted
+from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.inner_trainer import without_advice
+from fl_lightning.collectives import forget_waiting, leave_at_exit, share_memory
+from fl_lightning.compat.lightning import continue_global_step
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.functional.recycling import give_back
+from fl_lightning.plugins.checkpoint_io import lock_checkpoints, use_safe_checkpoints
+from fl_lightning.reporting.rounds import movement
+from fl_lightning.reporting.wandb import plot_over_rounds
+from fl_lightning.routes.base import Route
+from fl_lightning.routes.server import ServerRoute
+from fl_lightning.server.announcements import announce
+from fl_lightning.server.assembly import assemble
+from fl_lightning.server.attack_schedule import AttackSchedule
+from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
+from fl_lightning.server.checks.compatibility import (
     check_cohort,
     check_faults,
     check_route,
@@ -25,37 +39,24 @@ from fl_lightning.callbacks.compatibility import (
     check_uplink,
     federated_data,
 )
-from fl_lightning.callbacks.exchange import forget_waiting, leave_at_exit, share_memory
-from fl_lightning.callbacks.hooks import announce
-from fl_lightning.callbacks.hostility import Hostility
-from fl_lightning.callbacks.interruption import tell_how_to_resume
-from fl_lightning.callbacks.metric_names import names_of, refuse_unknown_metrics
-from fl_lightning.callbacks.outer_trainer import adapt_losses, outside_precision, prepare_trainer, set_threads
-from fl_lightning.callbacks.privacy_checks import check_privacy
-from fl_lightning.callbacks.resume import Start, refuse_federations
-from fl_lightning.callbacks.round import FederationRound
-from fl_lightning.callbacks.round_log import log_round, tell_failures, write_matrices
-from fl_lightning.callbacks.round_result import RoundResult
-from fl_lightning.callbacks.run_state import RunState
-from fl_lightning.callbacks.takeover import Takeover
-from fl_lightning.checkpoint_file import require_trusted
-from fl_lightning.clients.attackers import Attackers
-from fl_lightning.clients.availability import Availability
-from fl_lightning.clients.client_copy import client_copy
-from fl_lightning.clients.client_evaluation import ClientEvaluation
-from fl_lightning.clients.faults import Faults
-from fl_lightning.clients.inner_trainer import without_advice
-from fl_lightning.clients.local_training import LocalTraining, refuse_outer_flags
-from fl_lightning.clients.secure_aggregation import SecureAggregation
-from fl_lightning.clients.server_evaluation import ServerEvaluation
-from fl_lightning.compat.lightning import continue_global_step
-from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.recycling import give_back
-from fl_lightning.reporting.rounds import movement
-from fl_lightning.reporting.wandb import plot_over_rounds
-from fl_lightning.routes.base import Route
-from fl_lightning.routes.server import ServerRoute
+from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
+from fl_lightning.server.checks.privacy import check_privacy
+from fl_lightning.server.client_files import sweep_client_files
+from fl_lightning.server.interruption import tell_how_to_resume
+from fl_lightning.server.outer_trainer import adapt_losses, outside_precision, prepare_trainer, set_threads
+from fl_lightning.server.resume.start import Start, refuse_federations
+from fl_lightning.server.round import FederationRound
+from fl_lightning.server.round_log import log_round, tell_failures, write_matrices
+from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.run_state import RunState
+from fl_lightning.server.takeover import Takeover
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.settings.availability import Availability
+from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
+from fl_lightning.settings.secure_aggregation import SecureAggregation
+from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
@@ -160,10 +161,10 @@ class FederatedOrchestrator(Callback):
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
-        self._hostility = Hostility(self.attackers, data, self.seed, trainer)
+        self._hostility = AttackSchedule(self.attackers, data, self.seed, trainer)
         self._cleanup.callback(self._hostility.end)
         self._cleanup.enter_context(without_advice())
-        prepare_trainer(trainer, self._cleanup)
+        prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
@@ -223,7 +224,7 @@ class FederatedOrchestrator(Callback):
     def _train_round(self, trainer: Trainer, module: LightningModule) -> list[tuple[int, int, int, int]]:
         begun = time.perf_counter()
         round_idx = trainer.current_epoch
-        outdated = self._federation.look_again()
+        outdated = self._federation.refresh_frozen()
         self._evaluator.begin_round(round_idx)
         if round_idx == 0:
             self._run.memory.forget()

@@ -70,8 +70,8 @@ class PartitionReport(Callback):
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """Summarize what each client holds, after ``setup('fit')``; by true labels, not those of attackers."""
-    division = data.division
-    dataset: Any = data.holdings.source.dataset
+    division = data.splits
+    dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset

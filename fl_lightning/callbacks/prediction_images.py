@@ -60,11 +60,11 @@ class PredictionImages(Callback):
         self._keep(trainer, batch, batch_idx + dataloader_idx)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, on the first rank."""
+        """RoundPlan, on the first rank."""
         self._show(trainer, pl_module, "val_predictions", max(0, trainer.current_epoch - 1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, on the first rank."""
+        """RoundPlan, on the first rank."""
         self._show(trainer, pl_module, "test_predictions", trainer.current_epoch)
 
     def _keep(self, trainer: Trainer, batch: Any, position: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from fl_lightning.callbacks.exchange import gather_or_raise
+from fl_lightning.collectives import gather_or_raise
 from fl_lightning.errors import ConfigurationError
 
 _NAME = re.compile(r"predictions(?:-(\d+))?-rank\d+\.pt")

@@ -30,6 +30,9 @@ class TransferLearning(Callback):
         ConfigurationError: for a value outside its range, and at the start of ``fit`` for a part that does not exist.
     """
 
+    changes_training = True
+    """A resumed run compares its settings."""
+
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
         require(not isinstance(parts, str) and len(parts) > 0, "parts", "a list of names of submodules", parts)
         require(freeze_after >= 0, "freeze_after", "0 or above", freeze_after)

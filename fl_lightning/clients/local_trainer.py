@@ -14,15 +14,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.clients.engines.choice import Trial, attempt
-from fl_lightning.clients.engines.fabric import FabricEngine
+from fl_lightning.clients.engines.fabric.engine import FabricEngine
 from fl_lightning.clients.engines.options import EngineOptions
-from fl_lightning.clients.engines.stacked import StackedEngine
-from fl_lightning.clients.engines.stacked_fit import Assignment
+from fl_lightning.clients.engines.stacked.engine import StackedEngine
+from fl_lightning.clients.engines.stacked.fit import Assignment
 from fl_lightning.clients.engines.trainer import TrainerEngine
-from fl_lightning.clients.example_privacy import PrivateSteps
-from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.clients.partial_work import PartialWork
+from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import Turn
 from fl_lightning.data.federated import FederatedDataModule
@@ -31,6 +29,8 @@ from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.local_steps import control_change, control_correction
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.seeding import derive_seed, isolated_rng
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.partial_work import PartialWork
 from fl_lightning.types import ClientUpdate, Snapshot
 
 _TRIAL_CLIENTS, _TRIAL_STEPS = 3, 10
@@ -252,7 +252,7 @@ class LocalTrainer:
             shuffle = derive_seed(*key, "shuffle")
             private, full_batch, poisson = self._session.private, self.local.full_batch, None
             if private is not None:
-                poisson = private.begin(data.holdings, full_batch, round_idx, turn.client, turn.period)
+                poisson = private.begin(data.client_datasets, full_batch, round_idx, turn.client, turn.period)
             examples = data.client(turn.client, shuffle, full_batch, self._drop_single, poisson)
             return self._engine.fit(self.module, examples, turn.epochs)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from fl_lightning.clients.example_privacy import PrivateSteps
+from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.sgd_rules import describe, follow, plain, require_plain_sgd, sgd_settings
 from fl_lightning.compat.torch import chained_schedules, overflowed, unscales_in_step
 from fl_lightning.errors import ClientError

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.checkpoint_file import LoadsSafely
-from fl_lightning.data.division import Division, check_shares, divide, splitter
+from fl_lightning.data.client_datasets import ClientDatasets, Part
+from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
-from fl_lightning.data.holdings import Holdings, Part
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.poisson_loader import PoissonBatches
@@ -80,7 +80,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.client_validation, self.client_test = client_validation, client_test
         self.server_set, self.memory_limit = server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
-        self._holdings: Holdings | None = None
+        self._client_datasets: ClientDatasets | None = None
         self._serves_rounds, self._large_batch = False, 0
         self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
@@ -99,25 +99,25 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     # ---------------------------------------------------------------- contents
 
     @property
-    def holdings(self) -> Holdings:
+    def client_datasets(self) -> ClientDatasets:
         """Return the clients' data, after ``setup('fit')``."""
-        assert self._holdings is not None
-        return self._holdings
+        assert self._client_datasets is not None
+        return self._client_datasets
 
     @property
-    def division(self) -> Division:
+    def splits(self) -> ClientSplits:
         """Return the division of the examples over clients, after ``setup('fit')``."""
-        return self.holdings.division
+        return self.client_datasets.splits
 
     @property
     def indices(self) -> Partition:
         """Return the clients' training examples."""
-        return self.division.training
+        return self.splits.training
 
     @property
     def labels(self) -> Tensor | None:
         """Return the class of each example of the training set, int64, shape (n,), if labels have been read."""
-        return None if self._holdings is None else self._holdings.labels
+        return None if self._client_datasets is None else self._client_datasets.labels
 
     @property
     def origin(self) -> str:
@@ -164,11 +164,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             self.datamodule.setup("fit")
         if stage == "fit" or self.server_set == "clients":
             source = training_loader(self.datamodule)
-            if self._holdings is None:
-                self._holdings = self._hold(source)
-            self._holdings.source = source
+            if self._client_datasets is None:
+                self._client_datasets = self._hold(source)
+            self._client_datasets.source = source
 
-    def _hold(self, source: DataLoader[Any]) -> Holdings:
+    def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset
         partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
         read = partitioner.needs_labels or self.public_share > 0
@@ -180,16 +180,16 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(len(dataset), splitter(partitioner, dataset, labels), known, shares, self.public_share, seed)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
-        return Holdings(division, source, known, noise, self.rebalancing)
+        return ClientDatasets(division, source, known, noise, self.rebalancing)
 
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors on the clients' device, if they fit; call it after ``setup('fit')``."""
         self._device = device
-        self.holdings.place(device, self.memory_limit)
+        self.client_datasets.place(device, self.memory_limit)
 
     def reload(self) -> None:
         """Take the datamodule's training set again: the same examples in another form."""
-        self.holdings.source = training_loader(self.datamodule)
+        self.client_datasets.source = training_loader(self.datamodule)
         if self._device is not None:
             self.place(self._device)
 
@@ -199,13 +199,13 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         Raises:
             DataError: if the training set does not have labels.
         """
-        return self.holdings.label_counts()
+        return self.client_datasets.label_counts()
 
     def mislabel(
         self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
     ) -> None:
-        """Falsify clients' labels from now on; see :meth:`Holdings.mislabel`."""
-        self.holdings.mislabel(attacks, seed, backdoors)
+        """Falsify clients' labels from now on; see :meth:`ClientDatasets.mislabel`."""
+        self.client_datasets.mislabel(attacks, seed, backdoors)
 
     # ---------------------------------------------------------------- loaders
 
@@ -219,14 +219,14 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             seed: determines the order of its examples, and which of them are repeated.
             full_batch: whether to put all examples into one batch.
             drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
-            poisson: the batches of Poisson sampling, if used; see :meth:`Holdings.poisson_batches`.
+            poisson: the batches of Poisson sampling, if used; see :meth:`ClientDatasets.poisson_batches`.
         """
-        loader = self.holdings.training_loader(client, seed, full_batch, drop_single, poisson)
+        loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""
-        loader = self.holdings.evaluation_loader(client, part, self._evaluation_batch_size())
+        loader = self.client_datasets.evaluation_loader(client, part, self._evaluation_batch_size())
         return EvaluationView(self.datamodule, loader)
 
     def _evaluation_batch_size(self) -> int:
@@ -234,14 +234,14 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         if not self._large_batch:
             has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
             loaders = self.datamodule.val_dataloader() if has_own else None
-            own = self.holdings.source.batch_size or 1
+            own = self.client_datasets.source.batch_size or 1
             asked = getattr(loaders, "batch_size", None) or getattr(self.datamodule, "eval_batch_size", None)
             self._large_batch = max(own, int(asked or own))
         return self._large_batch
 
     def _server_loader(self, name: str) -> Any:
         if self.server_set == "clients" and name != "predict_dataloader":
-            return self.holdings.union_loader("test", self._evaluation_batch_size())
+            return self.client_datasets.union_loader("test", self._evaluation_batch_size())
         return getattr(self.datamodule, name)()
 
     def server_view(
@@ -259,8 +259,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Return one round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
-        dataset, union = self.holdings.union("training")
-        return client_loader(self.holdings.source, union, None, self._rank[1] == 1, dataset)
+        dataset, union = self.client_datasets.union("training")
+        return client_loader(self.client_datasets.source, union, None, self._rank[1] == 1, dataset)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""
@@ -276,14 +276,14 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Let the user's datamodule clean up, and stop the workers."""
-        if self._holdings is not None:
-            self._holdings.release()
+        if self._client_datasets is not None:
+            self._client_datasets.release()
         self.datamodule.teardown(stage)
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the user's datamodule clean up after an error, and stop the workers."""
-        if self._holdings is not None:
-            self._holdings.release()
+        if self._client_datasets is not None:
+            self._client_datasets.release()
         self.datamodule.on_exception(exception)
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         return related_weights(self.num_clients, self.groups, self.features, self.spread, draw)
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """Draw the training set and the server's set."""
+        """RoundPlan the training set and the server's set."""
         least, most = self.examples
         sizes = torch.randint(least, most + 1, (self.num_clients,), generator=generator(self.seed, "sizes"))
         everyone = torch.arange(self.num_clients)

@@ -34,7 +34,7 @@ _TOO_LARGE = (
 )
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on the CPU if its device does not support float64 (Apple's GPUs)."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fl_lightning.errors import DataError
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 
 
 def nearest_centroids(points: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,12 +37,12 @@ def cluster_sums(points: Tensor, nearest: Tensor, num_clusters: int) -> tuple[Te
     Returns:
         Sums, float64, shape (K, D), and counts, float64, shape (K,).
     """
-    members = wide(F.one_hot(nearest, num_clusters))  # as a product: bitwise reproducible, also on a GPU
-    return members.T @ wide(points), members.sum(dim=0)
+    members = to_float64(F.one_hot(nearest, num_clusters))  # as a product: bitwise reproducible, also on a GPU
+    return members.T @ to_float64(points), members.sum(dim=0)
 
 
 def kmeans_plus_plus(points: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """Draw the first centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
+    """RoundPlan the first centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
 
     The first centroid is a random point. Each further one is a point drawn with a probability proportional to its squared
     distance from the nearest centroid so far.
@@ -58,7 +58,7 @@ def kmeans_plus_plus(points: Tensor, num_clusters: int, generator: torch.Generat
     Raises:
         DataError: if fewer than K of the points differ.
     """
-    points = wide(points.cpu())
+    points = to_float64(points.cpu())
     chosen = [int(torch.randint(len(points), (1,), generator=generator))]
     squared = (points - points[chosen[0]]).square().sum(dim=1)
     while len(chosen) < num_clusters:

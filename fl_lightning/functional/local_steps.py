@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.recycling import large_empty
 
 _BLOCK = 2**15
@@ -70,7 +70,7 @@ def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates:
     sizes = [tensor.numel() for tensor in start]
     for before, *others in zip(start, *(torch.split(v, sizes) for v in (change, control, end)), strict=True):
         for w, own, c, y in zip(*(torch.split(v, _BLOCK) for v in (before.reshape(-1), *others)), strict=True):
-            difference = wide(w.to(y.device)) - y
+            difference = to_float64(w.to(y.device)) - y
             own.copy_(difference.div_(rates).sub_(c.to(difference.device)))
     return change
 

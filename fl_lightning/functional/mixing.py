@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 
 
 def star_matrix(accuracy: Tensor) -> Tensor:
@@ -39,5 +39,5 @@ def mix(states: Tensor, matrix: Tensor) -> Tensor:
     Returns:
         The mixtures, computed in float64 and returned in the states' dtype, shape (K, d).
     """
-    exact = wide(states)
+    exact = to_float64(states)
     return (matrix.to(exact) @ exact).to(states)

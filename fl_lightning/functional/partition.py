@@ -108,7 +108,7 @@ def require_enough(num_examples: int, num_clients: int, each: int = 1) -> None:
 
 
 def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: torch.Generator) -> Partition:
-    """Draw exactly ``counts[k][c]`` examples of class c for client k, without replacement.
+    """RoundPlan exactly ``counts[k][c]`` examples of class c for client k, without replacement.
 
     Args:
         labels: the class of each example, int64, shape (n,).

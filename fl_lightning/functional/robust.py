@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 
 _PIECE = 2**24
 """The number of elements processed at once, of all models together."""
@@ -47,7 +47,7 @@ def coordinatewise(states: Sequence[Tensor], rule: Callable[[Tensor], Tensor]) -
     # In pieces, because sorting makes an index of 8 bytes for each number. The result is allocated before them: long-lived
     # memory between large pieces would leave holes that no other piece fits into.
     size, total = max(1, _PIECE // len(states)), states[0].numel()
-    result = torch.empty(total, dtype=torch.float64, device=wide(states[0][:0]).device)
+    result = torch.empty(total, dtype=torch.float64, device=to_float64(states[0][:0]).device)
     for begin in range(0, total, size):
         piece = torch.stack([state[begin : begin + size] for state in states])
         result[begin : begin + size] = rule(piece.sort(dim=0).values)
@@ -64,8 +64,8 @@ def inner_products(states: Sequence[Tensor], center: Tensor) -> Tensor:
     size = max(1, _PIECE // len(states))
     products = torch.zeros(len(states), len(states), dtype=torch.float64)
     for begin in range(0, center.numel(), size):
-        middle = wide(center[begin : begin + size])
-        updates = torch.stack([wide(state[begin : begin + size]) - middle for state in states])
+        middle = to_float64(center[begin : begin + size])
+        updates = torch.stack([to_float64(state[begin : begin + size]) - middle for state in states])
         products += (updates @ updates.T).cpu()
     return products
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.errors import require
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 
 
 class DiagnosticOddsRatio(Metric):
@@ -41,7 +41,7 @@ class DiagnosticOddsRatio(Metric):
 
     def compute(self) -> Tensor:
         """Return the mean ratio, a scalar, > 0."""
-        counts = wide(self.confusion)
+        counts = to_float64(self.confusion)
         right = counts.diagonal()
         missed, false = counts.sum(dim=1) - right, counts.sum(dim=0) - right
         rest = counts.sum() - right - missed - false

@@ -68,7 +68,7 @@ def require_examples(num_examples: int) -> None:
 
 
 def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) -> Partition:
-    """Draw a partition, and redraw it at most ten times, until every client has at least ``min_examples``.
+    """RoundPlan a partition, and redraw it at most ten times, until every client has at least ``min_examples``.
 
     Raises:
         DataError: if the last draw still has a smaller client; the message names the settings to change.

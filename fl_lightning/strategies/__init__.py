@@ -1,7 +1,7 @@
 """Provide strategies: how the server combines the clients' updates."""
 
 from fl_lightning.strategies.adafed import AdaFed
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy, WeightedAverage, Worth
+from fl_lightning.strategies.base import JointStrategy, ModelScorer, RunningStrategy, Strategy, WeightedAverage
 from fl_lightning.strategies.cosine_filter import CosineFilter
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.fedavgm import FedAvgM
@@ -35,11 +35,11 @@ __all__ = [
     "JointStrategy",
     "Krum",
     "LastClient",
+    "ModelScorer",
     "RunningStrategy",
     "Scaffold",
     "ShapleyValues",
     "Strategy",
     "TrimmedMean",
     "WeightedAverage",
-    "Worth",
 ]

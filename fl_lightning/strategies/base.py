@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.types import ClientUpdate, RoundStart
 
 ModelGrid = Callable[[float | None], Grid | None]
 
 
-class Worth(Protocol):
+class ModelScorer(Protocol):
     """Score models on the server's set, distributed over the ranks."""
 
     def __call__(self, models: Sequence[Callable[[], Tensor]]) -> list[float]:
@@ -85,7 +86,7 @@ class Strategy:
 class RunningStrategy(Strategy, ABC):
     """Combine updates through running sums, without keeping the updates.
 
-    A round calls :meth:`take_in` for each update on the rank that trained it, in any order, adds the ranks' sums, and
+    A round calls :meth:`accumulate` for each update on the rank that trained it, in any order, adds the ranks' sums, and
     calls :meth:`aggregate` on every rank with the total. The sums are exact, so the result does not depend on the order
     or the number of ranks.
     """
@@ -118,8 +119,15 @@ class RunningStrategy(Strategy, ABC):
         models = model_grid(largest)
         return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
 
+    def __init_subclass__(cls) -> None:
+        """Accept the name that :meth:`accumulate` had until version 0.2, with a warning."""
+        super().__init_subclass__()
+        if "take_in" in vars(cls):
+            warnings.warn(f"'{cls.__name__}.take_in' is now called 'accumulate'. Rename it.", FutureWarning, stacklevel=2)
+            cls.accumulate = vars(cls)["take_in"]  # type: ignore[method-assign]
+
     @abstractmethod
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add one update to the round's sums.
 
         Args:
@@ -141,18 +149,18 @@ class JointStrategy(Strategy, ABC):
     Every rank receives every client's state: m * d numbers.
 
     Attributes:
-        worth_metric: the metric that ``worth`` of :meth:`combine` measures, as ``metric``; None if ``worth`` is not called.
+        worth_metric: the metric that ``scorer`` of :meth:`combine` measures, as ``metric``; None if it is not called.
     """
 
     worth_metric: str | Metric | None = None
 
     @abstractmethod
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Combine the updates. Called once per round on every rank, with the same updates.
 
         Args:
             updates: the updates with their states, in the order of clients.
-            worth: scores models on the server's set, distributed over the ranks. Every rank must make the same calls.
+            scorer: scores models on the server's set, distributed over the ranks. Every rank must make the same calls.
 
         Returns:
             The new state, float64, shape (d,), and the weight p_k of each update for the log.
@@ -173,8 +181,8 @@ class WeightedAverage(RunningStrategy):
     def weight(self, update: ClientUpdate) -> float:
         """Return the unnormalised weight p_k of one update, finite and >= 0."""
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add ``p_k * w_k`` and ``p_k``; see :meth:`RunningStrategy.take_in`.
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add ``p_k * w_k`` and ``p_k``; see :meth:`RunningStrategy.accumulate`.
 
         Raises:
             ClientError: if the weight is negative or not finite.
@@ -214,6 +222,6 @@ def average(updates: Sequence[ClientUpdate], weights: Sequence[float]) -> Tensor
         assert update.state is not None
         if share == 0:
             continue
-        result = wide(update.state) * share if result is None else result.add_(wide(update.state), alpha=share)
+        result = to_float64(update.state) * share if result is None else result.add_(to_float64(update.state), alpha=share)
     assert result is not None
     return result

@@ -54,8 +54,8 @@ class FedLoss(WeightedAverage):
         assert update.local_score is not None
         return float(update.local_score * update.num_examples**self.examples)
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add an update; see :meth:`WeightedAverage.take_in`. Warn about and reject a non-finite update or loss."""
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add an update; see :meth:`WeightedAverage.accumulate`. Warn about and reject a non-finite update or loss."""
         assert update.local_score is not None
         assert update.state is not None
         why = "" if is_finite(update.state) else "its weights are not finite"
@@ -64,7 +64,7 @@ class FedLoss(WeightedAverage):
             who = f"the update of client {update.client} in round {update.round_idx}"
             warnings.warn(f"FedLoss rejects {who}: {why}.", stacklevel=2)
             return 0.0
-        return super().take_in(update, sums)
+        return super().accumulate(update, sums)
 
     def aggregate(self, sums: Sums) -> Tensor:
         """Return the average; see :meth:`WeightedAverage.aggregate`.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.robust import coordinatewise
-from fl_lightning.strategies.base import JointStrategy, Worth
+from fl_lightning.strategies.base import JointStrategy, ModelScorer
 from fl_lightning.strategies.broken import warn_of_broken
 from fl_lightning.types import ClientUpdate
 
@@ -24,7 +24,7 @@ class FedMedian(JointStrategy):
 
     tolerates_broken = True
 
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the median; see :meth:`JointStrategy.combine`. Every client weighs 1.
 
         Raises:
@@ -41,4 +41,4 @@ class FedMedian(JointStrategy):
 
 
 def _median(ordered: Tensor) -> Tensor:
-    return (wide(ordered[(len(ordered) - 1) // 2]) + wide(ordered[len(ordered) // 2])) / 2
+    return (to_float64(ordered[(len(ordered) - 1) // 2]) + to_float64(ordered[len(ordered) // 2])) / 2

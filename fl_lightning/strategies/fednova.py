@@ -26,8 +26,8 @@ class FedNova(RunningStrategy):
         """Keep w_t."""
         self._start = start
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add an update; see :meth:`RunningStrategy.take_in`.
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add an update; see :meth:`RunningStrategy.accumulate`.
 
         Raises:
             ConfigurationError: if FedNova has no rule for the client's optimizer.

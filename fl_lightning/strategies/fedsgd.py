@@ -21,8 +21,8 @@ class FedSGD(FedAvg):
     def __init__(self) -> None:
         super().__init__("examples")
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add an update; see :meth:`RunningStrategy.take_in`.
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add an update; see :meth:`RunningStrategy.accumulate`.
 
         Raises:
             ConfigurationError: if the client did not take exactly one step, or used an optimizer other than SGD.
@@ -37,4 +37,4 @@ class FedSGD(FedAvg):
                 f"FedSGD averages one gradient per client, but client {update.client} took {update.num_steps} steps. Set "
                 "'federation.local.full_batch' to true and 'federation.local.max_epochs' to 1, or use FedAvg."
             )
-        return super().take_in(update, sums)
+        return super().accumulate(update, sums)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.robust import inner_products
-from fl_lightning.strategies.base import JointStrategy, Worth, average
+from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
 from fl_lightning.types import ClientUpdate, RoundStart
 
 
@@ -29,7 +29,7 @@ class FilteringStrategy(JointStrategy, ABC):
             examples: n_k, float64, shape (m,).
         """
 
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the weighted average; see :meth:`JointStrategy.combine`."""
         size = self._center.numel()
         states = [update.state[:size] for update in updates if update.state is not None]

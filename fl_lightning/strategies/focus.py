@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.strategies.base import JointStrategy, Worth, average
+from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
 from fl_lightning.types import ClientUpdate
 
 
@@ -38,7 +38,7 @@ class Focus(JointStrategy):
         self.loss = self.metric = self.global_metric = loss
         self.temperature = temperature
 
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the weighted average; see :meth:`JointStrategy.combine`.
 
         Raises:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
@@ -51,8 +51,8 @@ class FederatedKMeans(RunningStrategy):
             raise _foreign(f"this one has {parameters} parameters and {counts} numbers in averaged buffers")
         self._start = start
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add ``n_kj c_kj`` and ``n_kj``; see :meth:`RunningStrategy.take_in`.
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add ``n_kj c_kj`` and ``n_kj``; see :meth:`RunningStrategy.accumulate`.
 
         Returns:
             The client's number of examples.
@@ -91,8 +91,8 @@ class FederatedKMeans(RunningStrategy):
 
 def _parts(state: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
     """Split a state into centroids, shape (K, D), and counts, shape (K,), both float64."""
-    counts = wide(state[num_parameters:])
-    return wide(state[:num_parameters]).view(counts.numel(), -1), counts
+    counts = to_float64(state[num_parameters:])
+    return to_float64(state[:num_parameters]).view(counts.numel(), -1), counts
 
 
 def _foreign(came: str) -> ConfigurationError:

@@ -28,15 +28,15 @@ class LastClient(RunningStrategy):
         self.seed = seed
 
     def start_round(self, start: RoundStart) -> None:
-        """Draw the last client."""
+        """RoundPlan the last client."""
         self._last = start.cohort[derive_seed(self.seed, start.round_idx, "last") % len(start.cohort)]
 
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return the last client's weight, 1."""
         return 1.0
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add the last client's update; see :meth:`RunningStrategy.take_in`."""
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add the last client's update; see :meth:`RunningStrategy.accumulate`."""
         assert update.state is not None
         if update.client != self._last:
             return 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import magnitude, wide
+from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.strategies.base import ModelGrid, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -34,7 +34,7 @@ class Scaffold(RunningStrategy):
     def start_round(self, start: RoundStart) -> None:
         """Set c to 0 in the first round."""
         self._num_clients = start.num_clients
-        device = wide(start.server_state[:0]).device
+        device = to_float64(start.server_state[:0]).device
         if self._control is None:
             self._control = torch.zeros(start.num_parameters, dtype=torch.float64, device=device)
         self._control = self._control.to(device)
@@ -58,8 +58,8 @@ class Scaffold(RunningStrategy):
         control = {"control": Grid(((len(self._control), _ROOM * size),), 1.0)} if self._control is not None and size else {}
         return super().grids(examples, model_grid) | control
 
-    def take_in(self, update: ClientUpdate, sums: Sums) -> float:
-        """Add an update; see :meth:`RunningStrategy.take_in`. Every client of the cohort weighs 1."""
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add an update; see :meth:`RunningStrategy.accumulate`. Every client of the cohort weighs 1."""
         assert update.state is not None
         assert update.control is not None
         sums.add("state", update.state)

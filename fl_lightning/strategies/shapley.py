@@ -13,7 +13,7 @@ from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.shapley import Coalition, exact_shapley, monte_carlo_shapley
-from fl_lightning.strategies.base import JointStrategy, Worth, average
+from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
 from fl_lightning.types import ClientUpdate, RoundStart
 
 
@@ -65,7 +65,7 @@ class ShapleyValues(JointStrategy):
         self._start = start
         self._evaluations = 0
 
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the weighted average; see :meth:`JointStrategy.combine`."""
         players = [update.client for update in updates]
         by_client = {update.client: update for update in updates}
@@ -73,7 +73,7 @@ class ShapleyValues(JointStrategy):
 
         def ask(coalitions: Sequence[Coalition]) -> list[float]:
             self._evaluations += len(coalitions)
-            return [sign * value for value in worth([self._model(by_client, coalition) for coalition in coalitions])]
+            return [sign * value for value in scorer([self._model(by_client, coalition) for coalition in coalitions])]
 
         if len(players) <= self.exact_up_to:
             values = exact_shapley(players, ask)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.functional.exact_sum import wide
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.robust import check_attackers, coordinatewise, expected_attackers
-from fl_lightning.strategies.base import JointStrategy, Worth
+from fl_lightning.strategies.base import JointStrategy, ModelScorer
 from fl_lightning.strategies.broken import warn_of_broken
 from fl_lightning.types import ClientUpdate
 
@@ -30,7 +30,7 @@ class TrimmedMean(JointStrategy):
         check_attackers(attackers)
         self.attackers = attackers
 
-    def combine(self, updates: Sequence[ClientUpdate], worth: Worth) -> tuple[Tensor, list[float]]:
+    def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:
         """Return the trimmed mean; see :meth:`JointStrategy.combine`. Every client weighs 1.
 
         Raises:
@@ -45,7 +45,7 @@ class TrimmedMean(JointStrategy):
                 "'federation.strategy.attackers', or raise 'federation.clients_per_round'."
             )
         states = [update.state for update in updates if update.state is not None]
-        mean = coordinatewise(states, lambda ordered: wide(ordered[trim : trim + left]).mean(dim=0))
+        mean = coordinatewise(states, lambda ordered: to_float64(ordered[trim : trim + left]).mean(dim=0))
         if not bool(torch.isfinite(mean).all()):
             raise ClientError(
                 f"The trimmed mean of {len(updates)} models is not finite: more than {trim} have diverged. Lower the clients' "

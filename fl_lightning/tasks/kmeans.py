@@ -116,7 +116,7 @@ class KMeansTask(LoadsSafely, LightningModule):
                 "'trainer.devices' to 1."
             )
         if hasattr(data, "division"):
-            training = data.division.training.order.numel() + data.division.public.numel()
+            training = data.splits.training.order.numel() + data.splits.public.numel()
             wanted = f"at most the clients' {training} training examples"
             require(self.num_clusters <= training, "model.num_clusters", wanted, self.num_clusters)
         if not self.started:

@@ -14,9 +14,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.settings.local_training import LocalTraining
 
 _SETTABLE = ("should_stop",)
 """What a callback may change of a running fit."""

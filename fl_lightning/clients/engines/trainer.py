@@ -9,8 +9,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
-from fl_lightning.clients.local_training import LocalTraining
 from fl_lightning.clients.session import ClientSession, scalar_metrics
+from fl_lightning.settings.local_training import LocalTraining
 
 
 class TrainerEngine:

@@ -1,0 +1,1 @@
+"""The engine ``fabric``: a lean loop on Lightning Fabric."""

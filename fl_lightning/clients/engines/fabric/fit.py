@@ -1,0 +1,201 @@
+"""The loop of the engine ``fabric``: one client's fit without a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fl_lightning.clients.engines.client_run import ClientRun
+from fl_lightning.clients.engines.fabric.hooks import ClientHooks
+from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch
+from fl_lightning.clients.engines.log_recorder import LogRecorder
+from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.compat.lightning import seed_workers
+from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.settings.local_training import LocalTraining
+
+
+class ClientFit:
+    """Run clients' fits: the steps of a Trainer's, in its order, without the parts that are not used.
+
+    Args:
+        module: the clients' copy of the user's module.
+        callbacks: of the fits.
+        local: the settings of the local training.
+        precision: Fabric's plugin.
+        device: where the clients train.
+        fast: one batch only.
+        logger: whether the module finds a (silent) logger.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        callbacks: Sequence[Callback],
+        local: LocalTraining,
+        precision: Any,
+        device: torch.device,
+        fast: bool,
+        logger: bool,
+    ) -> None:
+        self.module, self._callbacks, self._local, self._precision = module, list(callbacks), local, precision
+        self._device, self._fast, self._logger = device, fast, logger
+        self._hooks = ClientHooks(module, callbacks)
+        self._optimizer = ClientOptimizer(module, local, precision, self._hooks)
+        self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._prepares = is_overridden("prepare_data", module)
+        self._plain = device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
+
+    def fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+        """Train a client.
+
+        Args:
+            data: its examples.
+            max_epochs: local epochs; -1 for no limit.
+
+        Returns:
+            The optimizer's steps and what the module logged.
+        """
+        module, attributes = self.module, vars(self.module)
+        self.run = ClientRun("fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger)
+        self.recorder = LogRecorder(self._device)
+        self.run.note(max_epochs=max_epochs, callback_metrics=self.recorder.metrics)
+        self._data, self._max_epochs = data, max_epochs
+        self._hooks.begin(self.run, self.recorder)
+        stand_in: Any = self.run
+        module.trainer = data.trainer = stand_in
+        attributes["log"] = self.recorder.log
+        data.setup("fit")
+        try:
+            self._run_all()
+        except BaseException as error:
+            self._hooks.hear_of(error)
+            raise
+        finally:
+            del attributes["log"]
+            data.teardown("fit")
+        return self.run.global_step, scalar_metrics(self.run.callback_metrics)
+
+    def _run_all(self) -> None:
+        """Everything from set-up to teardown, in the order of a Trainer."""
+        module, run = self.module, self.run
+        if self._prepares:
+            module.prepare_data()
+        self._hooks.set_up()
+        self._precision.convert_module(module)
+        if any(parameter.device != self._device for parameter in module.parameters()):
+            module.to(self._device)
+        self._transfers = transfer_hooks(module, self._data)
+        self._in_place = self._plain and not self._transfers
+        self._optimizer.begin()
+        self._hooks.call("on_fit_start")
+        module.zero_grad()
+        loader = self._data.train_dataloader()
+        if isinstance(loader, DataLoader):
+            seed_workers(loader, 0)  # where seed_everything(workers=True) asked for it
+        run.note(train_dataloader=loader, num_training_batches=batches_per_epoch(len(loader), self._local, self._fast))
+        if run.num_training_batches:
+            torch.set_grad_enabled(True)
+            self._hooks.call("on_train_start")
+            while not self._done():
+                self._epoch(loader)
+            self._hooks.call("on_train_end")
+        self._hooks.call("on_fit_end")
+        self._hooks.tear_down()
+
+    def _steps_done(self) -> bool:
+        return bool(0 <= self._local.max_steps <= self.run.global_step)
+
+    def _done(self) -> bool:
+        epochs_done = self._max_epochs != -1 and self.run.current_epoch >= self._max_epochs
+        return self._steps_done() or epochs_done or bool(self.run.should_stop)
+
+    def _epoch(self, loader: Any) -> None:
+        run, recorder, last = self.run, self.recorder, self.run.num_training_batches
+        self._hooks.call("on_train_epoch_start")
+        complete = False
+        for batch_idx, raw in enumerate(loader):
+            complete = batch_idx + 1 >= last
+            run.note(is_last_batch=complete)
+            batch = self._transferred(raw)
+            recorder.batch = batch
+            skips = batch is not None and self._hooks.call("on_train_batch_start", batch, batch_idx) == -1
+            complete = complete or skips  # the rest of the epoch
+            steps = complete or (batch_idx + 1) % self._local.accumulate_grad_batches == 0
+            outputs = None if skips or batch is None else self._batch(batch, batch_idx, steps)
+            if steps:
+                self._optimizer.schedule("step", batch_idx, False)
+            if complete:
+                self._optimizer.schedule("epoch", run.current_epoch, False)
+            if skips:
+                break
+            self._hooks.call("on_train_batch_end", outputs, batch, batch_idx)
+            recorder.batch = None
+            if steps:
+                self._optimizer.schedule("step", batch_idx, True)
+            if complete or self._steps_done() or run.should_stop:
+                break
+        recorder.batch = None
+        recorder.compute()
+        self._hooks.call("on_train_epoch_end")
+        recorder.compute()
+        if complete:
+            self._optimizer.schedule("epoch", run.current_epoch, True)
+        recorder.reset()
+        run.note(_epoch=run.current_epoch + 1)
+
+    def _transferred(self, batch: Any) -> Any:
+        if self._in_place:
+            return batch
+        batch = self._precision.convert_input(batch)
+        before, move, after = (self._transfers.get(name) for name in TRANSFER_HOOKS)
+        batch = before(batch, 0) if before else batch
+        batch = move(batch, self._device, 0) if move else move_data_to_device(batch, self._device)
+        return after(batch, 0) if after else batch
+
+    def _batch(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
+        """Train on a batch; what Lightning hands to ``on_train_batch_end``."""
+        result: dict[str, Any] = {}
+
+        def closure() -> Tensor | None:
+            loss = self._training_step(batch, batch_idx, result)
+            if batch_idx % self._local.accumulate_grad_batches == 0:
+                self._optimizer.zero_grad(batch_idx)
+            if loss is not None:
+                self._optimizer.backward(loss)
+            return loss
+
+        if steps:
+            self._optimizer.step(batch_idx, closure)
+        else:
+            closure()
+        return result
+
+    def _training_step(self, batch: Any, batch_idx: int, result: dict[str, Any]) -> Tensor | None:
+        self.recorder.hook = "training_step"
+        self.run.note(_asking=type(self.module).__name__)
+        with self._precision.forward_context():
+            output: Any = self.module.training_step(batch, batch_idx) if self._takes_index else self.module.training_step(batch)
+        if isinstance(output, Mapping):
+            result |= {key: value for key, value in output.items() if key != "loss"}
+            output = output.get("loss", output)
+        if output is None:
+            return None
+        if not isinstance(output, Tensor):
+            raise ConfigurationError(
+                f"The training_step of {type(self.module).__name__} gives {type(output).__name__} without a loss. Let it "
+                "return a tensor, a dictionary with 'loss', or None to skip the batch."
+            )
+        loss: Tensor = output / self._local.accumulate_grad_batches if self._local.accumulate_grad_batches > 1 else output
+        result["loss"] = loss.detach().clone()
+        return loss

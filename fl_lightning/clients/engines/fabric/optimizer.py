@@ -1,0 +1,167 @@
+"""The module's optimizer and schedules in a client's fit without a Trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.clients.engines.fabric.hooks import ClientHooks
+from fl_lightning.compat.lightning import configured, stepping_through
+from fl_lightning.compat.torch import unscales_in_step
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.settings.local_training import LocalTraining
+
+
+def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
+    """Return the optimizers that the module configures and the configurations of their schedulers, as Lightning reads them."""
+    answer: Any = module.configure_optimizers() or []
+    return configured(answer, module)
+
+
+def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
+    """Batches of a local epoch, out of those that a client has.
+
+    Raises:
+        ConfigurationError: if a share of them is less than one.
+    """
+    limit = 1 if fast else local.limit_train_batches
+    if isinstance(limit, int):
+        return min(length, limit)
+    count = int(length * limit)
+    if length and not count:
+        raise ConfigurationError(
+            f"'federation.local.limit_train_batches' is {limit}, but a client has {length} batches: that is less than one. "
+            f"Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
+        )
+    return count
+
+
+class ClientOptimizer:
+    """Steps as a Trainer's automatic optimization does.
+
+    Args:
+        module: the clients' copy of the user's module.
+        local: the settings of the local training.
+        precision: Fabric's plugin.
+        hooks: of the fits.
+    """
+
+    def __init__(self, module: LightningModule, local: LocalTraining, precision: Any, hooks: ClientHooks) -> None:
+        self._module, self._local, self._precision, self._hooks = module, local, precision, hooks
+        self._zeroes = is_overridden("optimizer_zero_grad", module)
+        self._schedules = is_overridden("lr_scheduler_step", module)
+        self._steps = is_overridden("optimizer_step", module)
+
+    def begin(self) -> None:
+        """Build the optimizer for the next fit."""
+        optimizers, configs = configured_optimizers(self._module)
+        if len(optimizers) != 1:
+            remedy = "Give one." if optimizers else "Give one, or set 'federation.local.engine' to 'trainer'."
+            raise ConfigurationError(
+                f"{type(self._module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine "
+                f"'fabric' of local training takes one. {remedy}"
+            )
+        self._hooks.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
+        self._optimizer: Optimizer = optimizers[0]
+        self._scaler = getattr(self._precision, "scaler", None)
+        self._unscales = unscales_in_step(self._optimizer)
+        self._wrapped: Any = None
+        if self._steps:
+            self._wrapped = stepping_through(self._optimizer, self)
+
+    def zero_grad(self, batch_idx: int) -> None:
+        """Between the forward and the backward pass."""
+        self._hooks.call("on_before_zero_grad", self._optimizer)
+        if self._zeroes:
+            self._module.optimizer_zero_grad(self._hooks.run.current_epoch, batch_idx, self._optimizer)
+        else:
+            self._optimizer.zero_grad()
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass, scaled where the precision needs it."""
+        loss = loss if self._scaler is None else self._scaler.scale(loss)
+        self._hooks.call("on_before_backward", loss)
+        loss.backward()
+        self._hooks.call("on_after_backward")
+
+    def step(self, batch_idx: int, closure: Callable[[], Any]) -> None:
+        """One step around the closure, by the module's own ``optimizer_step`` where it has one."""
+        run, called = self._hooks.run, []
+
+        def noticed() -> Any:
+            called.append(True)
+            return closure()
+
+        if self._wrapped is None:
+            self.optimizer_step(self._optimizer, closure)
+        else:
+            run.note(_asking=type(self._module).__name__)
+            self._module.optimizer_step(run.current_epoch, batch_idx, self._wrapped, noticed)
+            if not called:
+                raise ConfigurationError(
+                    f"{type(self._module).__name__}.optimizer_step does not call its closure, so that nothing was trained. "
+                    "Pass it on: optimizer.step(closure=optimizer_closure)."
+                )
+        run.note(_steps=run.global_step + 1)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Step, with the hooks and the clipping between the closure and the step; also for a module's own step."""
+        if self._scaler is None:
+
+            def wrapped() -> Any:
+                loss = closure()
+                self._before_step(optimizer)
+                return loss
+
+            return optimizer.step(wrapped, **kwargs)
+        if closure() is None:
+            return None
+        if not self._unscales:
+            self._scaler.unscale_(optimizer)
+        self._before_step(optimizer)
+        self._scaler.step(optimizer, **kwargs)
+        self._scaler.update()
+        return None
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        self._hooks.call("on_before_optimizer_step", optimizer)
+        limit = self._local.gradient_clip_val
+        if limit is None:
+            return
+        parameters = self._precision.main_params(optimizer)
+        if self._local.gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(parameters, clip_value=limit)
+        else:
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+
+    def schedule(self, interval: str, index: int, plateau: bool) -> None:
+        """Let schedulers step that are due.
+
+        Raises:
+            ConfigurationError: if one watches what the module does not log.
+        """
+        run = self._hooks.run
+        for config in run.lr_scheduler_configs:
+            if config.reduce_on_plateau != plateau or config.interval != interval or (index + 1) % config.frequency:
+                continue
+            value = run.callback_metrics.get(config.monitor) if plateau else None
+            if plateau and value is None:
+                if config.strict:
+                    raise ConfigurationError(
+                        f"A scheduler watches {config.monitor!r}, which {type(self._module).__name__} does not log in "
+                        "training. Log it, or let the scheduler watch something else."
+                    )
+                continue
+            if self._schedules:
+                self._module.lr_scheduler_step(config.scheduler, value)
+            elif value is None:
+                config.scheduler.step()
+            else:
+                config.scheduler.step(value)

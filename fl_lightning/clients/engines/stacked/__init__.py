@@ -1,0 +1,1 @@
+"""The engine ``stacked``: several clients at once, by vmap."""

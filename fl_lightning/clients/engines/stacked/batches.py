@@ -1,0 +1,160 @@
+"""The batches of a stack of clients, put together by shape."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+
+from fl_lightning.clients.engines.stacked.padding import padded
+from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_unflatten
+from fl_lightning.data.resident_loader import ClientLoader, in_turn
+from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.errors import ConfigurationError
+
+
+class ClientRandom:
+    """One client's random numbers, in turn with others': torch's, numpy's and Python's, as in a fit of its own.
+
+    Args:
+        seed: as for :func:`~fl_lightning.functional.isolated_rng`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.torch = torch.Generator().manual_seed(seed)
+        self._python = random.Random(seed).getstate()
+        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The global random states are this client's; afterwards they go on where they were."""
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        torch.set_rng_state(self.torch.get_state())
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        try:
+            yield
+        finally:
+            self.torch.set_state(torch.get_rng_state())
+            self._python, self._numpy = random.getstate(), np.random.get_state()
+            torch.set_rng_state(before[0])
+            random.setstate(before[1])
+            np.random.set_state(before[2])
+
+
+class StackedBatch:
+    """One batch of each of some clients.
+
+    Args:
+        leaves: its tensors, each of shape (K, ...).
+        rest: what else is in it, by position; the same for all.
+        spec: how they are put together.
+    """
+
+    def __init__(self, leaves: list[Tensor], rest: list[Any], spec: TreeSpec) -> None:
+        self.leaves, self._rest, self._spec = leaves, rest, spec
+
+    @property
+    def key(self) -> Any:
+        """Equal for batches of one shape."""
+        return tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves), str(self._rest), str(self._spec)
+
+    @property
+    def size(self) -> int:
+        """Examples in one client's batch."""
+        return self.leaves[0].shape[1] if self.leaves and self.leaves[0].ndim > 1 else 1
+
+    def padded(self, rows: int) -> StackedBatch:
+        """Return the batches of as many clients, the last one's repeated."""
+        return StackedBatch(padded(self.leaves, rows), self._rest, self._spec)
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """The batch with other tensors in the place of its own."""
+        own = iter(leaves)
+        return tree_unflatten([next(own) if item is _TENSOR else item for item in self._rest], self._spec)
+
+
+_TENSOR = object()
+Groups = list[tuple[list[int], StackedBatch]]
+"""Positions of clients in the stack, and the batches of those."""
+
+
+class StackedBatches:
+    """Iterates over the batches of one local epoch of a stack.
+
+    Args:
+        module: the clients' module.
+        data: the clients' datamodules.
+        loaders: the clients' batches.
+        rngs: the clients' random numbers.
+        convert: to the precision of the training.
+        device: where the clients train.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        data: Sequence[LightningDataModule],
+        loaders: Sequence[Any],
+        rngs: Sequence[ClientRandom],
+        convert: Callable[[Any], Any],
+        device: torch.device,
+    ) -> None:
+        self._hooks = [transfer_hooks(module, own) for own in data]
+        self._draws = [
+            bool(hooks) or not isinstance(own, TensorLoader) for hooks, own in zip(self._hooks, loaders, strict=True)
+        ]
+        self._rngs, self._convert, self._device, self._module = rngs, convert, device, module
+        self._data = data
+        self._iterators: list[Iterator[Any]] = []
+        if any(isinstance(loader, ClientLoader) for loader in loaders):
+            with rngs[0].in_place():
+                self._iterators = [in_turn(loaders)] * len(loaders)
+            return
+        for loader, rng, draws in zip(loaders, rngs, self._draws, strict=True):
+            if draws:
+                with rng.in_place():
+                    self._iterators.append(iter(loader))
+            else:
+                self._iterators.append(iter(loader))
+
+    def __iter__(self) -> Iterator[Groups]:
+        return self
+
+    def __next__(self) -> Groups:
+        flat = [tree_flatten(self._batch(position)) for position in range(len(self._iterators))]
+        groups: dict[Any, list[int]] = {}
+        for position, (leaves, spec) in enumerate(flat):
+            shapes = tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+            groups.setdefault((shapes, str(spec)), []).append(position)
+        return [(positions, self._stack([flat[position] for position in positions])) for positions in groups.values()]
+
+    def _batch(self, position: int) -> Any:
+        if not self._draws[position]:
+            return move_data_to_device(self._convert(next(self._iterators[position])), self._device)
+        self._module.trainer = self._data[position].trainer
+        with self._rngs[position].in_place():
+            batch = self._convert(next(self._iterators[position]))
+            before, move, after = (self._hooks[position].get(name) for name in TRANSFER_HOOKS)
+            batch = before(batch, 0) if before else batch
+            batch = move(batch, self._device, 0) if move else move_data_to_device(batch, self._device)
+            return after(batch, 0) if after else batch
+
+    def _stack(self, flat: Sequence[tuple[list[Any], TreeSpec]]) -> StackedBatch:
+        first, spec = flat[0]
+        columns = zip(*(leaves for leaves, _ in flat), strict=True)
+        leaves = [torch.stack(list(column)) for column in columns if isinstance(column[0], Tensor)]
+        if not leaves:
+            raise ConfigurationError(
+                "Batches without tensors cannot be stacked. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
+        return StackedBatch(leaves, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)

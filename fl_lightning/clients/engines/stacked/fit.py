@@ -1,0 +1,300 @@
+"""One stack of clients: their fit, step by step, all at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.clients.engines.client_run import ClientRun
+from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
+from fl_lightning.clients.engines.log_recorder import LogRecorder
+from fl_lightning.clients.engines.stacked.batches import ClientRandom, Groups, StackedBatches
+from fl_lightning.clients.engines.stacked.notes import replay
+from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
+from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
+from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.types import Snapshot
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Describe the task of one client of a stack.
+
+    Attributes:
+        client: its id.
+        data: its examples.
+        seed: of its random numbers.
+        epochs: fewer local epochs than the settings say; None for theirs.
+        start: the model to start from, where that is not the global one.
+        correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
+    """
+
+    client: int
+    data: LightningDataModule
+    seed: int
+    epochs: int | None = None
+    start: Snapshot | None = None
+    correction: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Hold the result of one client's fit.
+
+    Attributes:
+        snapshot: its model.
+        num_steps: optimizer steps.
+        train_loss: mean over its batches.
+        metrics: what its module logged.
+        normalizer: FedNova's ||a_k||; None where the optimizer has no rule.
+        rates: sum of the steps' learning rates.
+        optimizer: in words.
+        seconds: the stack's time, shared out evenly.
+    """
+
+    snapshot: Snapshot
+    num_steps: int
+    train_loss: float | None
+    metrics: dict[str, float]
+    normalizer: float | None
+    rates: float
+    optimizer: str
+    seconds: float
+
+
+class StackedFit:
+    """Trains one stack of clients that have equally many batches.
+
+    Args:
+        module: the clients' module, with the global model in it.
+        step: its training step for a stack.
+        state: the view of the module.
+        jobs: the clients' assignments.
+        local: the settings of the local training.
+        precision: Fabric's plugin.
+        device: where the clients train.
+        logger: whether the module finds a (silent) logger.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        step: StackedStep,
+        state: ModelState,
+        jobs: Sequence[Assignment],
+        local: LocalTraining,
+        precision: Any,
+        device: torch.device,
+        logger: bool,
+    ) -> None:
+        self._module, self._step, self._local, self._device = module, step, local, device
+        self._jobs, self._size, self._precision, self._begun = jobs, len(jobs), precision, time.perf_counter()
+        self._runs = [ClientRun("stacked", local, job.data, (), precision, device, logger) for job in jobs]
+        self._recorders, self._random = [LogRecorder(device) for _ in jobs], [ClientRandom(job.seed) for job in jobs]
+        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
+        self._losses: list[Tensor] = []
+        self._stack = ClientStack(module, state, [job.start for job in jobs])
+
+    # ---------------------------------------------------------------- the fit
+
+    def run(self, loaders: Sequence[Any], num_batches: int, epochs: int, round_idx: int) -> list[Trained]:
+        """Train.
+
+        Args:
+            loaders: the clients' batches.
+            num_batches: of each client's local epoch.
+            epochs: local epochs; -1 for no limit.
+            round_idx: for the decay of the rates.
+
+        Returns:
+            What came out, by client.
+        """
+        with self._attached():
+            for job, run in zip(self._jobs, self._runs, strict=True):
+                run.note(max_epochs=epochs)
+                job.data.setup("fit")
+            try:
+                self._start(round_idx)
+                for run in self._runs:
+                    run.note(num_training_batches=num_batches)
+                self._hook("on_train_start")
+                epoch = 0
+                while num_batches and (epochs == -1 or epoch < epochs) and not self._steps_done():
+                    self._epoch(loaders, num_batches, epoch)
+                    epoch += 1
+                for hook in ("on_train_end", "on_fit_end"):
+                    self._hook(hook)
+            finally:
+                for job in reversed(self._jobs):
+                    job.data.teardown("fit")
+        return self._results()
+
+    @contextmanager
+    def _attached(self) -> Iterator[None]:
+        attributes = vars(self._module)
+        for job, run in zip(self._jobs, self._runs, strict=True):
+            stand_in: Any = run
+            job.data.trainer = stand_in
+        stand_in = self._runs[0]
+        self._module.trainer = stand_in
+        try:
+            yield
+        finally:
+            attributes.pop("log", None)
+
+    def _start(self, round_idx: int) -> None:
+        self._hook("on_fit_start")
+        optimizers, configs = configured_optimizers(self._module)
+        named = dict(self._module.named_parameters())
+        stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
+        self._optimizer = StackedOptimizer(optimizers, configs, stacked, self._local, round_idx)
+        steps_on = {id(tensor) for tensor in self._optimizer.tensors}
+        self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
+        for run in self._runs:
+            run.note(optimizers=optimizers, lr_scheduler_configs=configs)
+        if any(job.correction is not None for job in self._jobs):
+            self._optimizer.require_plain_sgd()
+        anchored = self._stack.parameters if self._local.proximal_mu else {}
+        self._anchors = {name: tensor.detach().clone() for name, tensor in anchored.items()}
+        given = [job.correction for job in self._jobs if job.correction is not None]
+        self._corrections = self._stack.like_parameters(torch.stack(given)) if given else {}
+
+    def _steps_done(self) -> bool:
+        return 0 <= self._local.max_steps <= self._optimizer.num_steps
+
+    def _hook(self, name: str) -> None:
+        """Call a hook of the module for every client."""
+        if not is_overridden(name, self._module):
+            return
+        for run, recorder in zip(self._runs, self._recorders, strict=True):
+            self._take_part(run, recorder, name)
+            getattr(self._module, name)()
+
+    def _take_part(self, run: ClientRun, recorder: LogRecorder, hook: str) -> None:
+        stand_in: Any = run
+        self._module.trainer = stand_in
+        recorder.hook = hook
+        vars(self._module)["log"] = recorder.log
+
+    def _epoch(self, loaders: Sequence[Any], num_batches: int, epoch: int) -> None:
+        for run in self._runs:
+            run.note(_epoch=epoch)
+        self._hook("on_train_epoch_start")
+        data = [job.data for job in self._jobs]
+        convert = self._precision.convert_input
+        batches = StackedBatches(self._module, data, loaders, self._random, convert, self._device)
+        sums: Tensors = {}
+        notes: list[list[tuple[list[Any], int]]] = [[] for _ in self._jobs]
+        accumulated = self._local.accumulate_grad_batches
+        complete = False
+        for batch_idx in range(num_batches):
+            complete = batch_idx + 1 >= num_batches
+            gradients = self._gradients(next(batches), batch_idx, notes)
+            # As in a Trainer, gradients of an epoch before are gone with its first batch.
+            first = batch_idx % accumulated == 0
+            sums = gradients if first else {name: sums[name] + gradients[name] for name in gradients}
+            if complete or (batch_idx + 1) % accumulated == 0:
+                self._step_all(sums)
+                self._optimizer.schedule("step", batch_idx)
+            if complete:
+                self._optimizer.schedule("epoch", epoch)
+            if self._steps_done():
+                break
+        self._end_epoch(notes)
+
+    def _gradients(self, groups: Groups, batch_idx: int, notes: list[list[Any]]) -> Tensors:
+        """Gradients of all clients, whose batches come in groups of equal shape."""
+        scale = 1 / self._local.accumulate_grad_batches
+        losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
+        found: Tensors = {}
+        stand_in: Any = self._runs[0]
+        self._module.trainer = stand_in
+        for positions, batch in groups:
+            whole = len(positions) == self._size
+            chosen = None if whole else torch.tensor(positions, device=self._device)
+            parameters, buffers = self._stack.part(chosen)
+            trial = self._step.trial(parameters, buffers, batch, batch_idx)
+            drawn = [[spec.draw(self._random[position].torch) for spec in trial.masks] for position in positions]
+            masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
+            gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
+            for row, position in enumerate(positions):
+                notes[position].append(((noted, row), batch.size))
+            if chosen is None:
+                losses, self._stack.buffers, found = means.double(), after, gradients
+                continue
+            losses[chosen] = means.double()
+            for name, tensor in after.items():
+                self._stack.buffers[name][chosen] = tensor
+            for name, gradient in gradients.items():
+                found.setdefault(name, torch.zeros_like(self._stack.parameters[name]))[chosen] = gradient
+        self._losses.append(losses)
+        return found
+
+    def _step_all(self, gradients: Tensors) -> None:
+        trained = {name: t for name, t in self._stack.trained.items() if name in self._stepped}
+        for name, parameter in trained.items():
+            parameter.grad = gradients.get(name)
+        self._optimizer.follow()
+        with torch.no_grad():
+            proximal = {
+                name: (t - self._anchors[name]) * self._local.proximal_mu for name, t in trained.items() if self._anchors
+            }
+            for terms in (proximal, self._corrections):
+                for name in terms.keys() & trained.keys():
+                    before = trained[name].grad
+                    trained[name].grad = terms[name].clone() if before is None else before + terms[name]
+            if self._local.gradient_clip_val is not None:
+                clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
+        self._optimizer.step()
+        for run in self._runs:
+            run.note(_steps=self._optimizer.num_steps)
+
+    def _end_epoch(self, notes: list[list[Any]]) -> None:
+        """Repeat for each client what its steps logged and gave to metrics, and let the module sum the epoch up."""
+        hook = "on_train_epoch_end"
+        own = is_overridden(hook, self._module)
+        if not own and not any(noted[0][0] for mine in notes for (noted, _), _ in mine):
+            return
+        for mine, run, recorder in zip(notes, self._runs, self._recorders, strict=True):
+            for metric in self._metrics:
+                metric.reset()
+            recorder.hook = "training_step"
+            for (noted, row), size in mine:
+                recorder.batch = torch.empty(size, 0)
+                replay(noted, row, recorder)
+            recorder.batch = None
+            recorder.compute()
+            if own:
+                self._take_part(run, recorder, hook)
+                self._module.on_train_epoch_end()
+                recorder.compute()
+            recorder.reset()
+
+    def _results(self) -> list[Trained]:
+        seconds = (time.perf_counter() - self._begun) / self._size
+        means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
+        return [
+            Trained(
+                snapshot,
+                self._optimizer.num_steps,
+                mean,
+                scalar_metrics(recorder.metrics),
+                self._optimizer.normalizer,
+                self._optimizer.rates,
+                self._optimizer.words,
+                seconds,
+            )
+            for snapshot, mean, recorder in zip(self._stack.snapshots(), means, self._recorders, strict=True)
+        ]

@@ -1,0 +1,139 @@
+"""The module's optimizer and schedule for a stack of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+from fl_lightning.clients.session import scale_rates
+from fl_lightning.clients.sgd_rules import describe, follow, require_plain_sgd, sgd_settings
+from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.local_steps import StepCoefficients
+from fl_lightning.settings.local_training import LocalTraining
+
+ELEMENTWISE = (
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+)
+"""Optimizers that treat every number by itself: a step on a stack is a step of each client."""
+_REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
+
+
+class StackedOptimizer:
+    """Steps on stacked parameters with the settings that the module's own optimizer and schedules have at that step.
+
+    Args:
+        optimizers: what the module configured; one.
+        schedules: Lightning's configurations of its schedulers.
+        stacked: the stacked tensor of each parameter, by the parameter's id.
+        local: the settings of the local training.
+        round_idx: for the decay of the rates.
+
+    Raises:
+        ConfigurationError: for an optimizer or scheduler without a form for a stack.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        schedules: Sequence[Any],
+        stacked: Mapping[int, Tensor],
+        local: LocalTraining,
+        round_idx: int,
+    ) -> None:
+        if len(optimizers) != 1 or type(optimizers[0]) not in ELEMENTWISE:
+            names = " and ".join(type(optimizer).__name__ for optimizer in optimizers) or "no optimizer"
+            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            raise ConfigurationError(
+                f"The module configures {names}; stacked clients can be trained by one of {known}. Take one of them, or set "
+                "'federation.local.engine' to 'fabric' or 'trainer'."
+            )
+        if has_step_hooks(optimizers[0]):
+            raise ConfigurationError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
+        if any(config.reduce_on_plateau for config in schedules):
+            raise ConfigurationError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
+        (self._own,) = optimizers
+        self._schedules = schedules
+        scale_rates(optimizers, schedules, local.lr_decay**round_idx)
+        groups = [
+            {**group, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
+            for group in self._own.param_groups
+        ]
+        kind: Any = type(self._own)
+        begun = {"initial_accumulator_value"} & self._own.defaults.keys()  # the one option that is read when it is built
+        options = {name: self._own.defaults[name] for name in begun}
+        self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
+        self._filled = [number for number, group in enumerate(groups) if group["params"]]
+        count_as_stepped(self._own)  # its scheduler would warn: it never steps itself
+        self._mu = local.proximal_mu
+        self._steps: StepCoefficients | None = StepCoefficients()
+        self.words = describe(self._own)
+        self.num_steps = 0
+
+    @property
+    def normalizer(self) -> float | None:
+        """FedNova's ||a_k|| of the steps so far; None where the optimizer has no rule."""
+        return None if self._steps is None else self._steps.normalizer
+
+    @property
+    def rates(self) -> float:
+        """The sum of the steps' learning rates; 0 where the optimizer has no rule."""
+        return 0.0 if self._steps is None else self._steps.rates
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The stacked parameters that it steps on."""
+        return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
+
+    def require_plain_sgd(self) -> None:
+        """Refuse what SCAFFOLD's control variates are not defined for."""
+        require_plain_sgd([self._own], self.words)
+
+    def follow(self) -> None:
+        """Note the settings of the next step."""
+        if self._steps is not None:
+            self._steps = follow(self._steps, sgd_settings(self._own), self._mu)
+
+    def step(self) -> None:
+        """Step on all clients' gradients, with the settings of now."""
+        for number, group in zip(self._filled, self._stacked.param_groups, strict=True):
+            group.update({name: value for name, value in self._own.param_groups[number].items() if name != "params"})
+        self._stacked.step()
+        self.num_steps += 1
+
+    def schedule(self, interval: str, index: int) -> None:
+        """Let schedulers step that are due."""
+        for config in self._schedules:
+            if config.interval == interval and (index + 1) % config.frequency == 0:
+                config.scheduler.step()
+
+
+def clip(parameters: Sequence[Tensor], limit: float, algorithm: str) -> None:
+    """Clip each client's gradients, as torch's ``clip_grad_norm_`` and ``clip_grad_value_`` do for one.
+
+    Args:
+        parameters: each of shape (K, ...), with gradients in ``.grad``.
+        limit: the largest norm of a client, or absolute value.
+        algorithm: ``norm`` or ``value``.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if algorithm == "value":
+        raise_each_to(gradients, -limit)
+        lower_each_to(gradients, limit)
+        return
+    norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients])
+    factors = (limit / (norms.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])).to(gradient.dtype))

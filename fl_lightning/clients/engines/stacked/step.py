@@ -1,0 +1,191 @@
+"""One training step of many clients at once: their losses and gradients by ``torch.func``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fl_lightning.clients.engines.stacked.batches import StackedBatch
+from fl_lightning.clients.engines.stacked.dropout import StackedDropout
+from fl_lightning.clients.engines.stacked.notes import Notes, tensors_of
+from fl_lightning.clients.engines.stacked.padding import padded, padded_size
+from fl_lightning.clients.engines.stacked.stack import Tensors
+from fl_lightning.clients.engines.stacked.trial import REMEDY, Trial, attempt
+from fl_lightning.compat.torch import tree_map
+from fl_lightning.errors import ConfigurationError
+
+
+class _Step(nn.Module):
+    """Calls ``training_step``, so that ``functional_call`` can put other parameters and buffers in place."""
+
+    def __init__(self, module: LightningModule, context: Callable[[], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._context = context
+
+    def forward(self, batch: Any, batch_idx: int, buffers: Sequence[str]) -> tuple[Any, Tensors]:
+        """The step's output, and the buffers after it."""
+        with self._context():
+            output = self.module.training_step(batch, batch_idx) if self._takes_index else self.module.training_step(batch)
+        after = dict(self.named_buffers())
+        return output, {name: after[name] for name in buffers}
+
+
+class StackedStep:
+    """Losses and gradients of a stack of clients for one batch each.
+
+    Args:
+        module: the clients' module.
+        context: in which the step runs, for the precision.
+        largest: how many clients a stack may have.
+        compiled: compile the step once for each shape of batch and size that stacks are padded to.
+    """
+
+    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool = False) -> None:
+        self._module = module
+        self._step = _Step(module, context)
+        self._compiled, self._largest = compiled, largest
+        # One layer under two names would be put in place twice, and the second time over the first.
+        self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
+        self._notes = Notes(module)
+        self._trials: dict[Any, Trial] = {}
+        self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
+
+    def recover(self) -> None:
+        """Try each shape again after a client's error. The graphs hold nothing of any client, so they stay."""
+        self._trials.clear()
+        self._notes = Notes(self._module)
+
+    def trial(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
+        """Return what the step needs for such a batch: determined once for each shape, unless it depends on the time.
+
+        Raises:
+            ConfigurationError: if the step cannot be stacked.
+        """
+        key = _shapes(parameters), batch.key
+        known = self._trials.get(key)
+        if known is None or known.depends_on_time:
+            known = attempt(self._module, self._call, self._notes, parameters, buffers, batch, batch_idx)
+            self._trials[key] = known
+        if self._compiled and known.depends_on_time:
+            raise ConfigurationError(
+                f"The training_step of {type(self._module).__name__} asks for the epoch or the number of steps, which would be "
+                "compiled as constants. Set 'federation.local.compile' to false."
+            )
+        return known
+
+    def _call(
+        self, parameters: Tensors, buffers: Tensors, batch: Any, batch_idx: int, mode: StackedDropout
+    ) -> tuple[Tensor, Any]:
+        state = {f"module.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        names = [f"module.{name}" for name in buffers]
+        with mode:
+            output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=self._ties)
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor):
+            raise ConfigurationError(
+                f"The training_step of {type(self._module).__name__} gives no loss, which stacked clients cannot skip. {REMEDY}"
+            )
+        return loss, {name.removeprefix("module."): tensor for name, tensor in after.items()}
+
+    def gradients(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        batch: StackedBatch,
+        batch_idx: int,
+        masks: list[Tensor],
+        trial: Trial,
+        scale: float,
+    ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
+        """Compute the gradients of one step of K clients, which share a compiled graph with groups of similar size.
+
+        Args:
+            parameters: to differentiate by, each of shape (K, ...).
+            buffers: each of shape (K, ...).
+            batch: of all K.
+            batch_idx: from 0.
+            masks: for dropout, each of shape (K, ...).
+            trial: what the step needs.
+            scale: on the loss.
+
+        Returns:
+            Gradients of shape (K, ...), without those of parameters that the loss does not reach; unscaled losses, shape
+            (K,); the buffers afterwards; what was logged, for :func:`~fl_lightning.clients.engines.stacked.notes.replay`.
+        """
+        clients = len(batch.leaves[0])
+        rows = padded_size(clients, self._largest) if self._compiled else clients
+        if rows == clients:
+            return self._gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
+        parameters, buffers, masks = padded((parameters, buffers, masks), rows)
+        found = self._gradients(parameters, buffers, batch.padded(rows), batch_idx, masks, trial, scale)
+        gradients, losses, after = tree_map(lambda tensor: tensor[:clients], found[:3])
+        return gradients, losses, after, found[3]
+
+    def _gradients(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        batch: StackedBatch,
+        batch_idx: int,
+        masks: list[Tensor],
+        trial: Trial,
+        scale: float,
+    ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
+        kept: list[Any] = []
+
+        def objective(
+            mine: Tensors, own: Tensors, leaves: list[Tensor], drawn: list[Tensor], index: int = batch_idx
+        ) -> tuple[Tensor, Any]:
+            self._notes.calls = []
+            loss, after = self._call(mine, own, batch.rebuild(leaves), index, StackedDropout(drawn, trial.masks))
+            tensors, kept[:] = tensors_of(self._notes.calls)
+            return loss * scale if scale != 1 else loss, (loss.detach(), after, tensors)
+
+        stacked = vmap(grad_and_value(objective, has_aux=True))
+        arguments = (parameters, buffers, batch.leaves, masks)
+        with self._notes:
+            if self._compiled:
+                key = _shapes(parameters), batch.key, scale, tuple(spec.key for spec in trial.masks)
+                if key not in self._graphs:
+                    self._graphs[key] = self._compile(objective, arguments, batch_idx), kept
+                graph, kept = self._graphs[key]
+                gradients, (_, (losses, after, tensors)) = graph(*arguments)
+            else:
+                gradients, (_, (losses, after, tensors)) = stacked(*arguments)
+        reached = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}
+        return reached, losses, after, [kept, tensors]
+
+    def _compile(self, objective: Callable[..., Any], arguments: tuple[Any, ...], batch_idx: int) -> Callable[..., Any]:
+        """Compiled for these shapes; a step that uses its batch_idx is refused, as that would be a constant."""
+        parameters, buffers, leaves, masks = arguments
+
+        def traced(index: int) -> Any:
+            own = {name: tensor.clone() for name, tensor in buffers.items()}
+
+            def of_one(mine: Tensors, theirs: Tensors, batch: list[Tensor], drawn: list[Tensor]) -> tuple[Tensor, Any]:
+                return objective(mine, theirs, batch, drawn, index)  # type: ignore[no-any-return]
+
+            return make_fx(vmap(grad_and_value(of_one, has_aux=True)))(parameters, own, leaves, masks)
+
+        later = traced(batch_idx + 1)
+        graph = traced(batch_idx)  # last, so that what it noted is what is kept
+        constants = [(one, other) for (_, one), (_, other) in zip(graph.named_buffers(), later.named_buffers(), strict=False)]
+        if graph.code != later.code or not all(torch.equal(one, other) for one, other in constants):
+            raise ConfigurationError(
+                f"The training_step of {type(self._module).__name__} uses its batch_idx, which would be compiled as a "
+                "constant. Set 'federation.local.compile' to false."
+            )
+        return torch.compile(graph, dynamic=False)
+
+
+def _shapes(tensors: Tensors) -> Any:
+    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())

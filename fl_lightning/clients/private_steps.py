@@ -1,0 +1,167 @@
+"""Private optimizer steps (Abadi et al. 2016, DP-SGD), by Opacus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+from torch.optim import Optimizer
+
+from fl_lightning.compat.opacus import forget_samples
+from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.keyed_noise import KeyedStream, SecretKey
+from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.settings.example_privacy import ExamplePrivacy
+
+
+def check_private_module(module: LightningModule) -> None:
+    """Refuse a module in which an example's gradient is not its own.
+
+    Raises:
+        ConfigurationError: naming the layers.
+    """
+    from opacus.validators import ModuleValidator
+
+    found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in module.named_modules() if _mixes(part)]
+    found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
+    if not module.automatic_optimization:
+        found.append(f"{type(module).__name__} optimizes manually")
+    if found:
+        raise ConfigurationError(
+            f"'federation.local.privacy' cannot tell an example's gradient from the others': {'; '.join(found[:3])}. Use "
+            "GroupNorm in place of BatchNorm, layers that Opacus knows (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
+            "in place of ProximalLoss, and automatic optimization, or leave it out."
+        )
+
+
+def _mixes(part: nn.Module) -> bool:
+    """BatchNorm; recurrent layers, which Opacus has of its own; and a term of the weights, whose gradient it would drop."""
+    return (isinstance(part, BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
+
+
+class PrivateSteps(Callback):
+    """Makes every optimizer step of a fit a private one, whichever engine runs it.
+
+    Args:
+        settings: norm and noise.
+        secret: of the noise and of the batches' coins.
+    """
+
+    def __init__(self, settings: ExamplePrivacy, secret: SecretKey) -> None:
+        self._settings, self._secret = settings, secret
+        self._hooks: Any = None
+        self._optimizer: Any = None
+        self._taken: Counter[int] = Counter()
+        self._attempts: Counter[tuple[int, int, int]] = Counter()
+
+    def begin(self, holdings: ClientDatasets, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
+        """Prepare for a client's next fit, with noise and coins of its own also where an earlier one failed.
+
+        Returns:
+            The batches that it must train on.
+        """
+        attempt = self._attempts[round_idx, client, period]
+        self._attempts[round_idx, client, period] += 1
+        self._client, self._step = client, 0
+
+        def stream(what: str, step: int) -> KeyedStream:
+            return self._secret.stream(f"{what} of examples, period {period}", round_idx, client, step, attempt)
+
+        def coins(batch: int, count: int) -> torch.Tensor:
+            return stream("coins", batch).uniforms(count)
+
+        self._stream = stream
+        self._batches = holdings.poisson_batches(client, full_batch, coins)
+        return self._batches
+
+    def take(self) -> dict[int, int]:
+        """Return the noisy steps of each client since the last call, those of attempts that failed included."""
+        taken = dict(self._taken)
+        self._taken.clear()
+        self._attempts.clear()
+        return taken
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the layers keep each example's gradient.
+
+        Raises:
+            ConfigurationError: for more than one optimizer.
+        """
+        from opacus.grad_sample import GradSampleHooks
+        from opacus.optimizers import DPOptimizer
+
+        if len(trainer.optimizers) != 1:
+            raise ConfigurationError(
+                f"'federation.local.privacy' goes with one optimizer, but {type(pl_module).__name__} configures "
+                f"{len(trainer.optimizers)}. Give one, or leave it out."
+            )
+        self._detach(pl_module)  # what a fit that broke has left
+        self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
+        norm, noise = self._settings.max_grad_norm, self._settings.noise_multiplier
+        self._optimizer = DPOptimizer(
+            trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=self._batches.expected
+        )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """See whether the batch has anybody in it."""
+        self._nobody = self._batches.nobody.popleft()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Clip and add noise, before anything else is done to the gradients.
+
+        Raises:
+            ConfigurationError: if a parameter has no part in the loss.
+        """
+        private = self._optimizer
+        for parameter in private.params:
+            if parameter.grad_sample is None:
+                unused = next(name for name, own in pl_module.named_parameters() if own is parameter)
+                raise ConfigurationError(
+                    f"'federation.local.privacy' needs a gradient of every trainable parameter, but '{unused}' has no part in "
+                    "the loss. Freeze it (requires_grad_(False)) or remove it."
+                )
+            if self._nobody:
+                parameter.grad_sample = parameter.grad_sample[:0]
+        lengths = {len(parameter.grad_sample) for parameter in private.params}
+        if len(lengths) > 1:
+            raise ConfigurationError(
+                f"'federation.local.privacy' finds gradients of {' and '.join(map(str, sorted(lengths)))} examples in one "
+                f"batch: some layer of {type(pl_module).__name__} has no batch dimension first. Give each layer the batch "
+                "first, or leave it out."
+            )
+        private.clip_and_accumulate()
+        self._add_noise(private.params)
+        private.scale_grad()
+        for parameter in private.params:
+            parameter.grad_sample = parameter.summed_grad = None
+
+    def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Do what Opacus's ``add_noise`` does, with noise from the key in place of torch's generator."""
+        self._taken[self._client] += 1  # before there is any
+        sizes = [parameter.numel() for parameter in parameters]
+        drawn = self._stream("noise", self._step).normals(sum(sizes))
+        self._step += 1
+        drawn *= self._settings.noise_multiplier * self._settings.max_grad_norm
+        for parameter, noise in zip(parameters, torch.split(drawn, sizes), strict=True):
+            parameter.grad = parameter.summed_grad + noise.view_as(parameter).to(parameter.summed_grad)  # type: ignore[attr-defined]
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the module as it was."""
+        self._detach(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was."""
+        self._detach(pl_module)
+
+    def _detach(self, module: LightningModule) -> None:
+        if self._hooks is not None:
+            self._hooks.remove_hooks()
+            forget_samples(module)
+        self._hooks = self._optimizer = None

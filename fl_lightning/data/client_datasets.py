@@ -1,0 +1,270 @@
+"""Manage the clients' examples, the labels on which they train, and the loaders that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+
+from fl_lightning.attacks.backdoor import Backdoor
+from fl_lightning.attacks.labels import LabelAttack, RandomLabels
+from fl_lightning.data.changed_dataset import NOTHING, Changes, changed_dataset
+from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.feature_noise import FeatureNoise
+from fl_lightning.data.labels import read_labels, refuse_large_labels
+from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
+from fl_lightning.data.placement import free_memory, placed
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.resident_loader import ResidentLoader, close_all
+from fl_lightning.errors import DataError
+from fl_lightning.functional.labels import client_label_counts
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+
+Part = Literal["training", "validation", "test"]
+
+
+class ClientDatasets:
+    """Hold the data of each client of one training set.
+
+    Args:
+        division: the clients' parts.
+        source: the loader of the whole training set.
+        labels: the labels of all examples, if they have been read.
+        noise: the noise on the clients' inputs, or None.
+        rebalancing: makes clients repeat examples of rare classes, or None.
+    """
+
+    def __init__(
+        self,
+        division: ClientSplits,
+        source: DataLoader[Any],
+        labels: Tensor | None,
+        noise: FeatureNoise | None,
+        rebalancing: LabelAveraging | None,
+    ) -> None:
+        self.splits, self.source, self.labels = division, source, labels
+        self._size = len(source.dataset)  # type: ignore[arg-type]
+        self._noise, self._rebalancing = noise, rebalancing
+        self._wrong: dict[int, LabelAttack] = {}
+        self._backdoors: Mapping[int, Backdoor] = {}
+        self._wrong_seed = 0
+        self._label_counts: Tensor | None = None
+        self._resident: ResidentLoader | None = None
+        self._placed: tuple[Any, Any] = (None, None)  # the training set, and its copy on the device
+
+    def part(self, part: Part) -> Partition:
+        """Return one part of every client's examples.
+
+        Raises:
+            DataError: if the clients do not have this part.
+        """
+        partition: Partition | None = getattr(self.splits, part)
+        if partition is None:
+            raise DataError(f"The clients have no {part} examples. Set 'data.client_{part}' to a share above 0, e.g. 0.2.")
+        return partition
+
+    @property
+    def _dataset(self) -> Any:
+        """Return the training set.
+
+        Raises:
+            DataError: if its length has changed since it was divided, so that the division no longer applies.
+        """
+        dataset: Any = self.source.dataset
+        if len(dataset) != self._size:
+            raise DataError(
+                f"The training set has {len(dataset)} examples now, but had {self._size} when they were divided among the "
+                f"clients. Let {type(dataset).__name__} keep its examples during a run, and build a new FederatedDataModule "
+                "for another set."
+            )
+        return dataset
+
+    def all_labels(self) -> Tensor:
+        """Return the class of every example of the training set; read the labels if necessary."""
+        if self.labels is None:
+            self.labels = read_labels(self.source.dataset)
+        return self.labels
+
+    def num_classes(self) -> int:
+        """Return the number of classes, from 0 to the highest label.
+
+        Raises:
+            DataError: if the data have only one class, or labels are not numbers of classes.
+        """
+        labels = self.all_labels()
+        refuse_large_labels(labels)
+        if int(labels.min()) < 0:
+            raise DataError(
+                f"Classes are numbered from 0, but example {int(labels.argmin())} has the label {int(labels.min())}. Give it a "
+                "class, or leave it out."
+            )
+        classes = int(labels.max()) + 1
+        if classes < 2:
+            raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
+        return classes
+
+    def label_counts(self) -> Tensor:
+        """Count the training examples of each class at each client, by its own labels, int64, shape (K, C).
+
+        Raises:
+            DataError: if the training set does not have labels.
+        """
+        if self._label_counts is None:
+            training, classes = self.splits.training, self.num_classes()
+            labels = self.all_labels()[training.order]
+            for client in {*self._wrong, *self._backdoors}:
+                believed = self._believed(client, "training")
+                if believed is not None:
+                    labels[training.offsets[client] : training.offsets[client + 1]] = believed
+            self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
+        return self._label_counts
+
+    def mislabel(
+        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
+    ) -> None:
+        """Falsify clients' labels in training and validation parts from now on; their test parts stay true.
+
+        Args:
+            attacks: by client, the attack on its labels; a number is the share of wrong labels, in [0, 1].
+            seed: decides which labels change, once for all rounds.
+            backdoors: by client, the trigger that it puts on some of its images.
+        """
+        self._wrong = {k: a if isinstance(a, LabelAttack) else RandomLabels(a) for k, a in attacks.items()}
+        self._backdoors = backdoors or {}
+        for backdoor in set(self._backdoors.values()):
+            backdoor.check(self.num_classes())
+        self._wrong_seed, self._label_counts = seed, None
+
+    def _believed(self, client: int, part: Part) -> Tensor | None:
+        """Return the labels on which the client trains; None if they are the true ones."""
+        if (client not in self._wrong and client not in self._backdoors) or part == "test":
+            return None
+        labels = believed = self.all_labels()[self.part(part)[client]]
+        if client in self._wrong:
+            draw = generator(self._wrong_seed, client, "wrong labels", part)
+            believed = self._wrong[client].change(labels, self.num_classes(), draw)
+        stamped = self._stamped(client, part)
+        if stamped is not None:
+            believed = torch.where(stamped, self._backdoors[client].target, believed)
+        return None if torch.equal(believed, labels) else believed
+
+    def _stamped(self, client: int, part: Part) -> Tensor | None:
+        """Return which of the client's examples carry a trigger, bool; None if it has no backdoor in this part."""
+        if client not in self._backdoors or part == "test":
+            return None
+        draw = generator(self._wrong_seed, client, "backdoor", part)
+        return self._backdoors[client].chosen(self.part(part)[client].numel(), draw)
+
+    def _changes(self, client: int, part: Part) -> Changes:
+        believed = self._believed(client, part)
+        true = None if believed is None else self.all_labels()[self.part(part)[client]]
+        stamped = self._stamped(client, part)
+        return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return Poisson-sampled batches of a client's training part, including the public share."""
+        public = self.splits.public
+        size = self.splits.training[client].numel() + public.numel()
+        batch_size = size if full_batch else self.source.batch_size
+        assert batch_size is not None
+        return PoissonBatches(size, batch_size, coins)
+
+    def training_loader(
+        self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None
+    ) -> Any:
+        """Return a client's training part with repeats and public share; see :meth:`FederatedDataModule.client`."""
+        whole, indices, public = self._dataset, self.splits.training[client], self.splits.public
+        changes = self._changes(client, "training")
+        repeated = NOTHING
+        if self._rebalancing is not None:
+            labels = self.all_labels()[indices] if changes.labels is None else changes.labels
+            repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
+        dataset, resident = None, None
+        changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
+        if changes.none:
+            indices = torch.cat([indices, public]) if public.numel() else indices
+            resident, dataset = self._workers(), self._training_set
+        else:
+            dataset = changed_dataset(whole, indices, changes)
+            indices = torch.arange(len(dataset))  # type: ignore[arg-type]
+        size = indices.numel() if full_batch else None
+        order = torch.Generator().manual_seed(seed)
+        if poisson is not None:
+            return poisson_loader(self.source, indices, order, dataset, poisson)
+        return client_loader(
+            self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
+        )
+
+    def place(self, device: torch.device, limit: float | None) -> None:
+        """Keep the training set's tensors on a GPU, if batches are indexed and they fit.
+
+        Args:
+            device: the device on which the clients train.
+            limit: the GiB that they may take; None for half of the free memory.
+        """
+        self._placed = None, None  # released first, so that two copies never exist
+        if indexes(self.source):
+            self._placed = self.source.dataset, placed(self.source.dataset, device, _room(device, limit))
+
+    def release(self) -> None:
+        """Release the device's memory, and stop the workers."""
+        self._placed = None, None
+        close_all()
+
+    @property
+    def _training_set(self) -> Any:
+        """Return the training set on the device; None if the dataset has been replaced since."""
+        of, there = self._placed
+        return there if there is not None and of is self.source.dataset else None
+
+    def _workers(self) -> ResidentLoader | None:
+        """Return the workers of the training set, which are started once and kept for all clients and rounds."""
+        if self._resident is None or self._resident.dataset is not self.source.dataset:
+            if self._resident is not None:
+                self._resident.close()
+            self._resident = resident_loader(self.source)
+        return self._resident
+
+    def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
+        """Return a part of a client's examples in order, each once."""
+        indices, changes, dataset = self.part(part)[client], self._changes(client, part), self._dataset
+        if not changes.none:
+            dataset = changed_dataset(dataset, indices, changes)
+            indices = torch.arange(len(indices))
+        return evaluation_loader(self.source, dataset, indices, batch_size, self._workers() if changes.none else None)
+
+    def union(self, part: Part) -> tuple[Any, Tensor]:
+        """Return a part of all clients' examples with their noise, as dataset and indices; training has the public share."""
+        partition, dataset = self.part(part), self._dataset
+        public = self.splits.public if part == "training" else NOTHING
+        if self._noise is None:
+            return dataset, torch.cat([partition.order, public]).sort().values
+        parts = []
+        for client, own in enumerate(partition):
+            shared = public if client == 0 else NOTHING
+            changes = Changes(client, part, noise=self._noise, public=shared)
+            parts.append(changed_dataset(dataset, own, changes))
+        return _joined(parts), torch.arange(partition.order.numel() + public.numel())
+
+    def union_loader(self, part: Part, batch_size: int) -> Any:
+        """Return a part of all clients' examples in order, each once."""
+        return evaluation_loader(self.source, *self.union(part), batch_size)
+
+
+def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:
+    if all(type(part) is TensorDataset for part in parts):
+        columns = zip(*(part.tensors for part in parts if isinstance(part, TensorDataset)), strict=True)
+        return TensorDataset(*(torch.cat(column) for column in columns))
+    return ConcatDataset(parts)
+
+
+def _room(device: torch.device, limit: float | None) -> float:
+    """Return the bytes that tensors may take on a device."""
+    free = free_memory(device)
+    return free / 2 if limit is None else min(limit * 2**30, free)

@@ -1,0 +1,160 @@
+"""Divide a training set into the clients' parts and a public share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.data.labels import read_column
+from fl_lightning.errors import DataError, require
+from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.splitting import class_balanced, hold_out
+from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.partitioners.column import ColumnPartitioner
+
+
+@dataclass(frozen=True)
+class ClientSplits:
+    """Hold the parts of each client, and the public share. No example is in two of them.
+
+    Args:
+        training: the examples that the clients train on.
+        validation: the examples that they hold back for their own validation, or None.
+        test: the examples that they hold back for their own test, or None.
+        public: class-balanced examples that every client also trains on, ascending, int64.
+    """
+
+    training: Partition
+    validation: Partition | None
+    test: Partition | None
+    public: Tensor
+
+
+def check_shares(validation: float, test: float, public: float) -> None:
+    """Reject shares that leave nothing to train on.
+
+    Raises:
+        ConfigurationError: if a share is invalid; the message names the setting.
+    """
+    for name, share in (("client_validation", validation), ("client_test", test), ("public_share", public)):
+        require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share)
+    together = validation + test
+    require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
+
+
+def divide(
+    num_examples: int,
+    split: Callable[[Tensor], Partition],
+    labels: Tensor | None,
+    shares: dict[str, float],
+    public_share: float,
+    seed: int,
+) -> ClientSplits:
+    """Set the public share aside, split the rest over the clients, and split each client's into parts.
+
+    Args:
+        num_examples: the number of examples n.
+        split: returns the partition of chosen examples, as positions among them.
+        labels: the labels of all examples, for a public share and for parts in the classes' proportions; None without labels.
+        shares: the shares of ``validation`` and ``test`` in each client's examples, in [0, 1).
+        public_share: the share of the training set, in [0, 1).
+        seed: draws the share and the parts.
+
+    Raises:
+        DataError: if a client is left without examples, or a class has too few for the public share.
+    """
+    chosen, public = torch.arange(num_examples), torch.zeros(0, dtype=torch.int64)
+    if public_share:
+        public = _public(labels, num_examples, public_share, seed)
+        private = torch.ones(num_examples, dtype=torch.bool)
+        private[public] = False
+        chosen = chosen[private]
+    partition = split(chosen)
+    if public_share:
+        partition = Partition(chosen[partition.order], partition.offsets, partition.names)
+    held, parts = partition.sizes, {}
+    for name in ("test", "validation"):
+        if shares[name]:
+            sizes = (shares[name] * held.double()).round().long().clamp(min=1)
+            _require_rest(partition, sizes, name, shares[name], held)
+            partition, parts[name] = hold_out(partition, sizes, labels, generator(seed, name, "clients' parts"))
+    return ClientSplits(partition, parts.get("validation"), parts.get("test"), public)
+
+
+def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> Callable[[Tensor], Partition]:
+    """Return a function that partitions chosen examples, as positions among them; see :func:`divide`.
+
+    Args:
+        partitioner: decides the partition.
+        dataset: the training set, for a column of it.
+        labels: the labels of all its examples, if the partitioner needs them.
+    """
+
+    def split(chosen: Tensor) -> Partition:
+        if isinstance(partitioner, ColumnPartitioner):
+            codes, names = read_column(dataset, partitioner.column)
+            found: Any = partitioner.partition_by(codes[chosen], names)
+        else:
+            own = labels[chosen] if partitioner.needs_labels and labels is not None else None
+            found = partitioner.partition(len(chosen), own)
+        found = found if isinstance(found, Partition) else Partition.of_parts(found)
+        return _whole(partitioner, found, len(chosen))
+
+    return split
+
+
+def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:
+    """Return the partition after checking that every client has examples, and that no two share one.
+
+    Raises:
+        DataError: if a client has no examples, or an index occurs twice or is outside 0 .. num_examples - 1.
+    """
+    name, order = type(partitioner).__name__, partition.order
+    if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
+        raise DataError(
+            f"{name} gave the indices {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
+            "divide. A partitioner must keep to the 'num_examples' that it is given (a public share is set aside before)."
+        )
+    counts = torch.bincount(order, minlength=num_examples)
+    if order.numel() and int(counts.max()) > 1:
+        raise DataError(f"{name} gave example {int(counts.argmax())} to more than one client, or to one twice.")
+    empty = (partition.sizes == 0).nonzero().flatten().tolist()
+    if empty or not len(partition):
+        raise DataError(
+            f"{name} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
+            "Every client needs at least one training example: use fewer clients or another partition."
+        )
+    return partition
+
+
+def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, held: Tensor) -> None:
+    empty = (sizes >= partition.sizes).nonzero().flatten().tolist()
+    if empty:
+        client = empty[0]
+        called = f" ('{partition.names[client]}')" if partition.names else ""
+        raise DataError(
+            f"Client {client}{called} has {int(held[client])} examples: 'data.client_{name}' {share} leaves none to train on. "
+            "Lower it, or use a partition with larger clients."
+        )
+
+
+def _public(labels: Tensor | None, num_examples: int, share: float, seed: int) -> Tensor:
+    if labels is None:
+        raise DataError("'data.public_share' is class-balanced and needs the labels of the training data. Set it to 0.")
+    if int(labels.min()) < 0:
+        raise DataError(f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0.")
+    counts = torch.bincount(labels)
+    present = counts[counts > 0]
+    each = max(1, round(share * num_examples / len(present)))
+    if int(present.min()) <= each:
+        scarce = int((counts == present.min()).nonzero()[0])
+        raise DataError(
+            f"'data.public_share' {share} takes {each} examples of each class, but class {scarce} has {int(present.min())}, of "
+            "which the clients need some. Lower it."
+        )
+    return class_balanced(labels, each, generator(seed, "public share"))

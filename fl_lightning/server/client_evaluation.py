@@ -1,0 +1,207 @@
+"""Evaluation at the clients: the global model on each one's test part, and at the end against models of its own."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from fl_lightning.clients.turn import Turn
+from fl_lightning.collectives import gather, spread
+from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
+from fl_lightning.reporting.tables import log_table, text_table
+from fl_lightning.server.federation import Federation
+from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.types import Snapshot
+
+_SETTING = "federation.client_evaluation.metric"
+_SHOWN = 30
+"""Clients that the terminal shows; the files have all."""
+
+PastTurn = tuple[int, int, int, int]
+"""That a client trained: its id, round, period, and epochs where they were fewer than the settings say, else -1."""
+
+
+class ClientScores:
+    """Hold the scores measured so far, and the model that the federation began with: state of the run."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, Tensor] = {}
+        self.turns: list[PastTurn] = []
+        self.start: Snapshot | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        start = None if self.start is None else [self.start.vector, self.start.counters]
+        return {"rounds": dict(self.rounds), "turns": [list(turn) for turn in self.turns], "start": start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take everything back."""
+        self.rounds = dict(state["rounds"])
+        self.turns = [(turn[0], turn[1], turn[2], turn[3]) for turn in state["turns"]]
+        self.start = None if state["start"] is None else Snapshot(*state["start"])
+
+
+class ClientEvaluator:
+    """Evaluators models on the clients' own test parts; every rank takes its share of the clients.
+
+    Args:
+        settings: what and when.
+        federation: the data, the server's model and who measures.
+        scores: where the results are kept.
+        own_models: whether clients keep models of their own, which are measured in place of the global one.
+    """
+
+    def __init__(
+        self, settings: ClientEvaluation, federation: Federation, scores: ClientScores, own_models: bool = False
+    ) -> None:
+        self._settings, self._parts, self._scores = settings, federation, scores
+        self._column = "own" if own_models else "global"
+        self._tried = False
+        self._sizes = federation.data.splits.test.sizes if federation.data.splits.test is not None else torch.zeros(0)
+
+    def begin_round(self, round_idx: int) -> None:
+        """Keep the model that the federation begins with, where clients will start from it by themselves.
+
+        Raises:
+            CheckpointError: if the run goes on from a checkpoint that was written without that model.
+            ConfigurationError: if the module does not log the metric: before the first round, not after the last.
+        """
+        scores, alone = self._scores, self._settings.compare_alone
+        if round_idx == 0:
+            scores.rounds, scores.turns = {}, []
+            scores.start = self._snapshot() if alone else None
+        self.require_start()
+        if scores.start is not None and scores.start.vector.numel() != self._parts.size:
+            raise ConfigurationError(
+                f"What is trained has changed in round {round_idx}: clients alone could not repeat it from the first model. "
+                "Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all rounds."
+            )
+        if self._settings.active and not self._tried:
+            self._measure(self._parts.local.load(self._parts.server), 0)
+            self._tried = True
+
+    def require_start(self) -> None:
+        """Refuse to compare with clients alone without the model that the federation began with.
+
+        Raises:
+            CheckpointError: if it is not there.
+        """
+        if self._settings.compare_alone and self._scores.start is None:
+            raise CheckpointError(
+                "'federation.client_evaluation.compare_alone' needs the model that the federation began with, and this run was "
+                "begun without it: the checkpoint has none. Leave it false, or start again without 'ckpt_path'."
+            )
+
+    def _snapshot(self) -> Snapshot:
+        server = self._parts.server
+        return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
+
+    def end_round(self, round_idx: int, turns: Sequence[PastTurn]) -> dict[str, float]:
+        """Evaluate the new global model, or the clients' own, at all clients, if it is time; see ``spread_of_clients``."""
+        if self._settings.compare_alone:
+            self._scores.turns += sorted(turn for theirs in gather(self._parts.trainer, list(turns)) for turn in theirs)
+        every = self._settings.every_n_rounds
+        if not every or (round_idx + 1) % every:
+            return {}
+        values = self._scores.rounds[round_idx] = self._now()
+        return spread_of_clients(values, self._sizes, self._settings.higher_is_better)
+
+    def _now(self) -> Tensor:
+        local, server = self._parts.local, self._parts.server
+        if self._column == "global":
+            module = local.load(server)
+            return torch.tensor(self._each(lambda client: self._measure(module, client)), dtype=torch.float64)
+
+        def measure_own(client: int) -> float:
+            """One client's last model, or the global one where it has none yet."""
+            return self._measure(local.load(server, local.memory.last_model(client)), client)
+
+        return torch.tensor(self._each(measure_own), dtype=torch.float64)
+
+    def _measure(self, module: LightningModule, client: int) -> float:
+        return self._parts.measures.on_client(module, self._settings.metric, client, "test", _SETTING)
+
+    def _each(self, measure: Callable[[int], Any]) -> list[Any]:
+        return spread(self._parts.trainer, self._parts.data.num_clients, measure)
+
+    # ---------------------------------------------------------------- the end
+
+    def conclude(self, rounds: int) -> None:
+        """Evaluate the final model, let clients fine-tune it and train alone, and write both tables.
+
+        Args:
+            rounds: how many there were.
+        """
+        if not rounds:
+            return
+        self.require_start()
+        if rounds - 1 not in self._scores.rounds:
+            self._scores.rounds[rounds - 1] = self._now()
+        columns: dict[str, Tensor] = {self._column: self._scores.rounds[rounds - 1]}
+        if self._settings.compare_alone:
+            columns = {"local only": self._alone(), **columns}
+        if self._settings.personal_epochs:
+            columns["personalised"] = self._personal(rounds)
+        data = self._parts.data
+        names = [data.client_name(client) for client in range(data.num_clients)]
+        header, rows = comparison_table(names, self._sizes, columns, self._settings.higher_is_better)
+        table = [[names[k], *(float(v[k]) for v in self._scores.rounds.values())] for k in range(len(names))]
+        trainer = self._parts.trainer
+        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self._scores.rounds)], table)
+        if self._settings.compares:
+            self._write(rounds - 1, "client_comparison", header, rows)
+        if trainer.is_global_zero:
+            metric = self._settings.metric
+            name = metric if isinstance(metric, str) else type(metric).__name__
+            print(f"{name} on the clients' own test examples, after round {rounds - 1}:")
+            print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
+            if "gain" in header:
+                before = "local only" if "local only" in columns else self._column
+                after = "personalised" if "personalised" in columns else self._column
+                print(f"gain: {after} over {before}, above 0 where it is better")
+
+    def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        trainer = self._parts.trainer
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        log_table(trainer, name, header, rows, round_idx)
+        folder = Path(trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+
+    def _personal(self, rounds: int) -> Tensor:
+        trainer = self._parts.local.with_settings(max_epochs=self._settings.personal_epochs, max_steps=-1)
+
+        def personalise(client: int) -> float:
+            """One client's own model, from the global one."""
+            trainer.train(Turn(client), self._parts.data, self._parts.server, rounds)
+            return self._measure(trainer.module, client)
+
+        return torch.tensor(self._each(personalise), dtype=torch.float64)
+
+    def _alone(self) -> Tensor:
+        """Every client from the federation's first model, by itself, turn for turn as it trained in the federation."""
+        server, start = self._parts.server, self._scores.start
+        trainer = self._parts.local.with_settings()
+        turns: dict[int, list[PastTurn]] = {}
+        for turn in self._scores.turns:
+            turns.setdefault(turn[0], []).append(turn)
+
+        def train_alone(client: int) -> float:
+            """One client's own model, from the first one."""
+            model = start
+            for _, round_idx, period, epochs in turns.get(client, []):
+                fewer = None if epochs < 0 else epochs
+                update = trainer.train(Turn(client, model, period, fewer), self._parts.data, server, round_idx)
+                model = update.snapshot
+            return self._measure(trainer.load(server, model), client)
+
+        return torch.tensor(self._each(train_alone), dtype=torch.float64)

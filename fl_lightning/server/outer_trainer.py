@@ -1,0 +1,73 @@
+"""Fitting the user's Trainer to rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.plugins import MixedPrecision
+
+from fl_lightning.tasks.loss_adaptation import LossAdaptation
+
+
+@contextmanager
+def outside_precision(trainer: Trainer) -> Iterator[None]:
+    """Leave the outer Trainer's precision: clients enter their own, sums and figures are exact."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[], Any]) -> None:
+    """Adapt the Trainer to rounds: log each of them, take no scaler for the server's step, show a bar of rounds.
+
+    Args:
+        trainer: the user's.
+        cleanup: undoes everything.
+        make_bar: builds the bar that replaces Lightning's own, with a method ``close``; a user's bar stays.
+    """
+    cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
+    trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
+    plugin = trainer.precision_plugin
+    if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:
+        cleanup.callback(setattr, plugin, "scaler", plugin.scaler)
+        plugin.scaler = None
+    for callback in list(trainer.callbacks):  # type: ignore[attr-defined]
+        if type(callback) in (TQDMProgressBar, RichProgressBar):
+            bar = make_bar()
+            _put(trainer, [bar], callback)
+            bar.setup(trainer, trainer.lightning_module, "fit")
+            cleanup.callback(_put, trainer, [callback], bar)
+            cleanup.callback(bar.close)
+
+
+def _put(trainer: Trainer, new: list[Callback], old: Callback) -> None:
+    """Put callbacks in the place of another, in a new list: Lightning may be on its way through the old one."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    trainer.callbacks = [one for each in callbacks for one in (new if each is old else [each])]  # type: ignore[attr-defined]
+
+
+def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Let adaptive losses adapt in a module that does not bring the callback for it."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    if not any(isinstance(callback, LossAdaptation) for callback in callbacks):
+        added = LossAdaptation()
+        trainer.callbacks = [added, *callbacks]  # type: ignore[attr-defined]
+        cleanup.callback(_put, trainer, [], added)
+
+
+def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:
+    """Intra-op threads of the clients: as asked; else one where ranks share a CPU, or they would fight for its cores."""
+    shares = trainer.strategy.root_device.type == "cpu" and trainer.num_devices > 1
+    threads = 1 if wanted is None and shares else wanted
+    if threads is not None:
+        cleanup.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)

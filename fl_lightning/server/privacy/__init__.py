@@ -1,0 +1,1 @@
+"""What a run has spent of its privacy."""

@@ -1,0 +1,183 @@
+"""What the privacy of a run rests on: the secret key of its noise, and the account of what it has released."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from fl_lightning.collectives import gather_or_raise
+from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.privacy import epsilon_of_examples
+from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.server.privacy.ledger import PrivacyLedger
+from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.transforms.base import Transform
+from fl_lightning.transforms.client_privacy import ClientPrivacy
+
+SIMULATED = (
+    "The noise of this run follows from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is a "
+    "simulation that protects nobody. For privacy leave 'noise_seed' out."
+)
+
+
+class PrivacyAccount:
+    """Holds a run's key and counts its releases; the same on every rank.
+
+    The key is drawn on the first rank at each start and sent to the others. What is about to be released is written to the
+    ledger first. With ``noise_seed`` there is no ledger: a repeated round releases the same once more, so the sums of
+    the checkpoint are all there is.
+
+    Attributes:
+        clients: how clients are private; None where they are not.
+        examples: how examples are.
+        spending: what the run has released.
+    """
+
+    def __init__(self) -> None:
+        self.clients: ClientPrivacy | None = None
+        self.examples: ExamplePrivacy | None = None
+        self._secret: SecretKey | None = None
+        self.spending = Spending()
+        self._run, self._lines = "", 0
+        self._ledger: PrivacyLedger | None = None  # on the first rank
+        self._written = False  # on every rank, whether there is one
+        self._loaded: Mapping[str, Any] | None = None
+
+    @property
+    def secret(self) -> SecretKey:
+        """The key, from :meth:`begin` on."""
+        assert self._secret is not None
+        return self._secret
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is private."""
+        return self.clients is not None or self.examples is not None
+
+    @property
+    def noise_seed(self) -> int | None:
+        """Return the number that the noise is derived from; None for a key."""
+        private = self.clients or self.examples
+        return None if private is None else private.noise_seed
+
+    # ---------------------------------------------------------------- start and checkpoints
+
+    def begin(self, trainer: Trainer, transforms: Sequence[Transform], examples: ExamplePrivacy | None, seed: int) -> None:
+        """Share a key, and find the account that a resumed run goes on with.
+
+        Args:
+            trainer: the user's.
+            transforms: of what clients send.
+            examples: how their examples are private; None without.
+            seed: of the federation, which a simulated key follows from, too: runs of a study then draw other noise.
+
+        Raises:
+            CheckpointError: if there is no whole ledger of the run that is resumed.
+            ConfigurationError: if the run's folder cannot hold one.
+        """
+        self.clients = next((one for one in transforms if isinstance(one, ClientPrivacy)), None)
+        self.examples = examples
+        goes_on = trainer.current_epoch > 0 and self._run  # a second fit by the same Trainer
+        before = self._loaded or (self.state_dict() if goes_on else {})
+        self._loaded, self._ledger = None, None
+        self._written = self.active and self.noise_seed is None and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        opened, failure = None, None
+        if trainer.is_global_zero:
+            try:
+                opened = self._open(trainer, before, seed)
+            except FederationError as error:
+                failure = error
+        key, self._run, spending, self._lines = gather_or_raise(trainer, opened, failure)[0]
+        self._secret = SecretKey(key)
+        self.spending = Spending()
+        self.spending.load_state_dict(spending)
+        if self.noise_seed is not None:
+            rank_zero_warn(SIMULATED.format(self.noise_seed))
+
+    def _open(self, trainer: Trainer, before: Mapping[str, Any], seed: int) -> tuple[bytes, str, Entry, int]:
+        """Return key, name of the run, what it has spent, and the lines of its ledger."""
+        chosen = self.noise_seed
+        key = (SecretKey.draw() if chosen is None else SecretKey.from_seed(chosen, seed)).reveal()
+        run = str(before.get("run") or secrets.token_hex(8))
+        if not self._written:
+            return key, run, before.get("spending") or Spending().state_dict(), 0
+        if "://" in str(trainer.default_root_dir):
+            raise ConfigurationError(
+                f"'trainer.default_root_dir' is {trainer.default_root_dir}, but the privacy ledger must be synced to a disk. "
+                "Use a folder of this machine."
+            )
+        self._ledger = PrivacyLedger(Path(trainer.default_root_dir), run)
+        spending, lines = self._ledger.read()
+        if lines < before.get("lines", 0):
+            there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
+            raise CheckpointError(
+                f"The privacy ledger '{self._ledger.path}' {there}, but the checkpoint was written after {before['lines']}: "
+                "what the run has given away cannot be counted. Set 'trainer.default_root_dir' to the folder of the run that "
+                "wrote the checkpoint, copy its ledger here, or start again without 'ckpt_path'."
+            )
+        return key, run, spending.state_dict(), lines
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: never the key; with a ledger its length, otherwise the sums."""
+        if not self.active:
+            return {}
+        kept = {"lines": self._lines} if self._written else {"spending": self.spending.state_dict()}
+        return {"run": self._run, **kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the state of a checkpoint for :meth:`begin`."""
+        self._loaded = state
+
+    def conclude(self) -> None:
+        """Say at the end of a fit that its noise was simulated, where it was."""
+        if self.noise_seed is not None:
+            rank_zero_warn(f"The run is over. {SIMULATED.format(self.noise_seed)}")
+
+    # ---------------------------------------------------------------- releases
+
+    def charge(self, trainer: Trainer, entry: Entry) -> None:
+        """Count what is about to be released; on every rank alike. It is on the disk when this returns.
+
+        Raises:
+            CheckpointError: if it cannot be written; on other ranks ClientError.
+        """
+        if self._written:
+            failure = None
+            try:
+                if self._ledger is not None:
+                    self._ledger.append(entry)
+            except FederationError as error:
+                failure = error
+            gather_or_raise(trainer, None, failure)
+        self._lines += 1
+        self.spending.add(entry)
+
+    def epsilon_of(self, client: int) -> float | None:
+        """Return what a client has given away of one of its examples; None where they are not private."""
+        if self.examples is None:
+            return None
+        return self._epsilon(self.spending.rates.get(client, 0.0), self.spending.steps.get(client, 0))
+
+    def figures(self, population: int) -> dict[str, float]:
+        """Return what the run has given away so far, for the log.
+
+        Args:
+            population: all clients of the federation.
+        """
+        figures: dict[str, float] = {}
+        if self.clients is not None:
+            figures["epsilon_of_clients"] = self.clients.epsilon(self.spending, population)
+        if self.examples is not None:
+            spent = {(self.spending.rates[client], steps) for client, steps in self.spending.steps.items()}
+            figures["epsilon_of_examples"] = max((self._epsilon(*one) for one in spent), default=0.0)
+        return figures | ({} if self.noise_seed is None else {"noise_is_simulated": 1.0})
+
+    def _epsilon(self, rate: float, steps: int) -> float:
+        assert self.examples is not None
+        return epsilon_of_examples(self.examples.noise_multiplier, rate, steps, self.examples.delta)

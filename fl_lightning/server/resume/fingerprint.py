@@ -1,0 +1,161 @@
+"""The fingerprint of a run: every setting that can change its result, as plain values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
+from torch.utils.data import RandomSampler, TensorDataset
+
+from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.engines.client_run import ClientRun
+from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
+from fl_lightning.compat.lightning import configured_parts
+from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.data.content import content, loader_content
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.functional.description import CLASS, Describer, qualified_name
+from fl_lightning.functional.seeding import isolated_rng
+from fl_lightning.server.resume.table import Kind, kind_of
+from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.settings.local_training import LocalTraining, resolve_precision
+
+_SEEN_ELSEWHERE = ("model.optimizer", "model.lr_scheduler")
+"""Attributes of modules that hold functions, which are compared by what 'configure_optimizers' returns."""
+_WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetch_factor|.*(root|dir|path|folder))$")
+"""Attributes of a user's datamodule that say how and from where it reads: what it reads is compared."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The settings of a run.
+
+    Attributes:
+        settings: by section, plain values only.
+        unseen: names of what cannot be compared.
+    """
+
+    settings: dict[str, Any]
+    unseen: tuple[str, ...]
+
+
+def fingerprint(
+    owner: FederationSettings, trainer: Trainer, module: LightningModule, data: FederatedDataModule, server: Optimizer
+) -> Fingerprint:
+    """Describe a run before its first round. Random states stay as they are, and ranks do not communicate.
+
+    Args:
+        owner: the federation's settings.
+        trainer: of the federation.
+        module: the user's, as it was before the federation took it over.
+        data: set up for a fit.
+        server: the server's optimizer, new.
+    """
+    describer = Describer(lambda kind, name: name == "server_optimizer" or kind_of(kind.__name__, name) is Kind.FREE)
+    with isolated_rng(0, torch.device("cpu")):
+        federation = describer.describe(owner, "federation")
+        federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
+        local = federation["local"]
+        local["precision"] = resolve_precision(owner.local.precision, str(trainer.precision), trainer.strategy.root_device)
+        if local["engine"] not in ("stacked", "auto"):
+            federation["local"] = _without(local, "stack_size", "compile")
+        if not owner.client_evaluation.every_n_rounds:  # no earlier figures that it must go with
+            federation["client_evaluation"] = _without(federation["client_evaluation"], "metric", "mode")
+        settings = {
+            "federation": federation,
+            "trainer": _trainer(describer, trainer),
+            "data": _data(describer, data),
+            **_examples(describer, data, trainer),
+            **_model(describer, client_copy(module), owner.local, data, trainer),
+        }
+    return Fingerprint(settings, tuple(name for name in describer.unseen if name not in settings))
+
+
+def _without(node: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if name not in names}
+
+
+def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    changing = [callback for callback in callbacks if getattr(callback, "changes_training", False)]
+    return {
+        "precision": str(trainer.precision),
+        "limit_val_batches": describer.describe(trainer.limit_val_batches, "trainer.limit_val_batches", exact=True),
+        "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
+        "callbacks": describer.describe(changing, "trainer.callbacks"),
+    }
+
+
+def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
+    described: dict[str, Any] = describer.describe(data, "data")
+    source, base = data.client_datasets.source, described["datamodule"]
+    if not base[CLASS].startswith("fl_lightning."):
+        base = {name: value for name, value in base.items() if not _WHERE_AND_HOW.match(name)}
+    loader: dict[str, Any] = {"batch_size": source.batch_size, "shuffle": isinstance(source.sampler, RandomSampler)}
+    loader |= {"drop_last": source.drop_last, "collate_fn": source.collate_fn}
+    if type(source.dataset) is not TensorDataset:  # random transforms draw other numbers in workers
+        loader["has_workers"] = source.num_workers > 0
+    return described | {"datamodule": base | describer.describe(loader, "data.datamodule")}
+
+
+def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
+    found = {"data.training_examples": content(data.client_datasets.source.dataset)}
+    if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
+        found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
+    describer.unseen += [f"{name} beyond their number" for name, (_, complete) in found.items() if not complete]
+    return {name: text for name, (text, _) in found.items()}
+
+
+def _model(
+    describer: Describer, client: LightningModule, local: LocalTraining, data: FederatedDataModule, trainer: Trainer
+) -> dict[str, Any]:
+    """The module's settings, and those of the optimizers and schedules that a client would get.
+
+    Args:
+        client: a copy of the user's module, which is thrown away.
+    """
+    settings = {"model": describer.describe(client, "model")}
+    run = ClientRun("fabric", local, data.datamodule, [], trainer.precision_plugin, trainer.strategy.root_device)
+    batches = batches_per_epoch(
+        math.ceil(int(data.indices.sizes.max()) / (data.client_datasets.source.batch_size or 1)), local, False
+    )
+    steps = math.ceil(batches / local.accumulate_grad_batches) * local.max_epochs
+    planned = local.max_steps if steps < 0 else min(steps, local.max_steps) if local.max_steps >= 0 else steps
+    run.note(num_training_batches=batches, estimated_stepping_batches=planned)
+    stand_in: Any = run
+    client.trainer = stand_in
+    try:
+        answer: Any = client.configure_optimizers() or []
+        optimizers, schedulers, _ = configured_parts(answer)
+    except Exception as error:  # what is wrong with it, a client's training says; some ask for more than there is yet
+        describer.unseen.append(f"what 'configure_optimizers' returns ({error})")
+        return settings
+    for name, found in (("model.optimizer", optimizers), ("model.lr_scheduler", schedulers)):
+        describe = _optimizer if name == "model.optimizer" else _schedule
+        each = [describe(describer, one, name) for one in found]
+        settings[name] = each[0] if len(each) == 1 else each
+    return settings
+
+
+def _optimizer(describer: Describer, optimizer: Optimizer, where: str) -> dict[str, Any]:
+    """Its class and the settings of its groups; those of a single one without a list."""
+    without = ("params", "param_names")
+    groups = [{name: value for name, value in group.items() if name not in without} for group in optimizer.param_groups]
+    settings = groups[0] if len(groups) == 1 else {"groups": groups}
+    return {CLASS: qualified_name(type(optimizer)), **describer.describe(settings, where)}
+
+
+def _schedule(describer: Describer, schedule: Any, where: str) -> dict[str, Any]:
+    """Its class and settings, those of the schedules that it chains, and when it steps."""
+    config = dict(schedule) if isinstance(schedule, Mapping) else {"scheduler": schedule}
+    scheduler = config.pop("scheduler")
+    own = {name: value for name, value in vars(scheduler).items() if not name.startswith("_") and name != "optimizer"}
+    parts = chained_schedules(scheduler)
+    chained = {"schedulers": [_schedule(describer, part, where) for part in parts]} if parts else {}
+    return {CLASS: qualified_name(type(scheduler)), **describer.describe({**own, **config}, where), **chained}

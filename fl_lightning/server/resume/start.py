@@ -1,0 +1,137 @@
+"""The start of a fit, new or resumed: settings are recorded, and compared with those of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import CheckpointError
+from fl_lightning.server.resume.changes import Change, in_words
+from fl_lightning.server.resume.fingerprint import fingerprint
+from fl_lightning.server.run_state import RunState
+from fl_lightning.settings.federation import FederationSettings
+
+_SERVER = "federation.server_optimizer"
+
+
+class Start:
+    """Records a run's settings before its first round, before a checkpoint or another callback changes anything.
+
+    Args:
+        owner: the federation's settings.
+        run: where they are recorded.
+        trainer: of the federation.
+        data: set up for a fit.
+        build: makes the server's optimizer from the module's parameters.
+        module: the user's; the methods below are called while nothing of it is replaced.
+    """
+
+    def __init__(
+        self,
+        owner: FederationSettings,
+        run: RunState,
+        trainer: Trainer,
+        data: FederatedDataModule,
+        build: Callable[[Any], Optimizer],
+        module: LightningModule,
+    ) -> None:
+        self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
+        self._build, self._module = build, module
+
+    def server_optimizer(self) -> Optimizer:
+        """The server's optimizer, for Lightning, which asks for it before the first round."""
+        optimizer = self._build(self._module.parameters())
+        if self._run.fingerprint is None:
+            self._record(optimizer)
+        return optimizer
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Compare a checkpoint before anything of it is restored, and give the server's optimizer its new settings.
+
+        Raises:
+            CheckpointError: if this run cannot continue it.
+        """
+        if "callbacks" not in checkpoint:
+            return  # weights only, which Lightning refuses
+        state = checkpoint["callbacks"].get(self._owner.state_key)
+        if not state:
+            raise CheckpointError(
+                "The checkpoint was written without a federation: its optimizer is a client's, not the server's. Load its "
+                "weights into the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to "
+                "false."
+            )
+        optimizer = self._build(self._module.parameters())
+        self._record(optimizer)
+        device = self._trainer.strategy.root_device
+        found = self._run.compare(state, device, other_weights(self._module, checkpoint["state_dict"]))
+        _renew(checkpoint["optimizer_states"], optimizer, found)
+        if found:
+            rank_zero_warn(f"Resumed with changed settings ('federation.resume_changed'): {in_words(found)}.")
+        assert self._run.fingerprint is not None
+        if self._run.fingerprint.unseen:
+            rank_zero_info(f"Not compared with the checkpoint: {'; '.join(self._run.fingerprint.unseen)}.")
+
+    def _record(self, optimizer: Optimizer) -> None:
+        self._run.fingerprint = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
+
+
+def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
+    """Refuse to continue a federation's checkpoint without a federation.
+
+    Args:
+        checkpoint: as it was read.
+        key: of the federation's state.
+
+    Raises:
+        CheckpointError: if it is one: the module's optimizer would take over the rate of the server's.
+    """
+    if checkpoint.get("callbacks", {}).get(key):
+        raise CheckpointError(
+            "The checkpoint was written by a federation, but 'federation.enabled' is false: the module's optimizer cannot "
+            "continue from the server's. Set it to true, or load the weights into the module (load_from_checkpoint) and start "
+            "without 'ckpt_path'."
+        )
+
+
+def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
+    """Say how the weights of a checkpoint differ in names or shapes from the module's; empty where they do not.
+
+    A module that loads other weights by its own rules (``strict_loading``, ``on_load_checkpoint``) is left to Lightning.
+    """
+    if not module.strict_loading or type(module).on_load_checkpoint is not LightningModule.on_load_checkpoint:
+        return ""
+    own = {name: _shape(value) for name, value in module.state_dict().items()}
+    theirs = {name: _shape(value) for name, value in saved.items()}
+    for name in [*own, *(name for name in theirs if name not in own)]:
+        if name not in own or name not in theirs:
+            side = "the checkpoint" if name in theirs else "this run's model"
+            return f"Only {side} has weights '{name}': the model is another one."
+        if own[name] != theirs[name] and own[name] is not None:
+            return f"The checkpoint's '{name}' has shape {theirs[name]}, but this run's {own[name]}: the model is another one."
+    return ""
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a tensor; None for extra state, and before the first batch of a lazy layer."""
+    return tuple(value.shape) if isinstance(value, Tensor) and not is_lazy(value) else None
+
+
+def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
+    """Let changed settings of the server's optimizer take effect, which would be overwritten by the checkpoint's.
+
+    What the optimizer has accumulated is kept if the change is one of size; another class, or an option that is switched on
+    or off such as ``amsgrad``, starts anew.
+    """
+    changed = [change for change in found if change.name.startswith(_SERVER)]
+    if not changed:
+        return
+    new = optimizer.state_dict()
+    of_size = all(change.name != _SERVER and bool(change.before) == bool(change.now) for change in changed)
+    states[:] = [{**states[0], "param_groups": new["param_groups"]} if of_size else new]

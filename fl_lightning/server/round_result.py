@@ -1,0 +1,76 @@
+"""What a round comes to, and how what a chain of clients does is counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fl_lightning.errors import ClientError
+from fl_lightning.strategies.base import JointStrategy
+from fl_lightning.types import ClientFailure, ClientUpdate
+
+_SHOWN = 3
+"""Failures that an error names."""
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """Hold a round's new state, float64, shape (d,), new counters, and updates and failures in the order of clients."""
+
+    aggregate: Tensor
+    counters: Tensor
+    updates: list[ClientUpdate]
+    failures: list[ClientFailure]
+
+
+def as_one(chain: list[ClientUpdate]) -> ClientUpdate:
+    """Return the result of a chain: the last client's model, for the examples of all."""
+    if len(chain) == 1:
+        return chain[0]
+    examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
+    return replace(chain[-1], num_examples=examples, num_steps=steps, normalizer=None)
+
+
+def shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
+    """The chain's updates for the log, with its weight shared out by examples."""
+    if len(chain) == 1:
+        return [handed.without_state()]
+    weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
+    return [
+        replace(
+            update, weight=weight, score=handed.score, local_score=handed.local_score, update_norm=handed.update_norm
+        ).without_state()
+        for update, weight in zip(chain, weights, strict=True)
+    ]
+
+
+def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+    """The updates with their shares of all weights, which sum to 1."""
+    total = sum(update.weight for update in updates)
+    return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
+
+
+def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> None:
+    """Reject invalid weights.
+
+    Raises:
+        ClientError: naming the strategy.
+    """
+    if len(weights) != len(updates) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise ClientError(
+            f"{type(strategy).__name__} gave {len(updates)} updates the weights {list(weights)[:5]}: there must be one for "
+            "each, finite and 0 or above. Let its 'combine' return such."
+        )
+
+
+def too_few(round_idx: int, good: int, drawn: int, needed: int, failures: Sequence[ClientFailure]) -> ClientError:
+    """The error that ends a run for lack of good updates."""
+    causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
+    more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+    return ClientError(
+        f"Round {round_idx}: {good} of {drawn} updates are good, but the round needs {needed} "
+        f"('federation.faults.min_updates'). Failed: {causes}{more}."
+    )

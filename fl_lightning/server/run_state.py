@@ -1,0 +1,211 @@
+"""What of a federation must be in a checkpoint beside Lightning's own: tensors and plain Python types only."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.errors import CheckpointError
+from fl_lightning.functional.partition import Partition
+from fl_lightning.moved import current_name
+from fl_lightning.reporting.rounds import Totals
+from fl_lightning.server.checks.privacy import privacy_in_words
+from fl_lightning.server.client_evaluation import ClientScores
+from fl_lightning.server.privacy.account import PrivacyAccount
+from fl_lightning.server.resume.changes import Change, changes, in_words
+from fl_lightning.server.resume.fingerprint import Fingerprint
+from fl_lightning.server.resume.table import Kind
+from fl_lightning.settings.federation import FederationSettings
+
+FORMAT = 4
+_EQUAL_ON_CPU = ("trainer", "fabric")
+"""Engines of local training that give the same bits on a CPU."""
+
+
+class RunState:
+    """Saves and checks what makes a resumed run the same run.
+
+    Cohorts and clients draw from (seed, round, client): beside the seed, only what clients keep over rounds is state.
+
+    Args:
+        owner: the orchestrator.
+    """
+
+    def __init__(self, owner: FederationSettings) -> None:
+        self._owner = owner
+        self.num_clients = 0
+        self._partition = ""
+        self.memory = ClientMemory()
+        self.account = PrivacyAccount()
+        self.client_scores = ClientScores()
+        self.totals = Totals()
+        self.engine: str | None = None
+        self.fingerprint: Fingerprint | None = None
+        self._random_state: dict[str, Any] | None = None
+
+    def begin(self, training: Partition) -> None:
+        """Set up for a fit, which may continue an earlier one.
+
+        Args:
+            training: the clients' training examples.
+        """
+        self.num_clients = len(training)
+        self._partition = training.digest()
+        self.fingerprint = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, ready for a checkpoint."""
+        return {
+            "format": FORMAT,
+            "settings": {} if self.fingerprint is None else self.fingerprint.settings,
+            "strategy_state": self._owner.strategy.state_dict(),
+            "route_state": self._owner.route.state_dict(),
+            "memory": self.memory.state_dict(),
+            "client_scores": self.client_scores.state_dict(),
+            "totals": self.totals.state_dict(),
+            "engine": self.engine,
+            "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
+            "privacy_account": self.account.state_dict(),
+            "clients": self.num_clients,
+            "partition": self._partition,
+            "threads": torch.get_num_threads(),
+            "random_state": _random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state of a checkpoint over, after :meth:`compare`."""
+        self._owner.strategy.load_state_dict(state["strategy_state"])
+        self._owner.route.load_state_dict(state.get("route_state", {}))
+        self.memory.load_state_dict(state["memory"])
+        self.account.load_state_dict(state["privacy_account"])
+        self.client_scores.load_state_dict(state["client_scores"])
+        self.totals.load_state_dict(state.get("totals", {}))
+        self.engine = state.get("engine")
+        self._random_state = state["random_state"]
+
+    def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:
+        """Refuse the checkpoint of a federation that this one cannot continue; warn of what changes last bits.
+
+        Args:
+            state: of the checkpoint.
+            device: where clients train.
+            other_weights: how the checkpoint's model differs from this run's; empty where it does not.
+
+        Returns:
+            The settings that differ, where ``federation.resume_changed`` allows it.
+
+        Raises:
+            CheckpointError: naming everything that differs.
+        """
+        if state.get("format") != FORMAT:
+            raise CheckpointError(
+                f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
+                f"{FORMAT}. Resume with the version that wrote it."
+            )
+        found = changes(*self._settings(state, device))
+        problems = [f"The checkpoint was written with {in_words(found)}."] if found else []
+        others = [other_weights, *self._other_clients(state)]
+        problems += [problem for problem in others if problem]
+        stays = [change.name for change in found if change.kind is Kind.STAYS]
+        asked = self._owner.resume_changed
+        if stays or any(others) or (found and not asked):
+            raise CheckpointError(" ".join([*problems, _remedy(stays, any(others), asked)]))
+        if state["threads"] != torch.get_num_threads():
+            threads = state["threads"]
+            warnings.warn(
+                f"The checkpoint was written with {threads} threads per client, this run has {torch.get_num_threads()}: the "
+                f"last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid it.",
+                stacklevel=2,
+            )
+        return found
+
+    def _settings(self, state: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The settings of the checkpoint and of this run, with the engines that really train."""
+        assert self.fingerprint is not None
+        both: list[dict[str, Any]] = []
+        for settings in (_with_current_names(state["settings"]), self.fingerprint.settings):
+            federation = settings["federation"]
+            local = federation["local"]
+            engine = state["engine"] or local["engine"] if local["engine"] == "auto" else local["engine"]
+            equal = device.type == "cpu" and engine in _EQUAL_ON_CPU
+            local = local | {"engine": " or ".join(_EQUAL_ON_CPU) if equal else engine}
+            both.append(settings | {"federation": federation | {"local": local}})
+        return both[0], both[1]
+
+    def _other_clients(self, state: dict[str, Any]) -> list[str]:
+        """Return the differences in clients, their examples and their privacy."""
+        problems = []
+        before, now = state.get("privacy", ""), privacy_in_words(self._owner.transforms, self._owner.local)
+        if before != now:
+            problems.append(
+                f"The checkpoint's rounds were done with {before or 'no differential privacy'}, and this run has "
+                f"{now or 'none'}: no epsilon would be true of both."
+            )
+        if state["clients"] != self.num_clients:
+            problems.append(
+                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}."
+            )
+        elif state["partition"] != self._partition:
+            problems.append(
+                "The checkpoint's clients held other training examples than those of this run. Resume with the same data, "
+                "partitioner and its seed, 'data.client_validation', 'client_test' and 'public_share'."
+            )
+        return problems
+
+    def restore_random_state(self) -> None:
+        """Put the global random state of the checkpoint in place, once."""
+        if self._random_state is not None:
+            _set_random_state(self._random_state)
+            self._random_state = None
+
+
+def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
+    """Say what to do about settings that differ.
+
+    Args:
+        stays: settings that no resumed run may change.
+        others: whether clients or the model differ.
+        allowed: whether the user allows changes.
+    """
+    again = "or start again without 'ckpt_path'."
+    if not stays and not others:
+        return f"Resume with the same settings, set 'federation.resume_changed' to true to change them on purpose, {again}"
+    names = ", ".join(f"'{name}'" for name in stays)
+    limit = f" 'federation.resume_changed' does not allow to change {names or 'these'}." if allowed else ""
+    return f"Resume with the same settings, {again}{limit}"
+
+
+def _with_current_names(settings: Any) -> Any:
+    """Return the settings of a checkpoint with the current names of classes whose modules have moved since."""
+    if isinstance(settings, str):
+        return current_name(settings)
+    if isinstance(settings, dict):
+        return {name: _with_current_names(value) for name, value in settings.items()}
+    return [_with_current_names(value) for value in settings] if isinstance(settings, list) else settings
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "numpy": [str(name), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(internal), gauss_next],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))

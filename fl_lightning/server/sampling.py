@@ -1,0 +1,101 @@
+"""Who takes part in a round, and how much each of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.scheduling import draw_cohort
+from fl_lightning.settings.availability import Availability
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Hold what is drawn for a round, the same on every rank.
+
+    Attributes:
+        clients: who trains, ascending.
+        drawn: how many were drawn.
+        lost: who of them drops out.
+        epochs: of the clients that do fewer local epochs than the others.
+        slowness: of the clients that do fewer steps.
+    """
+
+    clients: tuple[int, ...]
+    drawn: int
+    lost: tuple[int, ...] = ()
+    epochs: Mapping[int, int] = field(default_factory=dict)
+    slowness: Mapping[int, float] = field(default_factory=dict)
+
+
+class ClientSampler:
+    """Draws the rounds of a federation.
+
+    Args:
+        num_clients: K.
+        clients_per_round: a fraction or a number.
+        local: says who does fewer epochs.
+        availability: says who is there, slow, or lost.
+        faults: how many must be left.
+        seed: of the federation.
+        secret: draws cohorts, and who of them drops out or does less, where nobody may know whom they are of; None for
+            the seed.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        clients_per_round: int | float,
+        local: LocalTraining,
+        availability: Availability,
+        faults: Faults,
+        seed: int,
+        secret: SecretKey | None = None,
+    ) -> None:
+        self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
+        self._availability, self._faults, self._secret = availability, faults, secret
+        self._rounds, self._next_round = availability.present(num_clients, seed), 0
+        slow = availability.slow_clients(num_clients, seed)
+        self._slowness = dict.fromkeys(slow, availability.slowness)
+
+    def _present(self, round_idx: int) -> list[int]:
+        """Return who is there: a step on from the round before, all steps only in a resumed run's first round."""
+        if not self._availability.leave:
+            return list(range(self._num_clients))
+        if round_idx < self._next_round:
+            self._rounds, self._next_round = self._availability.present(self._num_clients, self._seed), 0
+        there = next(islice(self._rounds, round_idx - self._next_round, None))
+        self._next_round = round_idx + 1
+        return there
+
+    def round(self, round_idx: int) -> RoundPlan:
+        """The draw of a round.
+
+        Raises:
+            ClientError: if fewer clients are left than the round needs.
+        """
+        there = self._present(round_idx)
+        order, seed = None, self._seed
+        if self._secret is not None:
+            order = self._secret.stream("cohort", round_idx).permutation(self._num_clients)
+            seed = self._secret.stream("cohort's seed", round_idx).integer()
+        cohort = draw_cohort(self._num_clients, self._per_round, seed, round_idx, there, order)
+        lost = self._availability.dropped_out(cohort, seed, round_idx)
+        work, epochs = self._local.partial_work, {}
+        if work.share:
+            epochs = work.epochs(cohort, self._local.max_epochs, seed, round_idx)
+        gone = {*lost, *(epochs if work.drops else ())}
+        left = tuple(client for client in cohort if client not in gone)
+        if len(left) < self._faults.needed(len(cohort)) or not left:
+            needed = max(1, self._faults.needed(len(cohort)))
+            raise ClientError(
+                f"Round {round_idx}: {len(left)} of {self._num_clients} clients are there and deliver, but the round needs "
+                f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of "
+                "'federation.availability', or 'federation.local.partial_work.share' where it drops stragglers."
+            )
+        return RoundPlan(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness)

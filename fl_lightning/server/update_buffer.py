@@ -1,0 +1,121 @@
+"""What has arrived at the server in a round, as far as this rank has trained it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fl_lightning.collectives import add_sums, gather, gather_or_raise, gather_updates
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.sums import Sums
+from fl_lightning.server.federation import Federation
+from fl_lightning.server.sampling import RoundPlan
+from fl_lightning.server.update_store import UpdateStore
+from fl_lightning.strategies.base import JointStrategy, RunningStrategy
+from fl_lightning.types import ClientUpdate
+
+
+class UpdateBuffer:
+    """The updates of a round: as sums, in which they may be masked, or kept with their models for a strategy that needs all.
+
+    Args:
+        federation: what stays.
+        draw: who takes part.
+        round_idx: from 0.
+    """
+
+    def __init__(self, federation: Federation, draw: RoundPlan, round_idx: int) -> None:
+        trainer = self._trainer = federation.trainer
+        self._strategy = federation.strategy
+        self._server, self._sums = federation.server, Sums(trainer.strategy.root_device)
+        self._kept: list[ClientUpdate] = []
+        self._store: UpdateStore | None = None
+        needed = len(draw.clients) * federation.server.nbytes(upward=True)
+        if isinstance(self._strategy, JointStrategy) and needed > federation.memory_limit:
+            self._store = UpdateStore(Path(trainer.default_root_dir) / "updates", trainer.global_rank)
+        secure = federation.secure_aggregation
+        everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # stragglers, too, who may be dropped
+        self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
+        self._delivered: list[int] = []  # on this rank, masked
+
+    def begin(self, examples: Sequence[int]) -> None:
+        """Choose how finely models are summed; on every rank alike, when the strategy has begun the round.
+
+        Args:
+            examples: of each update that is expected, on whatever rank.
+        """
+        if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of one kind
+            return
+        self._sums = Sums(self._sums.device, self._strategy.grids(examples, self._server.grid))
+
+    def add(self, update: ClientUpdate) -> ClientUpdate:
+        """Take an update in; it comes back with its weight, where the strategy gives one at once."""
+        if isinstance(self._strategy, RunningStrategy):
+            if self._masked is not None:
+                return self._masked_in(update)
+            return replace(update, weight=self._strategy.accumulate(update, self._sums))
+        if self._store is None:
+            self._kept.append(update)
+            return update
+        self._store.keep(update)
+        return update.without_state()
+
+    def _masked_in(self, update: ClientUpdate) -> ClientUpdate:
+        """Let the client compute the summands of the strategy itself, and send them masked."""
+        assert self._masked is not None
+        assert isinstance(self._strategy, RunningStrategy)
+        own = Sums(self._sums.device)
+        weight = self._strategy.accumulate(update, own)
+        if not own.sizes():  # left out by the strategy: it sends nothing, as if it had dropped out
+            return replace(update, weight=weight)
+        self._masked.mask(update.client, own)
+        self._sums.merge(own)
+        self._delivered.append(update.client)
+        bytes_up, bytes_down = self._masked.bytes_up(own), update.bytes_down + self._masked.bytes_down
+        return replace(update, weight=weight, bytes_up=bytes_up, bytes_down=bytes_down)
+
+    def total(self) -> Sums:
+        """The sums over all ranks, without masks.
+
+        Raises:
+            ClientError: if too few delivered to remove the masks.
+            ConfigurationError: if ranks have other sums than others, so that masks would not cancel.
+        """
+        if self._masked is not None:
+            ranks = gather(self._trainer, (self._delivered, self._sums.sizes()))
+            if len({tuple(sorted(sizes)) for theirs, sizes in ranks if theirs}) > 1:
+                raise ConfigurationError(
+                    "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some no "
+                    "weight. Use FedAvg, or leave secure aggregation out."
+                )
+            delivered = [client for theirs, _ in ranks for client in theirs]
+            self._masked.unmask(self._sums, delivered, self._delivered)
+        add_sums(self._trainer, self._sums)
+        self._sums.reveal()
+        return self._sums
+
+    def everyone(self) -> list[ClientUpdate]:
+        """All updates with their states, in memory or mapped from files."""
+        if self._store is None:
+            return gather_updates(self._trainer, self._kept, None)
+        stored = [kept for theirs in gather(self._trainer, self._store.kept) for kept in theirs]
+        stored.sort(key=lambda kept: kept.update.client)
+        updates: list[ClientUpdate] = []
+        failure: Exception | None = None
+        try:
+            updates = [kept.load() for kept in stored]
+        except Exception as error:
+            failure = error
+        gather_or_raise(self._trainer, None, failure)
+        return updates
+
+    def read(self) -> None:
+        """Wait until all ranks have finished reading: then files may be deleted."""
+        if self._store is not None:
+            gather(self._trainer, None)
+
+    def close(self) -> None:
+        """Delete what was written, however the round ended."""
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,23 @@
+"""Settings of a federation: frozen, and checked when they are built."""
+
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.settings.availability import Availability
+from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.partial_work import PartialWork
+from fl_lightning.settings.secure_aggregation import SecureAggregation
+from fl_lightning.settings.server_evaluation import ServerEvaluation
+
+__all__ = [
+    "Attackers",
+    "Availability",
+    "ClientEvaluation",
+    "ExamplePrivacy",
+    "Faults",
+    "LocalTraining",
+    "PartialWork",
+    "SecureAggregation",
+    "ServerEvaluation",
+]

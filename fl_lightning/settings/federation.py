@@ -1,0 +1,44 @@
+"""The settings of a whole federation, as the server's half reads them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from fl_lightning.routes.base import Route
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.settings.availability import Availability
+from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.secure_aggregation import SecureAggregation
+from fl_lightning.settings.server_evaluation import ServerEvaluation
+from fl_lightning.strategies.base import Strategy
+from fl_lightning.transforms.base import Transform
+
+
+class FederationSettings(Protocol):
+    """The settings of :class:`~fl_lightning.FederatedOrchestrator`, which documents them."""
+
+    strategy: Strategy
+    route: Route
+    local: LocalTraining
+    attackers: Attackers
+    transforms: list[Transform]
+    secure_aggregation: SecureAggregation | None
+    faults: Faults
+    availability: Availability
+    client_evaluation: ClientEvaluation
+    server_evaluation: ServerEvaluation
+    clients_per_round: int | float
+    server_optimizer: OptimizerCallable | None
+    memory_limit: float
+    client_columns: int
+    seed: int
+    resume_changed: bool
+
+    @property
+    def state_key(self) -> str:
+        """Return the name under which checkpoints hold the federation."""
+        ...

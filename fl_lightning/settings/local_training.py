@@ -1,0 +1,156 @@
+"""How a client trains between receiving the global model and sending its update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from fl_lightning.compat.lightning import synchronises_batch_norm
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.settings.partial_work import PartialWork
+
+Engine = Literal["trainer", "fabric", "stacked", "auto"]
+Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Configure a client's own Lightning Trainer.
+
+    Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
+
+    Args:
+        engine: what trains a client, with the same result: ``trainer``, a Lightning Trainer for each; ``fabric``, a lean loop
+            that calls what the module and callbacks override, equal to the last bit on a CPU; ``stacked``, many clients at
+            once, equal within rounding; ``auto``, the fastest of them here, by a trial in the first round.
+        stack_size: clients that ``stacked`` trains at once, >= 1: memory grows with it.
+        compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
+        channels_last: keep the weights of convolutions in channels_last order: faster for larger images and channels, other
+            last bits.
+        max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
+        max_steps: at most this many optimizer steps per round; -1 for no limit.
+        precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is not its
+            default, 32-true; else it is bf16-mixed or 16-mixed on a GPU (bf16 where the GPU has it) and 32-true elsewhere.
+        gradient_clip_val: largest norm or value of the gradients, > 0; None leaves them.
+        gradient_clip_algorithm: clip by total ``norm`` or each ``value``.
+        accumulate_grad_batches: batches per optimizer step, >= 1.
+        limit_train_batches: share (float in (0, 1]) or number (int) of a client's batches per local epoch.
+        detect_anomaly: let autograd name the operation that made a NaN; slow.
+        deterministic: use deterministic algorithms only.
+        lr_decay: factor on every learning rate per round: round r trains at ``lr * lr_decay ** r``; in (0, 1].
+        proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
+            and before clipping; w_t is the model that the client starts from, on routes another client's.
+        threads: intra-op CPU threads per client; None is 1 where ranks share a CPU, and else torch's number. Another
+            number changes the last bits of the result, so fix it where runs on several ranks must agree with one.
+        callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
+        full_batch: one batch of all a client's examples, for FedSGD.
+        privacy: differential privacy of single examples; None without.
+        partial_work: let a share of the clients do fewer epochs; see :class:`PartialWork`.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    engine: Engine = "trainer"
+    stack_size: int = 64
+    compile: bool = False
+    channels_last: bool = False
+    max_epochs: int = 1
+    max_steps: int = -1
+    precision: Precision = "auto"
+    gradient_clip_val: float | None = None
+    gradient_clip_algorithm: Literal["norm", "value"] = "norm"
+    accumulate_grad_batches: int = 1
+    limit_train_batches: int | float = 1.0
+    detect_anomaly: bool = False
+    deterministic: bool | None = None
+    lr_decay: float = 1.0
+    proximal_mu: float = 0.0
+    threads: int | None = None
+    callbacks: list[Callback] | None = None
+    full_batch: bool = False
+    privacy: ExamplePrivacy | None = None
+    partial_work: PartialWork = field(default_factory=PartialWork)
+
+    def __post_init__(self) -> None:
+        name = "federation.local."
+        unlimited = self.max_epochs == -1 and self.max_steps > 0
+        known = get_args(Engine)
+        require(self.engine in known, name + "engine", f"one of {', '.join(known)}", self.engine)
+        require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
+        compiles = not self.compile or self.engine in ("stacked", "auto")
+        require(compiles, name + "compile", f"false with the engine '{self.engine}'; 'stacked' compiles", self.compile)
+        epochs_ok = self.max_epochs >= 1 or unlimited
+        require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
+        steps_ok = self.max_steps >= 1 or self.max_steps == -1
+        require(steps_ok, name + "max_steps", "1 or above, or -1 for no limit", self.max_steps)
+        clip = self.gradient_clip_val
+        require(clip is None or clip > 0, name + "gradient_clip_val", "above 0, or null", clip)
+        batches = self.accumulate_grad_batches
+        require(batches >= 1, name + "accumulate_grad_batches", "1 or above", batches)
+        limit = self.limit_train_batches
+        limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
+        require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
+        require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
+        require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
+        threads = self.threads
+        require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
+
+    def steps(self, batches: int, epochs: int | None = None) -> int:
+        """Return the optimizer steps of a fit that nothing ends early.
+
+        Args:
+            batches: of a whole epoch.
+            epochs: fewer local epochs than ``max_epochs``; None for these.
+        """
+        limit = self.limit_train_batches
+        used = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        most = self.max_steps if self.max_steps > 0 else math.inf
+        local = self.max_epochs if self.max_epochs > 0 else math.inf
+        planned = min(math.ceil(used / self.accumulate_grad_batches) * (local if epochs is None else min(epochs, local)), most)
+        return int(planned)
+
+
+# Flags of the outer Trainer that would act on the round instead of on the clients' batches, and be lost silently.
+_REFUSED = {
+    "gradient_clip_val": (None, "gradient_clip_val"),
+    "gradient_clip_algorithm": (None, "gradient_clip_algorithm"),
+    "accumulate_grad_batches": (1, "accumulate_grad_batches"),
+    "limit_train_batches": (1.0, "limit_train_batches"),
+    "overfit_batches": (0.0, "limit_train_batches"),
+}
+
+
+def refuse_outer_flags(trainer: Trainer) -> None:
+    """Raise where the outer Trainer has a flag that belongs to the clients.
+
+    Raises:
+        ConfigurationError: naming the flag and the setting to use instead.
+    """
+    synchronises = synchronises_batch_norm(trainer)
+    require(not synchronises, "trainer.sync_batchnorm", "false: ranks train different clients", synchronises)
+    if trainer.fast_dev_run:  # type: ignore[attr-defined]
+        return
+    for flag, (neutral, setting) in _REFUSED.items():
+        value = getattr(trainer, flag)
+        if value is not None and (value != neutral or type(value) is not type(neutral)):
+            raise ConfigurationError(
+                f"'trainer.{flag}' is {value!r}, but a batch of the federation's Trainer is a whole round. Remove it and set "
+                f"'federation.local.{setting}' instead, which applies to the clients' batches."
+            )
+
+
+def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:
+    """The precision that ``auto`` stands for: the outer Trainer's unless 32-true, else mixed on a GPU and full elsewhere."""
+    if local != "auto":
+        return local
+    if outer != "32-true":
+        return outer
+    if device.type != "cuda":
+        return "32-true"
+    return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
