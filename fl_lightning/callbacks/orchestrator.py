@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, closing
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,11 @@ from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
-from fl_lightning.messages import ClientJob
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, use_safe_checkpoints
-from fl_lightning.reporting.rounds import movement
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.server.announcements import announce, tell_failures
+from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
@@ -43,13 +39,10 @@ from fl_lightning.server.checks.compatibility import (
 )
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.privacy import check_privacy
-from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.interruption import tell_how_to_resume
-from fl_lightning.server.outer_trainer import adapt_losses, outside_precision, prepare_trainer, set_threads
+from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.resume.start import Start, refuse_federations
-from fl_lightning.server.round import FederationRound
-from fl_lightning.server.round_log import log_round, write_matrices
-from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
 from fl_lightning.settings.attackers import Attackers
@@ -171,8 +164,7 @@ class FederatedOrchestrator(Callback):
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
         start = Start(self, self._run, trainer, data, build, pl_module)
-        run_round = partial(self._run_round, trainer, pl_module)
-        self._takeover = Takeover(pl_module, run_round, start.server_optimizer, start.load)
+        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load)
         self._cleanup.callback(continue_global_step, trainer)  # the last to be registered runs first
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
@@ -195,9 +187,16 @@ class FederatedOrchestrator(Callback):
         with self._takeover.suspended():
             client = client_copy(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)
-        self._federation = assembly.federation(self._build_pool(assembly))
-        self._sampler, self._evaluator = assembly.sampler(), assembly.evaluator(self._federation)
-        self._run.pool = self._federation.pool
+        federation = assembly.federation(self._build_pool(assembly))
+        self._run.pool = federation.pool
+        self._rounds = RoundRunner(
+            settings=self,
+            run=self._run,
+            federation=federation,
+            sampler=assembly.sampler(),
+            evaluator=assembly.evaluator(federation),
+            attacks=self._attack_schedule,
+        )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:
         """Return the clients: simulated, on the ranks of the Trainer."""
@@ -220,59 +219,6 @@ class FederatedOrchestrator(Callback):
             for logger in trainer.loggers:
                 self._cleanup.enter_context(plot_over_rounds(logger))
 
-    # ---------------------------------------------------------------- the round
-
-    def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
-        with outside_precision(trainer):
-            jobs = self._train_round(trainer, module)
-            scores = self._evaluator.end_round(trainer.current_epoch, jobs)
-        if scores:
-            module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
-
-    def _train_round(self, trainer: Trainer, module: LightningModule) -> list[ClientJob]:
-        begun = time.perf_counter()
-        round_idx, run, federation = trainer.current_epoch, self._run, self._federation
-        if round_idx == 0:
-            run.reset()
-            self.strategy.reset()
-            self.route.reset()
-        federation.refresh_frozen()
-        self._evaluator.begin_round(round_idx)
-        sweep_client_files(trainer, run.memory)
-        keepers = self._attack_schedule.begin_round(round_idx)
-        own_models_of = frozenset(range(federation.data.num_clients)) if self.route.keeps_models else keepers
-        plan = self._sampler.round(round_idx)
-        announce(trainer, "on_round_start", round_idx, plan.clients)
-        federation_round = FederationRound(federation, round_idx, plan, run.last_scores, own_models_of)
-        with closing(federation_round):
-            self.route.run(federation_round)
-            result = federation_round.result()
-        if self.server_evaluation.every_n_rounds > 1:
-            run.last_scores |= federation_round.scores(result.updates)
-        run.engine, run.finished_round = federation.engine, round_idx
-        step = self._step_server(module, result)
-        waited = federation.pool.settle(round_idx, [update.client for update in result.updates], run.saved_round)
-        missed = tell_failures(trainer, round_idx, plan.lost, result.failures)
-        announce(trainer, "on_aggregated", result.updates)
-        own = self.strategy.figures() | federation_round.figures() | waited
-        own |= {"stragglers": float(len(plan.epochs))} if self.local.partial_work.share else {}
-        own |= self._attack_schedule.figures(federation, round_idx, result)
-        own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
-        own |= movement(result.updates, step, self.strategy.averages) | {"lr_factor": self.local.lr_decay**round_idx}
-        own |= run.totals.add(result.updates, time.perf_counter() - begun)
-        log_round(trainer, result.updates, own, federation.data.num_clients <= self.client_columns)
-        write_matrices(trainer, self.route.matrices(), federation.data)
-        return federation_round.jobs
-
-    def _step_server(self, module: LightningModule, result: RoundResult) -> float:
-        server = self._federation.server
-        step = server.set_gradient_towards(result.aggregate)
-        optimizer: Any = module.optimizers()
-        optimizer.step()
-        optimizer.zero_grad()
-        server.set_buffers(result.aggregate, result.counters)
-        return step
-
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put ``round`` beside the server's metrics."""
         if self._takeover is not None and not trainer.sanity_checking:
@@ -288,8 +234,7 @@ class FederatedOrchestrator(Callback):
         if self._takeover is None:
             return
         if self.client_evaluation.active:
-            with outside_precision(trainer):
-                self._evaluator.conclude(trainer.current_epoch)
+            self._rounds.conclude()
         self._run.account.conclude()
 
     # ---------------------------------------------------------------- state and end

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from fl_lightning.clients.chains import ChainTrainer, Listener
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.client_evaluators import ClientEvaluators, Metrics
 from fl_lightning.clients.engines.base import EngineSettings
@@ -20,7 +21,7 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.runtime import ClientRuntime, Listener
+from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
@@ -144,17 +145,24 @@ class ClientAssembly:
             logger=place.logger,
             inference_mode=place.inference_mode,
         )
+        trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
+        chains = ChainTrainer(
+            trainer=trainer,
+            memory=self._memory,
+            evaluators=evaluators,
+            faults=settings.faults,
+            in_place=in_place and not settings.faults.skips,
+            listener=self._listener,
+        )
         return ClientRuntime(
             resident=self.resident,
-            trainer=self._trainer(self._engine, self._memory, settings.rules, self._private),
+            trainer=trainer,
+            chains=chains,
             memory=self._memory,
             outbox=outbox,
             evaluators=evaluators,
-            faults=settings.faults,
             private=self._private,
-            in_place=in_place and not settings.faults.skips,
             alone=self._alone_for,
-            listener=self._listener,
         )
 
     @property

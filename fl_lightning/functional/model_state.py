@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.model_parts import can_be_averaged, constant_modules, trained_parts
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, grid_of
@@ -56,8 +57,8 @@ class ModelState:
 
     def _arrange(self) -> None:
         module = self._module
-        self._trained = _trained(module)
-        self._constant_modules = _constant_modules(module)
+        self._trained = trained_parts(module)
+        self._constant_modules = constant_modules(module)
         self._constants: list[_Slot] = []
         self._frozen: list[_Slot] = []
         self._filled: ModelLayout | None = None
@@ -74,7 +75,7 @@ class ModelState:
                 self._constants += [(owner, name) for name, _ in owner.named_buffers(recurse=False)]
                 continue
             for name, buffer in owner.named_buffers(recurse=False):
-                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and _can_be_averaged(buffer)
+                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and can_be_averaged(buffer)
                 kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
                 kind.append((owner, name))
 
@@ -100,7 +101,7 @@ class ModelState:
 
     def refresh(self) -> bool:
         """Re-check which parameters are frozen, and return whether that, and the length of :meth:`vector`, has changed."""
-        if _trained(self._module) == self._trained:
+        if trained_parts(self._module) == self._trained:
             return False
         self._arrange()
         return True
@@ -289,25 +290,3 @@ def distance(parameters: Sequence[Tensor], vector: Tensor) -> float:
         offset += parameter.numel()
         total += squared_distance(theirs, parameter.reshape(-1))
     return math.sqrt(total)
-
-
-def _constant_modules(module: nn.Module) -> set[int]:
-    """Return the ids of the modules inside parts that never change: declared ones, and frozen ones in evaluation mode."""
-    declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
-    resting = [part for part in module.modules() if part is not module and _rests(part)]
-    frozen = [part for part in declared if not any(parameter.requires_grad for parameter in part.parameters())]
-    return {id(inner) for part in (*frozen, *resting) for inner in part.modules()}
-
-
-def _rests(part: nn.Module) -> bool:
-    parameters = list(part.parameters())
-    return bool(parameters) and not any(p.requires_grad for p in parameters) and not any(m.training for m in part.modules())
-
-
-def _trained(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Return the inputs that decide what is frozen: the flag of each parameter, and the training mode of each part."""
-    return tuple(p.requires_grad for p in module.parameters()), tuple(part.training for part in module.modules())
-
-
-def _can_be_averaged(buffer: Tensor) -> bool:
-    return not buffer.is_complex() and bool(torch.isfinite(buffer).all())

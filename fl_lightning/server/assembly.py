@@ -7,11 +7,11 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workplace
+from fl_lightning.clients.chains import Listener
 from fl_lightning.clients.client_evaluators import Metrics
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.clients.runtime import Listener
 from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.functional.model_state import ModelState

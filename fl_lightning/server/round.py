@@ -13,19 +13,18 @@ from torchmetrics import Metric
 from fl_lightning.collectives import no_counters
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import magnitude, to_float64
-from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, TrainOrder
+from fl_lightning.messages import ChainReport, ClientJob, TrainOrder
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.privacy.round import RoundPrivacy
 from fl_lightning.server.reception import receive
 from fl_lightning.server.round_result import RoundResult, as_one, require_weights, shared_out, too_few, with_shares
+from fl_lightning.server.round_scores import RoundScores
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
-
-_ROUTE = "federation.route.metric"
 
 
 @dataclass
@@ -58,6 +57,7 @@ class FederationRound(Cohort):
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
         self._privacy = RoundPrivacy(self.federation, self.round_idx, self.plan)
+        self._scores = RoundScores(self.federation, self.round_idx, self.last_scores)
         self._version: int | None = None
         self.jobs: list[ClientJob] = []
         """The turns of the round, of all ranks."""
@@ -68,7 +68,7 @@ class FederationRound(Cohort):
         """See :meth:`Cohort.deliver`."""
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
         self._chains = chains
-        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores_are_due else 0
+        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
         orders = self._orders(chains, scored=scored)
         self._error = self._drain(self._pool.train(orders), self._receive)
         error = self._drain(self._pool.answer(), self._receive)
@@ -103,7 +103,7 @@ class FederationRound(Cohort):
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
         """See :meth:`Cohort.hand_in`."""
         self._start_strategy([update.num_examples for update in updates])
-        local_scores = self._local_scores(updates)
+        local_scores = self._scores.local(updates, self._published())
         try:
             for number in range(self._comm.rank, len(updates), self._comm.size):
                 update = updates[number]
@@ -122,17 +122,12 @@ class FederationRound(Cohort):
 
     def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
         """See :meth:`Cohort.cross_scores`."""
-        orders = [
-            EvalOrder(self._published(), holder.client, "training", "route", model.snapshot)
-            for model in updates
-            for holder in updates
-        ]
-        values = [report.value for report in self._pool.evaluate(orders)]
-        return torch.tensor(values, dtype=torch.float64).view(len(updates), len(updates)).T
+        return self._scores.cross(updates, self._published())
 
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
         """See :meth:`Cohort.server_scores`."""
-        return self._spread_scores([update.snapshot for update in updates], metric, _ROUTE)
+        self._published()
+        return self._scores.spread([lambda u=update: u.snapshot for update in updates], metric, "federation.route.metric")  # type: ignore[misc]
 
     def label_counts(self) -> Tensor:
         """See :meth:`Cohort.label_counts`."""
@@ -206,36 +201,11 @@ class FederationRound(Cohort):
         """Score a model, and give it to the strategy."""
         metric = self.federation.strategy.metric
         if metric is not None:
-            update = replace(update, score=self._score(update, metric))
+            update = replace(update, score=self._scores.of(update, metric))
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
         return self._buffer.add(update)
-
-    # ---------------------------------------------------------------- scores
-
-    @property
-    def _scores_are_due(self) -> bool:
-        return self.federation.evaluators.settings.due(self.round_idx)
-
-    def _score(self, update: ClientUpdate, metric: str | Metric) -> float:
-        """Return the score of a client's model; in rounds without evaluation its last one."""
-        kept = None if self._scores_are_due else self.last_scores.get(update.client)
-        return self.federation.evaluators.score(update.snapshot, metric) if kept is None else kept
-
-    def _local_scores(self, updates: Sequence[ClientUpdate]) -> list[float | None]:
-        """Return the scores of models on their clients' validation parts, if the strategy asks for them."""
-        if self.federation.strategy.local_metric is None:
-            return [None] * len(updates)
-        version = self._published()
-        orders = [EvalOrder(version, update.client, "validation", "sent", update.snapshot) for update in updates]
-        return [report.value for report in self._pool.evaluate(orders)]
-
-    def _spread_scores(self, models: Sequence[Snapshot], metric: str | Metric, setting: str) -> list[float]:
-        """Return a metric of models on the server's set, spread over the ranks."""
-        self._published()
-        evaluators = self.federation.evaluators
-        return self._comm.spread(len(models), lambda number: evaluators.score(models[number], metric, setting))
 
     # ---------------------------------------------------------------- the end
 
@@ -307,8 +277,8 @@ class FederationRound(Cohort):
         def scorer(models: Sequence[Callable[[], Tensor]]) -> list[float]:
             assert strategy.worth_metric is not None
             self._published()
-            evaluators, metric = self.federation.evaluators, strategy.worth_metric
-            return self._comm.spread(len(models), lambda k: evaluators.score(Snapshot(models[k](), counters), metric))
+            snapshots = [lambda m=model: Snapshot(m(), counters) for model in models]
+            return self._scores.spread(snapshots, strategy.worth_metric)
 
         aggregate, weights = strategy.combine(everyone, scorer)
         require_weights(strategy, everyone, weights)

@@ -1,0 +1,29 @@
+"""Tell which parts of a module are trained, constant, or averaged."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def constant_modules(module: nn.Module) -> set[int]:
+    """Return the ids of the modules inside parts that never change: declared ones, and frozen ones in evaluation mode."""
+    declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
+    resting = [part for part in module.modules() if part is not module and _rests(part)]
+    frozen = [part for part in declared if not any(parameter.requires_grad for parameter in part.parameters())]
+    return {id(inner) for part in (*frozen, *resting) for inner in part.modules()}
+
+
+def _rests(part: nn.Module) -> bool:
+    parameters = list(part.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters) and not any(m.training for m in part.modules())
+
+
+def trained_parts(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Return the inputs that decide what is frozen: the flag of each parameter, and the training mode of each part."""
+    return tuple(p.requires_grad for p in module.parameters()), tuple(part.training for part in module.modules())
+
+
+def can_be_averaged(buffer: Tensor) -> bool:
+    """Return whether a buffer can be averaged over clients: it is real, and its values are finite."""
+    return not buffer.is_complex() and bool(torch.isfinite(buffer).all())

@@ -1,0 +1,122 @@
+"""Run the rounds of a fit: draw the cohort, let the route run, step the server, log."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import Any
+
+from lightning.pytorch import LightningModule
+
+from fl_lightning.messages import ClientJob
+from fl_lightning.reporting.rounds import movement
+from fl_lightning.server.announcements import announce, tell_failures
+from fl_lightning.server.attack_schedule import AttackSchedule
+from fl_lightning.server.client_evaluation import ClientEvaluator
+from fl_lightning.server.client_files import sweep_client_files
+from fl_lightning.server.federation import Federation
+from fl_lightning.server.outer_trainer import outside_precision
+from fl_lightning.server.round import FederationRound
+from fl_lightning.server.round_log import log_round, write_matrices
+from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.run_state import RunState
+from fl_lightning.server.sampling import ClientSampler, RoundPlan
+from fl_lightning.settings.federation import FederationSettings
+
+
+class RoundRunner:
+    """Run one round for each epoch of the user's Trainer.
+
+    Args:
+        settings: of the federation.
+        run: the state of the run.
+        federation: what stays from round to round.
+        sampler: draws the rounds.
+        evaluator: evaluates at the clients.
+        attacks: when attackers act.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: FederationSettings,
+        run: RunState,
+        federation: Federation,
+        sampler: ClientSampler,
+        evaluator: ClientEvaluator,
+        attacks: AttackSchedule,
+    ) -> None:
+        self._settings, self._run, self._federation = settings, run, federation
+        self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
+
+    def run(self, module: LightningModule) -> None:
+        """Run a round; the module then holds the new global model."""
+        trainer = self._federation.trainer
+        with outside_precision(trainer):
+            jobs = self._round(module)
+            scores = self._evaluator.end_round(trainer.current_epoch, jobs)
+        if scores:
+            module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
+
+    def conclude(self) -> None:
+        """Compare the final model with models of the clients' own."""
+        with outside_precision(self._federation.trainer):
+            self._evaluator.conclude(self._federation.trainer.current_epoch)
+
+    def _round(self, module: LightningModule) -> list[ClientJob]:
+        """Run a round up to its log, and return the turns that the clients took."""
+        begun = time.perf_counter()
+        federation, run, trainer = self._federation, self._run, self._federation.trainer
+        round_idx = trainer.current_epoch
+        plan, own_models_of = self._begin(round_idx)
+        announce(trainer, "on_round_start", round_idx, plan.clients)
+        federation_round = FederationRound(federation, round_idx, plan, run.last_scores, own_models_of)
+        with closing(federation_round):
+            self._settings.route.run(federation_round)
+            result = federation_round.result()
+        if self._settings.server_evaluation.every_n_rounds > 1:
+            run.last_scores |= federation_round.scores(result.updates)
+        run.engine, run.finished_round = federation.engine, round_idx
+        step = self._step_server(module, result)
+        accepted = [update.client for update in result.updates]
+        waited = federation.pool.settle(round_idx, accepted, run.saved_round)
+        missed = tell_failures(trainer, round_idx, plan.lost, result.failures)
+        announce(trainer, "on_aggregated", result.updates)
+        figures = self._figures(federation_round, result, step, missed) | waited
+        figures |= run.totals.add(result.updates, time.perf_counter() - begun)
+        log_round(trainer, result.updates, figures, federation.data.num_clients <= self._settings.client_columns)
+        write_matrices(trainer, self._settings.route.matrices(), federation.data)
+        return federation_round.jobs
+
+    def _begin(self, round_idx: int) -> tuple[RoundPlan, frozenset[int]]:
+        """Prepare a round, and return who takes part, and which clients start from their own last model."""
+        if round_idx == 0:
+            self._run.reset()
+            self._settings.strategy.reset()
+            self._settings.route.reset()
+        self._federation.refresh_frozen()
+        self._evaluator.begin_round(round_idx)
+        sweep_client_files(self._federation.trainer, self._run.memory)
+        stubborn = self._attacks.begin_round(round_idx)
+        everyone = frozenset(range(self._federation.data.num_clients))
+        return self._sampler.round(round_idx), everyone if self._settings.route.keeps_models else stubborn
+
+    def _step_server(self, module: LightningModule, result: RoundResult) -> float:
+        """Step the server's optimizer, and return the length of the pseudo-gradient."""
+        server = self._federation.server
+        step = server.set_gradient_towards(result.aggregate)
+        optimizer: Any = module.optimizers()
+        optimizer.step()
+        optimizer.zero_grad()
+        server.set_buffers(result.aggregate, result.counters)
+        return step
+
+    def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:
+        """Return the figures of a round that are not those of single clients."""
+        settings, plan = self._settings, federation_round.plan
+        figures = settings.strategy.figures() | federation_round.figures()
+        figures |= {"stragglers": float(len(plan.epochs))} if settings.local.partial_work.share else {}
+        figures |= self._attacks.figures(self._federation, federation_round.round_idx, result)
+        figures |= {"failures": float(missed)} if settings.faults.skips or settings.availability.drop_out else {}
+        figures |= movement(result.updates, step, settings.strategy.averages)
+        return figures | {"lr_factor": settings.local.lr_decay**federation_round.round_idx}
