@@ -28,6 +28,10 @@ def describe(error: Exception) -> str:
     return text if isinstance(error, ClientError) else f"{type(error).__name__}: {text}"
 
 
+_SMALL = 2**16
+"""Parameters of a model that is compared as one vector."""
+
+
 class UpdateCheck:
     """Refuse updates that cannot be aggregated, and measure how far the others move.
 
@@ -43,7 +47,10 @@ class UpdateCheck:
 
     @cached_property
     def _parameters(self) -> list[Tensor]:
-        return [self._server.tensors[name].detach() for name in self._names[0]]
+        found = [self._server.tensors[name].detach() for name in self._names[0]]
+        if self.num_parameters <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
+            return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation for each client, not one a tensor
+        return found
 
     @cached_property
     def _reach(self) -> float:

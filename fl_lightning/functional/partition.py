@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,10 +59,15 @@ class Partition:
     def __len__(self) -> int:
         return self.offsets.numel() - 1
 
+    @cached_property
+    def _bounds(self) -> list[int]:
+        bounds: list[int] = self.offsets.tolist()
+        return bounds
+
     def __getitem__(self, client: int) -> Tensor:
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} of {len(self)}")
-        return self.order[self.offsets[client] : self.offsets[client + 1]]
+        return self.order[self._bounds[client] : self._bounds[client + 1]]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(torch.split(self.order, self.sizes.tolist()))

@@ -40,12 +40,13 @@ def sgd_settings(optimizer: Optimizer) -> SGDSettings | None:
     inner = plain(optimizer)
     if type(inner) is not torch.optim.SGD:
         return None
-    found = {
-        SGDSettings(float(g["lr"]), float(g["momentum"]), float(g["dampening"]), bool(g["nesterov"]))
-        for g in inner.param_groups
-        if not g["maximize"]
-    }
-    return found.pop() if len(found) == 1 else None
+    found: SGDSettings | None = None  # once a step: no sets
+    for group in inner.param_groups:
+        own = SGDSettings(float(group["lr"]), float(group["momentum"]), float(group["dampening"]), bool(group["nesterov"]))
+        if group["maximize"] or (found is not None and own != found):
+            return None
+        found = own
+    return found
 
 
 def follow(steps: StepCoefficients, settings: SGDSettings | None, mu: float) -> StepCoefficients | None:
