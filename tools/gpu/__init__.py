@@ -1,0 +1,1 @@
+"""The checks of tools/gpu_checks.py."""
