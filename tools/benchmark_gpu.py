@@ -208,7 +208,7 @@ def profile(name: str, device: str) -> dict[str, Any]:
         for place, _ in places[1].most_common(12)
         if places[1][place] > places[0][place]
     }
-    figures["waits_besides_steps"] = {place: count for place, count in places[0].most_common(8)}
+    figures["waits_besides_steps"] = dict(places[0].most_common(8))
     figures["seconds"] = round(time.perf_counter() - begun, 1)
     return figures
 

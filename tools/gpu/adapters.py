@@ -7,14 +7,11 @@ from typing import Any
 
 import lightning as L
 import torch
+from federations import trainer, weights
 from torch import Tensor, nn
 
-from gpu.setting import Findings, NotRun, Setting, use_tests
-
-use_tests()
-from federations import trainer, weights
-
 from fl_lightning import ClassificationTask, FederatedDataModule, FederatedOrchestrator, IIDPartitioner, LocalTraining
+from gpu.setting import Findings, NotRunError, Setting
 
 
 class Transformer(nn.Module):
@@ -48,7 +45,7 @@ class Transformer(nn.Module):
 def lora(setting: Setting, found: Findings) -> None:
     """Train adapters with the base frozen: the base keeps its bits, and only the adapters are sent."""
     if importlib.util.find_spec("peft") is None:
-        raise NotRun("peft is not installed")
+        raise NotRunError("peft is not installed")
     from peft import LoraConfig, inject_adapter_in_model
 
     from gpu.state_on_device import Pictures

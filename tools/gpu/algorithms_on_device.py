@@ -6,12 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
-from gpu.setting import Findings, Setting, largest_difference, use_tests
-
-use_tests()
 from algorithms import ALGORITHMS, prepare
 from federations import trainer, weights
+
+from gpu.setting import Findings, Setting, largest_difference
 
 _ROUNDS = 2
 

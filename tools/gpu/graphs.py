@@ -9,16 +9,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
-
-from gpu.setting import Findings, NotRun, Setting, largest_difference, use_tests
-from gpu.state_on_device import Pictures
-
-use_tests()
 from benchmark_loop import Sizes
 from federations import trainer, weights
+from torch import nn
 
 from fl_lightning import ClassificationTask, FederatedDataModule, FederatedOrchestrator, LeNet, LocalTraining
+from gpu.setting import Findings, NotRunError, Setting, largest_difference
+from gpu.state_on_device import Pictures
 
 Make = Callable[[], nn.Module]
 
@@ -109,7 +106,7 @@ def compiled_sizes(setting: Setting, found: Findings) -> None:
 def cuda_graphs(setting: Setting, found: Findings) -> None:
     """Inductor's CUDA graphs around the compiled step: the same weights, or the error that torch gives."""
     if setting.device != "cuda":
-        raise NotRun("CUDA graphs need a GPU")
+        raise NotRunError("CUDA graphs need a GPU")
     import torch._inductor.config as inductor
 
     sizes = [40] * 24
@@ -130,7 +127,7 @@ def compiled_network(setting: Setting, found: Findings) -> None:
         name = f"{engine}, {precision}"
         expected, eager_seconds, _, _ = _fit(setting, lambda: LeNet(1, 28), sizes, engine=engine, precision=precision)
         compiled: Make = lambda: torch.compile(LeNet(1, 28))  # type: ignore[return-value]  # noqa: E731
-        ours, seconds, accuracy, graphs = _fit(setting, compiled, sizes, engine=engine, precision=precision)
+        ours, seconds, _, graphs = _fit(setting, compiled, sizes, engine=engine, precision=precision)
         ours = {key.replace("_orig_mod.", ""): value for key, value in ours.items()}
         gap = largest_difference(expected, ours)
         found[name] = {"largest_difference": gap, "graphs": graphs, "eager": eager_seconds, "compiled": seconds}

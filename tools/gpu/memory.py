@@ -6,17 +6,14 @@ import resource
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from gpu.setting import Findings, Setting, use_tests
-
-use_tests()
 from benchmark_loop import Plain as Simple
 from benchmark_loop import Sizes
 from benchmark_scale import Features
 from federations import Plain, federate, trainer
+from torch import Tensor, nn
 
 from fl_lightning import Faults, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from gpu.setting import Findings, Setting
 
 
 def by_clients(setting: Setting, found: Findings) -> None:

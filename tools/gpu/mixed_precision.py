@@ -14,14 +14,11 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
+from federations import Blobs, Consecutive, Plain, federate, weights
 from torch.nn import functional as F
 
-from gpu.setting import ROOT, Findings, Setting, largest_difference, use_tests
-
-use_tests()
-from federations import Blobs, Consecutive, Plain, federate, weights
-
 from fl_lightning import LocalTraining
+from gpu.setting import ROOT, Findings, Setting, largest_difference
 
 # ---------------------------------------------------------------- adafed_mnist
 

@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[0] = str(Path(__file__).parents[1])
 
 
 def main() -> None:
@@ -28,14 +28,12 @@ def main() -> None:
     os.environ |= {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 
     import torch
+    from algorithms import outcome, prepare
+    from federations import trainer
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
-    from gpu.setting import Setting, use_tests
-
-    use_tests()
-    from algorithms import outcome, prepare
-    from federations import trainer
+    from gpu.setting import Setting
 
     finals = {}
     for name in args.algorithms:

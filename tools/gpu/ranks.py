@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu.setting import Findings, Setting, equal_bits, largest_difference, use_tests
-
-use_tests()
 from algorithms import outcome, prepare
 from federations import trainer
+
+from gpu.setting import Findings, Setting, equal_bits, largest_difference
 
 _ALGORITHMS = ("fedavg", "adafed", "scaffold", "fedadam", "fedmedian", "krum", "fedcyclic", "mediators", "clients' parts")
 

@@ -53,9 +53,8 @@ def _checks(records: Sequence[Record]) -> str:
     known = {check.name: check.stage for checks in STAGES.values() for check in checks}
     rows = ["| stage | check | result | seconds | found |", "|---|---|---|---|---|"]
     for record in records:
-        if "ratio" in record["figures"] or record["name"].startswith("profile: "):
-            if record["ok"]:
-                continue  # in tables of their own
+        if record["ok"] and ("ratio" in record["figures"] or _is_profile(record)):
+            continue  # in tables of their own
         stage = record.get("stage", known.get(record["name"], ""))
         cells = stage, record["name"], _WORDS[record["ok"]], f"{record['seconds']:.0f}", _short(record)
         rows.append("| " + " | ".join(cells) + " |")

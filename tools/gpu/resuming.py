@@ -8,14 +8,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
-
-from gpu.setting import Findings, Setting, equal_bits, largest_difference, use_tests
-from gpu.state_on_device import Pictures
-
-use_tests()
 from algorithms import prepare
 from federations import every_round, trainer, weights
+from torch import nn
 
 from fl_lightning import (
     AdaFed,
@@ -27,6 +22,8 @@ from fl_lightning import (
     LocalTraining,
     RandomCropFlip,
 )
+from gpu.setting import Findings, Setting, equal_bits, largest_difference
+from gpu.state_on_device import Pictures
 
 _STATEFUL = ("fedadam", "scaffold", "fedavgm", "compressed", "local only")
 """Algorithms whose server or clients keep something over rounds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-class NotRun(Exception):
+class NotRunError(Exception):
     """Raised by a check that cannot run here; the message says why."""
 
 
@@ -62,13 +61,6 @@ class Findings:
         """Note a failure unless something holds; the check goes on."""
         if not bool(holds):
             self.failures.append(message)
-
-
-def use_tests() -> None:
-    """Make the tests' small federations importable."""
-    for folder in (ROOT, ROOT / "tools", ROOT / "tests"):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
 
 
 def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:

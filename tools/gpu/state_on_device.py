@@ -8,13 +8,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from federations import CLASSES, federate, network, trainer, weights
 from torch import nn
 from torch.utils.data import TensorDataset
-
-from gpu.setting import Findings, Setting, largest_difference, use_tests
-
-use_tests()
-from federations import CLASSES, federate, network, trainer, weights
 
 from fl_lightning import (
     ClassificationTask,
@@ -29,6 +25,7 @@ from fl_lightning import (
     LocalTraining,
     RandomCropFlip,
 )
+from gpu.setting import Findings, Setting, largest_difference
 
 
 class Pictures(ImageDataModule):
@@ -115,7 +112,7 @@ def images(setting: Setting, found: Findings) -> None:
 
 
 def augmentation(setting: Setting, found: Findings) -> None:
-    """Random crops and flips on the device: each image is one of the possible crops, drawn anew, and again the same in a rerun."""
+    """Random crops and flips on the device: each image is one of its crops; a rerun draws the same."""
     device, padding = torch.device(setting.device), 2
     original = torch.rand(setting.of(256, 16), 3, 12, 12, device=device)
     transform = RandomCropFlip(padding)

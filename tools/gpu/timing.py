@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from gpu.setting import Findings, NotRun, Setting, use_tests
-
-use_tests()
 import benchmark_gpu
+
+from gpu.setting import Findings, NotRunError, Setting
 
 
 def row(setting: Setting, found: Findings) -> None:
     """Measure a row; a target that is missed is no failure, the report shows it."""
     if benchmark_gpu.ROWS[setting.name].graphs and setting.small:
-        raise NotRun("CUDA graphs need a GPU")
+        raise NotRunError("CUDA graphs need a GPU")
     found.figures |= benchmark_gpu.measure(setting.name, setting.device, setting.of(30, 1), setting.of(5, 1))
 
 

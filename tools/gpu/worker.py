@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 from typing import Any, TextIO
 
-from gpu.setting import Findings, NotRun, Setting
+from gpu.setting import Findings, NotRunError, Setting
 from gpu.stages import find
 
 _FATAL = ("CUDA error", "device-side assert", "illegal memory access", "cudaError", "unspecified launch failure")
@@ -38,7 +39,7 @@ def _answer(answers: TextIO, record: dict[str, Any]) -> None:
 def run(setting: Setting) -> tuple[dict[str, Any], bool]:
     """Run one check: its record, and whether this process is of no use afterwards."""
     found, error, ok, fatal = Findings(), None, True, False
-    begun, before = time.perf_counter(), os.getcwd()
+    begun, before = time.perf_counter(), Path.cwd()
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             os.chdir(folder)
@@ -47,7 +48,7 @@ def run(setting: Setting) -> tuple[dict[str, Any], bool]:
                 getattr(importlib.import_module(f"gpu.{module}"), function)(setting, found)
             finally:
                 os.chdir(before)
-    except NotRun as reason:
+    except NotRunError as reason:
         ok, error = None, str(reason)  # type: ignore[assignment]
     except BaseException as raised:
         ok, error = False, _text(raised)
@@ -64,7 +65,7 @@ def run(setting: Setting) -> tuple[dict[str, Any], bool]:
 def _text(error: BaseException) -> str:
     """Return an error with the end of its way through the code."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
-    way = " > ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in frames)
+    way = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return f"{type(error).__name__}: {str(error)[:1500]} [{way}]"
 
 
