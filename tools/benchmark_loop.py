@@ -160,7 +160,7 @@ class Workload:
     def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
         net.eval()
         with torch.inference_mode():
-            return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in TensorLoader(data, 100))
+            return int(sum((net(images).argmax(1) == labels).sum() for images, labels in TensorLoader(data, 100)))
 
     def by_hand(self, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None) -> float:
         """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum.

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-_EXTRAS = ("digits",)
+_EXTRAS = ("digits", "privacy")
 _TESTS = ("pytest", "pytest-timeout")
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 27, 28, 31, 34)] + [
     "manylinux2014_x86_64",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -24,6 +27,7 @@ from fl_lightning import (
     LeNet,
     LocalTraining,
     RandomCropFlip,
+    TensorLoader,
 )
 from gpu.setting import Findings, Setting, largest_difference
 
@@ -88,17 +92,34 @@ def class_weights(setting: Setting, found: Findings) -> None:
     found.require(bool(statistics.abs().max() > 0), "BatchNorm's statistics have not moved")
 
 
+@contextmanager
+def indexed_on() -> Iterator[set[str]]:
+    """Note the devices of the tensors out of which shuffled batches are indexed."""
+    places: set[str] = set()
+    iterate = TensorLoader.__iter__
+
+    def noted(loader: TensorLoader) -> Any:
+        if loader.generator is not None:
+            places.add(loader.tensors[0].device.type)
+        return iterate(loader)
+
+    with patch.object(TensorLoader, "__iter__", noted):
+        yield places
+
+
 def images(setting: Setting, found: Findings) -> None:
     """Bytes in a tensor: placed on the GPU whole, indexed there, scaled there; a limit of 0 leaves them on the CPU."""
     results = {}
-    for name, limit in (("placed", None), ("not placed", 0.0)):
+    for name, limit, place in (("placed", None, setting.device), ("not placed", 0.0, "cpu")):
         L.seed_everything(1, verbose=False)
         data = Pictures(setting.of(4000, 200), setting.of(1000, 100), batch_size=20, eval_batch_size=500)
         task = ClassificationTask(LeNet(1, 28), 10, None, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
         federation = FederatedOrchestrator(local=LocalTraining(precision="32-true", engine="fabric"))
         run = trainer(setting.of(4, 1), federation, accelerator=setting.accelerator, devices=1)
         begun = time.perf_counter()
-        run.fit(task, FederatedDataModule(data, IIDPartitioner(5), memory_limit=limit))
+        with indexed_on() as places:
+            run.fit(task, FederatedDataModule(data, IIDPartitioner(5), memory_limit=limit))
+        found.require(places == {place}, f"{name}: training images were indexed on {sorted(places)}")
         results[name] = weights(task)
         found[f"{name}: seconds"] = round(time.perf_counter() - begun, 2)
         found[f"{name}: batches arrived as"] = sorted(f"{device} {dtype}" for device, dtype in data.raw)
