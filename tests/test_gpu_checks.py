@@ -172,7 +172,15 @@ def test_the_command(tmp_path):
 
 ENVIRONMENT = {"device": "NVIDIA X", "memory_gib": 139.8, "capability": "9.0", "driver": "580", "python": "3.12.3"}
 ENVIRONMENT |= {"torch": "2.11.0", "cuda": "13.0", "cudnn": 91900, "versions": {"lightning": "2.6.6"}, "fl_lightning": "0.1.0"}
-ROW = {"seconds_per_round": 0.05, "hand": 0.4, "ratio": 0.125, "spread": [0.12, 0.13], "control": 1.01, "target": 0.1, "peak_mib": 812.3}
+ROW = {
+    "seconds_per_round": 0.05,
+    "hand": 0.4,
+    "ratio": 0.125,
+    "spread": [0.12, 0.13],
+    "control": 1.01,
+    "target": 0.1,
+    "peak_mib": 812.3,
+}
 STEP = {"item": 0.0, "launches": 61.5, "round_besides_steps": {"item": 3, "launches": 410}}
 STEP |= {"waits_per_step": {"a/b.py:7": 1.0}, "waits_besides_steps": {"a/b.py:7": 2, "c.py:9": 4}}
 RECORDS = [

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[1])
+from gpu.setting import Setting
 
 
 def main() -> None:
@@ -32,8 +33,6 @@ def main() -> None:
     from federations import trainer
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
-
-    from gpu.setting import Setting
 
     finals = {}
     for name in args.algorithms:
