@@ -8,16 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
 from gpu import conductor, report, stages, worker
 from gpu.setting import Findings, NotRunError, Setting
 from gpu.suite import count_tests
 from gpu_wheels import lacking, present
 
-CPU = Setting("cpu")
+ROOT = Path(__file__).parent.parent
 
 
 def checked(name: str) -> dict:
@@ -111,7 +107,8 @@ for line in sys.stdin:
     name = line.strip()
     if name == "lora": os._exit(3)
     if name == "images": time.sleep(60)
-    print(json.dumps({"name": name, "ok": True, "seconds": 0.1, "figures": {"process": os.getpid()}, "error": None}), flush=True)
+    figures = {"process": os.getpid()}
+    print(json.dumps({"name": name, "ok": True, "seconds": 0.1, "figures": figures, "error": None}), flush=True)
 """
 
 
@@ -240,7 +237,7 @@ def test_present_reads_what_pip_prints():
 
 
 def test_what_is_lacking():
-    """pluggy is fetched for pytest, iniconfig is there, and packaging is too old; the extra's needs come where it is asked for."""
+    """pluggy is fetched for pytest, iniconfig is there, and packaging is too old; markers are those of the other machine."""
     there = {"iniconfig": "", "pygments": "", "packaging": "20.0"}
     found = lacking(there, "3.12.3", ["pytest"])
     assert {"pytest", "pluggy", "packaging"} <= found.keys()

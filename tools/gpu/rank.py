@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[1])
-from gpu.setting import Setting
+from gpu.setting import Setting  # noqa: E402 - it makes the tests' federations importable
 
 
 def main() -> None:
