@@ -87,8 +87,9 @@ class Worker:
         if line is not None:
             reason = f"its process ended with status {code}"
         seconds = round(time.monotonic() - begun, 2)
-        error_text = f"{reason}; the end of the log: {_end(self._log)}"
-        return {"name": check.name, "ok": False, "seconds": seconds, "figures": {}, "error": error_text}
+        cut_short = line is None and limit < check.limit and seconds >= limit
+        told = f"time was up after {seconds:.0f} s of it" if cut_short else f"{reason}; the end of the log: {_end(self._log)}"
+        return {"name": check.name, "ok": None if cut_short else False, "seconds": seconds, "figures": {}, "error": told}
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
