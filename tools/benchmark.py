@@ -7,7 +7,7 @@
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
-    python tools/benchmark.py gpu                     # S with 1,000 clients on a GPU
+    python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
 from 1 than the control's spread says nothing. Medians over repeats. One thread per process; glibc keeps freed memory in all
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
+    parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -133,14 +134,16 @@ def main() -> None:
     if args.what[0] == "one":
         one(args.what[1], args.settings)
         return
+    import benchmark_gpu
     import benchmark_scale
 
+    measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS
     print(f"torch {torch.__version__}, one thread per process, {os.cpu_count()} cores", flush=True)
     for what in args.what:
         if what in ("S", "W", "W-eval"):
             compare(what, args.repeats, args.peers)
         else:
-            benchmark_scale.MEASUREMENTS[what](args)
+            measurements[what](args)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import logging
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,17 @@ class Clock(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if trainer.current_epoch == self.skipped:
-            self.begun = time.perf_counter()
+            self.begun = now(trainer.strategy.root_device)
 
-    def on_train_end(self, *_: Any) -> None:
-        self.seconds = time.perf_counter() - self.begun
+    def on_train_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.seconds = now(trainer.strategy.root_device) - self.begun
+
+
+def now(device: torch.device) -> float:
+    """Seconds, after a GPU has done what it was asked to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def perceptron() -> nn.Module:
@@ -125,36 +133,48 @@ class Workload:
         device: ``cpu`` or ``cuda``.
         clients: of S.
         cohort: of S.
+        rounds: other than usual.
+        share: of each client's examples, to try it out.
     """
 
-    def __init__(self, name: str, device: str = "cpu", clients: int = 100, cohort: int = 10) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: str = "cpu",
+        clients: int = 100,
+        cohort: int = 10,
+        rounds: int | None = None,
+        share: float = 1.0,
+    ) -> None:
         table = yaml.safe_load((Path(__file__).parent.parent / "configs" / "adafed_mnist.yaml").read_text())
         counts = table["data"]["partitioner"]["init_args"]["counts"]
         self.name, self.device = name, torch.device(device)
-        self.sizes = {"S": [100] * clients, "L": [8] * 4}.get(name, [sum(row) for row in counts])
+        sizes = {"S": [100] * clients, "L": [8] * 4}.get(name, [sum(row) for row in counts])
+        self.sizes = [max(1, int(size * share)) for size in sizes]
         self.cohort: int | float = cohort if name == "S" else 1.0
-        self.rounds = ROUNDS[name]
+        self.rounds = rounds or ROUNDS[name]
         torch.manual_seed(0)
         self.net = {"S": LeNet, "L": perceptron}.get(name, KerasCNN)()
-        self.data = Images(sum(self.sizes), {"S": 10, "L": 8}.get(name, 100), {"S": 0, "L": 8}.get(name, 10_000))
+        self.data = Images(sum(self.sizes), {"S": 10, "L": 8}.get(name, 100), {"S": 0, "L": 8}.get(name, int(10_000 * share)))
 
     def _accuracy(self, net: nn.Module, data: tuple[Tensor, Tensor]) -> float:
         net.eval()
         with torch.inference_mode():
-            return sum(int((net(images).argmax(1) == labels).sum()) for images, labels in TensorLoader(data, 100))
+            return int(sum((net(images).argmax(1) == labels).sum() for images, labels in TensorLoader(data, 100)))
 
-    def by_hand(self, dtype: torch.dtype = torch.float32) -> float:
+    def by_hand(self, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None) -> float:
         """Seconds per round of FedAvg as one would write it: tensors in memory, one resident client, a running sum.
 
         Args:
             dtype: of the sum.
+            autocast: the dtype of AMP in training; None for float32.
         """
         gc.collect()  # of what another row left
         server, client = (copy.deepcopy(self.net).to(self.device) for _ in range(2))
         x, y = (tensor.to(self.device) for tensor in self.data.train)
         val = tuple(tensor.to(self.device) for tensor in self.data.val)
         parts = list(torch.arange(len(y)).split(self.sizes))
-        begun = time.perf_counter()
+        begun = now(self.device)
         for round_idx in range(self.rounds):
             cohort = draw_cohort(len(self.sizes), self.cohort, 0, round_idx)
             total = [torch.zeros_like(p, dtype=dtype) for p in server.parameters()]
@@ -163,9 +183,12 @@ class Workload:
                 client.load_state_dict(server.state_dict())
                 client.train()
                 optimizer = torch.optim.SGD(client.parameters(), lr=LR)
-                for batch in parts[k][torch.randperm(self.sizes[k])].split(self.data.batch_size):
+                order = parts[k][torch.randperm(self.sizes[k])].to(self.device)
+                for batch in order.split(self.data.batch_size):
                     optimizer.zero_grad()
-                    F.cross_entropy(client(x[batch]), y[batch]).backward()
+                    with nullcontext() if autocast is None else torch.autocast(self.device.type, autocast):
+                        loss = F.cross_entropy(client(x[batch]), y[batch])
+                    loss.backward()
                     optimizer.step()
                 if self.name == "W-eval":
                     self._accuracy(client, val)
@@ -175,13 +198,12 @@ class Workload:
                 torch._foreach_copy_(list(server.parameters()), total)
             if len(val[1]):
                 self._accuracy(server, val)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / self.rounds
+        return (now(self.device) - begun) / self.rounds
 
     def ours(
         self,
         module: L.LightningModule | None = None,
+        *callbacks: L.Callback,
         devices: int = 1,
         skipped: int = 0,
         eval_batch: Any = None,
@@ -203,7 +225,7 @@ class Workload:
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
             devices=devices,
             strategy="auto" if devices == 1 else "ddp",
-            callbacks=[callback, clock],
+            callbacks=[callback, clock, *callbacks],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

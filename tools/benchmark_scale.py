@@ -1,4 +1,4 @@
-"""How cost grows: with the number of clients, with rounds, with models that do not fit into memory, and on a GPU."""
+"""How cost grows: with the number of clients, with rounds, and with models that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from benchmark_loop import Clock, Plain, Sizes, Workload, quiet
+from benchmark_loop import Clock, Plain, Sizes, quiet
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -190,45 +190,10 @@ def allocator(args: argparse.Namespace) -> None:
         print(f"{kind}: {statistics.median(values):.2f} s a round, ratio {statistics.median(ratios):.2f}")
 
 
-def gpu(args: argparse.Namespace) -> None:
-    """S with 1,000 clients, 100 a round, and W in AMP, on one GPU, against the loop by hand on it."""
-    if not torch.cuda.is_available():
-        raise SystemExit("There is no GPU here.")
-    small, large = Workload("S", "cuda", clients=1000, cohort=100), Workload("W", "cuda")
-    compared: dict[str, tuple[Workload, Callable[[], float]]] = {
-        "S: trainer": (small, lambda: small.ours(precision="32-true")),
-        "S: fabric": (small, lambda: small.ours(precision="32-true", engine="fabric")),
-        "S: stacked": (small, lambda: small.ours(precision="32-true", engine="stacked", stack_size=100, skipped=1)),
-        "S: stacked, compiled": (
-            small,
-            lambda: small.ours(precision="32-true", engine="stacked", stack_size=100, skipped=1, compile=True),
-        ),
-        "W: trainer, 32-true": (large, lambda: large.ours(precision="32-true")),
-        "W: trainer, AMP": (large, lambda: large.ours(precision="bf16-mixed")),
-    }
-    for what, (work, row) in compared.items():
-        row(), work.by_hand()  # warm up, and compile
-        torch.cuda.reset_peak_memory_stats()
-        ratios = [row() / work.by_hand() for _ in range(args.repeats)]
-        peak = torch.cuda.max_memory_allocated() / 2**20
-        print(f"{what}: ratio to hand {statistics.median(ratios):.3f}, device memory {peak:.0f} MiB", flush=True)
-    for what, (_, row) in compared.items():
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            begun = time.perf_counter()
-            row()
-            wall = time.perf_counter() - begun
-        events = profile.key_averages()
-        busy = sum(event.self_device_time_total for event in events) / 1e6
-        print(
-            f"{what}: {sum(event.count for event in events)} kernels, the device is busy {100 * busy / wall:.0f} % of the time"
-        )
-
-
 MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "clients": clients,
     "memory": memory,
     "L": large,
     "robust": robust,
     "allocator": allocator,
-    "gpu": gpu,
 }

@@ -1,0 +1,246 @@
+"""The checks for a GPU, tried out on a CPU: what they find, what they write, and that nothing stops them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu import conductor, report, stages, worker
+from gpu.setting import Findings, NotRunError, Setting
+from gpu.suite import count_tests
+from gpu_wheels import lacking, present
+
+ROOT = Path(__file__).parent.parent
+
+
+def checked(name: str) -> dict:
+    record, fatal = worker.run(Setting("cpu", name))
+    assert not fatal
+    return json.loads(json.dumps(record))
+
+
+@pytest.mark.parametrize("name", ["environment", "class_weights", "images", "kept_features", "out_of_memory"])
+def test_dry_runs(name):
+    record = checked(name)
+    assert record["ok"], record["error"]
+    assert record["name"] == name
+    assert record["figures"]
+
+
+def test_every_check_is_a_function():
+    names = [check.name for checks in stages.STAGES.values() for check in checks]
+    assert len(names) == len(set(names))
+    for name in names:
+        module, _, function = stages.find(name).function.partition(":")
+        assert f"\ndef {function}(setting: Setting, found: Findings) -> None:" in (ROOT / f"tools/gpu/{module}.py").read_text()
+
+
+def test_every_measurement_is_a_check():
+    from benchmark_gpu import PROFILES, ROWS
+
+    names = {check.name for check in stages.STAGES["speed"]}
+    assert names == {"speed environment", *ROWS, *(f"profile: {name}" for name in PROFILES)}
+
+
+# ---------------------------------------------------------------- what a check finds
+
+
+def broken(setting: Setting, found: Findings) -> None:
+    found["seen"] = 1
+    found.require(setting.device == "tpu", "no TPU")
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def absent(setting: Setting, found: Findings) -> None:
+    raise NotRunError("peft is not installed")
+
+
+@pytest.mark.parametrize(
+    ("check", "ok", "error", "fatal"),
+    [(broken, False, "no TPU; RuntimeError: CUDA error", True), (absent, None, "peft is not installed", False)],
+)
+def test_what_was_found_outlives_an_error(check, ok, error, fatal, monkeypatch):
+    monkeypatch.setattr("gpu.suite.suite", check)
+    record, lost = worker.run(Setting("cpu", "suite"))
+    assert (record["ok"], lost) == (ok, fatal)
+    assert record["error"].startswith(error)
+    assert record["figures"] == ({"seen": 1} if check is broken else {})
+
+
+def test_the_tests_are_counted():
+    xml = """<testsuites><testsuite><testcase name="a" time="0.5"/><testcase name="b" time="2"><failure message="too far"/>
+    </testcase><testcase name="c" time="0"><skipped message="needs a GPU"/></testcase></testsuite></testsuites>"""
+    found = Findings()
+    count_tests(xml, found)
+    assert [found.figures[kind] for kind in ("passed", "failed", "skipped")] == [1, 1, 1]
+    assert found.figures["messages"] == {"b": "too far"}
+    assert found.failures == ["1 tests failed: b"]
+
+
+def test_scales_tell_skipped_steps_apart():
+    """Two fits: one whose first two steps are skipped and whose fourth is, one without."""
+    import torch
+    from gpu.mixed_precision import Scales
+
+    scales = Scales()
+    with scales.watched():
+        for infinite in ([True, True, False, True], [False, False]):
+            weight = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([weight], lr=0.1)
+            scaler = torch.amp.GradScaler("cpu")
+            for wrong in infinite:
+                weight.grad = torch.full((1,), float("inf") if wrong else 1.0)
+                scaler.scale(torch.ones(1))
+                scaler.step(optimizer)
+                scaler.update()
+    assert scales.skipped == (6, 2, 1)
+
+
+# ---------------------------------------------------------------- processes that die and time that ends
+
+SCRIPT = """
+import json, os, sys, time
+for line in sys.stdin:
+    name = line.strip()
+    if name == "lora": os._exit(3)
+    if name == "images": time.sleep(60)
+    figures = {"process": os.getpid()}
+    print(json.dumps({"name": name, "ok": True, "seconds": 0.1, "figures": figures, "error": None}), flush=True)
+"""
+
+
+def conducted(tmp_path, monkeypatch, names, minutes=1.0, **changed) -> list[dict]:
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    monkeypatch.setattr(conductor, "SCRIPT", script)
+    monkeypatch.setattr(conductor, "_LEAST", 0.5)
+    checks = [stages.Check("correctness", name, "", changed.get("limit", 20.0)) for name in names]
+    journal = conductor.Journal(tmp_path / "out" / "gpu.jsonl", "cpu")
+    settings = {"device": "cpu", "mnist": None, "log": tmp_path / "log", "environment": {}}
+    conductor.conduct(checks, journal, minutes, changed.get("jobs", 1), **settings)
+    return [json.loads(line) for line in journal.path.read_text().splitlines()]
+
+
+def test_a_process_that_dies_is_replaced(tmp_path, monkeypatch):
+    records = conducted(tmp_path, monkeypatch, ["suite", "lora", "proximal", "augmentation"])
+    assert [record["ok"] for record in records] == [True, False, True, True]
+    assert "ended with status 3" in records[1]["error"]
+    processes = [record["figures"].get("process") for record in records]
+    assert processes[0] != processes[2] == processes[3]
+
+
+def test_a_check_that_hangs_is_stopped(tmp_path, monkeypatch):
+    records = conducted(tmp_path, monkeypatch, ["images", "suite"], limit=1.0)
+    assert [record["ok"] for record in records] == [False, True]
+    assert "stopped after 1 s" in records[0]["error"]
+
+
+def test_checks_are_left_when_time_is_up(tmp_path, monkeypatch):
+    records = conducted(tmp_path, monkeypatch, ["suite", "images", "lora"], minutes=0.03)
+    assert [record["ok"] for record in records] == [True, None, None]
+    assert "time was up after" in records[1]["error"]
+    assert "no time was left" in records[2]["error"]
+
+
+def test_checks_run_side_by_side(tmp_path, monkeypatch):
+    names = ["suite", "images", "proximal", "augmentation"]
+    records = conducted(tmp_path, monkeypatch, names, limit=1.5, jobs=2)
+    assert sorted(record["name"] for record in records) == sorted(names)
+    assert [record["name"] for record in records if not record["ok"]] == ["images"]
+
+
+def test_the_command(tmp_path):
+    out = tmp_path / "gpu.jsonl"
+    tool = [sys.executable, str(ROOT / "tools" / "gpu_checks.py")]
+    command = [*tool, "correctness", "--device=cpu", f"--out={out}", "--only", "environment"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == out.read_text()
+    shown = subprocess.run([*tool, "report", str(out)], capture_output=True, text=True, timeout=60)
+    assert shown.stdout.startswith("CPU, ")
+    wrong = subprocess.run([*tool, "speed", "--only", "sped"], capture_output=True, text=True, timeout=60)
+    assert (wrong.returncode, wrong.stderr.split(".")[0]) == (2, "No such check: sped")
+
+
+# ---------------------------------------------------------------- the report
+
+ENVIRONMENT = {"device": "NVIDIA X", "memory_gib": 139.8, "capability": "9.0", "driver": "580", "python": "3.12.3"}
+ENVIRONMENT |= {"torch": "2.11.0", "cuda": "13.0", "cudnn": 91900, "versions": {"lightning": "2.6.6"}, "fl_lightning": "0.1.0"}
+ROW = {
+    "seconds_per_round": 0.05,
+    "hand": 0.4,
+    "ratio": 0.125,
+    "spread": [0.12, 0.13],
+    "control": 1.01,
+    "target": 0.1,
+    "peak_mib": 812.3,
+}
+STEP = {"item": 0.0, "launches": 61.5, "round_besides_steps": {"item": 3, "launches": 410}}
+STEP |= {"waits_per_step": {"a/b.py:7": 1.0}, "waits_besides_steps": {"a/b.py:7": 2, "c.py:9": 4}}
+RECORDS = [
+    {"name": "environment", "ok": True, "figures": ENVIRONMENT},
+    {"name": "proximal", "ok": False, "figures": {"compared": 45}, "error": "SGD: 0.3 from the loop | by hand"},
+    {"name": "lora", "ok": None, "figures": {}, "error": "peft is not installed"},
+    {"name": "S: stacked", "ok": True, "figures": ROW},
+    {"name": "profile: fabric", "ok": True, "figures": STEP},
+]
+EXPECTED = """\
+NVIDIA X (139.8 GiB, compute capability 9.0, driver 580). Python 3.12.3, torch 2.11.0 (CUDA 13.0, cuDNN 91900), \
+lightning 2.6.6; fl_lightning 0.1.0.
+
+| stage | check | result | seconds | found |
+|---|---|---|---|---|
+| correctness | environment | passed | 2 |  |
+| correctness | proximal | FAILED | 2 | compared: 45 |
+| correctness | lora | not run | 2 | peft is not installed |
+
+| workload and engine | seconds per round | by hand | ratio to hand | spread | control | wanted | peak MiB |
+|---|---|---|---|---|---|---|---|
+| S: stacked | 0.0500 | 0.4000 | 0.125 | 0.120 to 0.130 | 1.01 | at most 0.1 (missed) | 812 |
+
+| counted | fabric: a step | a round besides |
+|---|---|---|
+| item | 0 | 3 |
+| launches | 61.5 | 410 |
+
+What waits for the device:
+
+- fabric: `a/b.py:7` waits 1 times a step
+- fabric: `c.py:9` waits 4 times a round, epochs apart
+
+What failed:
+
+- proximal: SGD: 0.3 from the loop / by hand"""
+
+
+def test_report(tmp_path):
+    """A file that ends in half a line, in which a check that failed at first passed later, and one was not run again."""
+    whole = [{"seconds": 2.0, "error": None, **record} for record in RECORDS]
+    before = {**whole[3], "ok": False, "error": "it was stopped"}
+    after = {**whole[1], "ok": None, "error": "no time was left"}
+    path = tmp_path / "gpu.jsonl"
+    path.write_text("\n".join(json.dumps(record) for record in [before, *whole, after]) + '\n{"name": "suite", "ok": tr')
+    ordered = sorted(report.read([path]), key=lambda record: [own["name"] for own in RECORDS].index(record["name"]))
+    assert report.markdown(ordered) == EXPECTED
+
+
+# ---------------------------------------------------------------- what travels
+
+
+def test_present_reads_what_pip_prints():
+    text = "Package Version\n------- -------\ntorch 2.11.0+cu130\nPyYAML==6.0.3\nnumpy, scipy click\n"
+    found = present(text)
+    assert (found["torch"], found["pyyaml"], found["numpy"], found["scipy"]) == ("2.11.0+cu130", "6.0.3", "", "")
+
+
+def test_what_is_lacking():
+    """pluggy is fetched for pytest, iniconfig is there, and packaging is too old; markers are those of the other machine."""
+    there = {"iniconfig": "", "pygments": "", "packaging": "20.0"}
+    found = lacking(there, "3.12.3", ["pytest"])
+    assert {"pytest", "pluggy", "packaging"} <= found.keys()
+    assert not {"iniconfig", "pygments", "exceptiongroup", "colorama"} & found.keys()
+    with pytest.raises(SystemExit, match="no-such-thing is not installed here"):
+        lacking({}, "3.12", ["no-such-thing"])
