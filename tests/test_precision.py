@@ -11,10 +11,11 @@ import pytest
 import torch
 from algorithms import ALGORITHMS, prepare
 from federations import Blobs, Plain, federate, trainer, weights
+from lightning.fabric.plugins.precision import MixedPrecision as FabricMixedPrecision
 from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
-from fl_lightning import AdaFed, LocalTraining
+from fl_lightning import AdaFed, ConfigurationError, LocalTraining
 from fl_lightning.clients.engines.base import EngineJob
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
@@ -221,3 +222,21 @@ def test_the_outer_precision_16_mixed_on_a_gpu_has_no_scaler_for_the_servers_ste
     assert run.global_step == 2
     assert not torch.equal(before["net.0.weight"], weights(module)["net.0.weight"].cpu())
     assert run.precision_plugin.scaler is not None  # put back
+
+
+class Fused(Plain):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, fused=True)
+
+
+def test_clipping_with_a_fused_optimizer_under_gradient_scaling_is_refused(monkeypatch):
+    """It removes the scale inside its step: gradients that are clipped before would be 1024 times too small afterwards."""
+    scaled = FabricMixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    monkeypatch.setattr("fl_lightning.clients.engines.fabric.engine.fabric_precision", lambda *_: scaled)
+    clipped = LocalTraining(engine="fabric", gradient_clip_val=0.05)
+    with pytest.raises(
+        ConfigurationError, match=r"'federation.local.gradient_clip_val' is 0.05, but the fused SGD .* fused=False"
+    ):
+        federate(Fused(), 1, local=clipped)
+    federate(Plain(), 1, local=clipped)
+    federate(Fused(), 1, local=LocalTraining(engine="fabric"))

@@ -72,6 +72,12 @@ class ClientOptimizer:
         self._optimizer: Optimizer = optimizers[0]
         self._scaler = getattr(self._precision, "scaler", None)
         self._unscales = unscales_in_step(self._optimizer)
+        if self._scaler is not None and self._unscales and self._local.gradient_clip_val is not None:
+            raise ConfigurationError(  # as Lightning does; gradients would be clipped while they are scaled
+                f"'federation.local.gradient_clip_val' is {self._local.gradient_clip_val}, but the fused "
+                f"{type(self._optimizer).__name__} removes the gradients' scale inside its step, after they are clipped. Set "
+                "fused=False in 'configure_optimizers', leave the clipping out, or set 'federation.local.precision' to bf16-mixed."
+            )
         self._wrapped: Any = None
         if self._steps:
             self._wrapped = stepping_through(self._optimizer, self)
