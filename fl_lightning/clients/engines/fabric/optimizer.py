@@ -76,7 +76,7 @@ class ClientOptimizer:
             raise ConfigurationError(  # as Lightning does; gradients would be clipped while they are scaled
                 f"'federation.local.gradient_clip_val' is {self._local.gradient_clip_val}, but the fused "
                 f"{type(self._optimizer).__name__} removes the gradients' scale inside its step, after they are clipped. Set "
-                "fused=False in 'configure_optimizers', leave the clipping out, or set 'federation.local.precision' to bf16-mixed."
+                "fused=False in 'configure_optimizers', leave clipping out, or set 'federation.local.precision' to bf16-mixed."
             )
         self._wrapped: Any = None
         if self._steps:
