@@ -18,11 +18,11 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
 
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
-"""The words of backends for a process that has ended."""
+"""What backends report about a process that has ended."""
 
 
 def leave_at_exit(ranks: int) -> None:
-    """Let this process leave its group before it ends, because busy threads of gloo could otherwise abort it."""
+    """Leave the process group before the process ends: busy threads of gloo could abort it then."""
     if ranks > 1:
         atexit.unregister(_leave)  # from an earlier fit
         atexit.register(_leave)
@@ -41,8 +41,8 @@ def lost_rank(error: BaseException) -> RankError | None:
         return None
     told = text.strip().splitlines()[0][:200]
     return RankError(
-        f"Another rank ended in the middle of a round, so the round is lost. {told} See its own error above (there is none "
-        "if it was killed), then resume from the last checkpoint with --ckpt_path last."
+        f"Another rank ended in the middle of a round, and the round is lost. {told} See its own error above (a killed process "
+        "leaves none), then resume from the last checkpoint: --ckpt_path last."
     )
 
 

@@ -98,7 +98,7 @@ class ClientUpdate:
         global_score: the metric of the global model w_t on the client's training part, if the strategy needs it.
         normalizer: FedNova's ||a_k||, the sum of the coefficients of the local gradients in the update; None if the client's
             optimizer has no known rule.
-        optimizer: the name of the client's optimizer, e.g. ``SGD``, ``Adam``.
+        optimizer: the client's optimizer in words, e.g. ``SGD with momentum 0.9``, ``Adam``.
         weight: the unnormalised weight p_k from the strategy; NaN without one.
         share: the weight divided by the sum over the cohort, in [0, 1].
         model: the client's model; None as soon as the strategy has read it.

@@ -124,7 +124,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
     folder = Path("runs/studies/mine")
     assert status == 1
     assert "Failed: 1 of 2 runs, which are not in the table. The next call tries them again." in text
-    assert "too large to sum" in text
+    assert "too large to be summed" in text
     assert "Traceback" not in text
     assert {line.split(",")[2] for line in (folder / "table.csv").read_text().splitlines()[1:]} == {"good"}
     good = (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns

@@ -126,7 +126,7 @@ def test_a_retry_compiles_nothing_and_gives_the_same_bits(compilations):
 
 
 def test_a_client_that_is_left_out_compiles_nothing(compilations):
-    with pytest.warns(UserWarning, match="Round 1 continues without client"):
+    with pytest.warns(UserWarning, match="Round 1 goes on without client"):
         stumbled(1, Faults("skip"))
     assert len(compilations) == 4
 

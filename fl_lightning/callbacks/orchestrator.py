@@ -69,11 +69,12 @@ class FederatedOrchestrator(Callback):
         route: the route of models between server and clients; by default from the server to the clients and back.
         attackers: clients that misbehave; none by default.
         transforms: the transforms of the updates that clients send to the server, in order; none by default.
-        secure_aggregation: hides individual updates from the server, for strategies that need only their sums; none by default.
+        secure_aggregation: the protocol that hides individual updates from the server, for strategies that need only their
+            sums; none by default.
         faults: how to handle clients that fail; by default the run ends.
         availability: simulated clients that drop out, are slow, or come and go; none by default.
         client_evaluation: the evaluation on the clients' own test parts; none by default.
-        server_evaluation: how to evaluate clients' models on the server's set, and when; by default all of it in every round.
+        server_evaluation: limits on the evaluation of clients' models on the server's set; none by default.
         clients_per_round: the clients per round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: a function from the parameters to the optimizer that steps on the pseudo-gradient ``w_t - average``
             once per round. By default the strategy's: SGD(lr=1), which is plain averaging. SGD with momentum is FedAvgM, and

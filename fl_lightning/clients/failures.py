@@ -91,6 +91,6 @@ class UpdateCheck:
         extreme = magnitude(state[: self.num_parameters])  # buffers may be larger
         if extreme > largest:
             raise ClientError(
-                f"{who}: it sent a weight of {extreme:.3g}, which is too large to sum (above {largest:.3g}). {remedy}"
+                f"{who}: it sent a weight of {extreme:.3g}, which is too large to be summed (above {largest:.3g}). {remedy}"
             )
         return measured

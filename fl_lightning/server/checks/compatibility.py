@@ -94,7 +94,7 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
             raise DataError(f"{name} groups clients by their label counts, which are not available. {error}") from error
     if route.sequential and trainer.world_size > 1:
         warnings.warn(
-            f"{name} trains one client after another, so more ranks do not make it faster: one of the {trainer.world_size} "
+            f"{name} trains one client after another: more ranks do not make it faster. One of the {trainer.world_size} "
             "ranks works and the others wait. Set 'trainer.devices' to 1.",
             stacklevel=2,
         )
