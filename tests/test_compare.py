@@ -24,6 +24,7 @@ from fl_lightning.studies.commands import main
 from fl_lightning.studies.execution import Job, only_one
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.settings import SettingsReader
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -311,6 +312,18 @@ def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
         assert (config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (9, "64-true")
         assert (config["trainer"]["limit_val_batches"], config["federation"]["local"]["max_epochs"]) == (1, 3)
     assert {config["federation"]["local"]["lr_decay"] for config in configs} == {0.5, 1.0}
+
+
+def test_seeds_share_what_was_parsed(monkeypatch):
+    """Each run's settings are those that it would have by itself."""
+    study = Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, seeds="4,0,7")
+    alone = {run.name: (reader := SettingsReader()).text(reader.read(run)) for run in study.runs}
+    parsed: list[Run] = []
+    parse = SettingsReader._parse
+    monkeypatch.setattr(SettingsReader, "_parse", lambda reader, run: parsed.append(run) or parse(reader, run))
+    assert {name: text for name, (_, text) in study.configurations.items()} == alone
+    assert [run.setting for run in parsed] == [("FedAvg",), ("AdaFed",)]
+    assert sorted({yaml.safe_load(text)["seed_everything"] for text in alone.values()}) == [0, 4, 7]
 
 
 def test_an_option_without_its_value(capsys):
