@@ -38,6 +38,7 @@ _NAMES = {
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
     "plugins": "AtomicCheckpointIO",
+    "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
         "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork SecureAggregation "
@@ -57,7 +58,7 @@ _NAMES = {
 
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
 _PARTS = ("attacks", "callbacks", "clients", "compat", "data", "errors", "functional", "losses", "metrics", "models")
-_PARTS += ("optimizers", "partitioners", "plugins", "routes", "server", "settings", "strategies", "studies", "tasks")
+_PARTS += ("optimizers", "partitioners", "plugins", "routes", "rules", "server", "settings", "strategies", "studies", "tasks")
 _PARTS += ("transforms", "types")
 
 __all__ = ["__version__", *sorted(_HOME)]

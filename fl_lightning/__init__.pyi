@@ -276,6 +276,11 @@ from fl_lightning.routes import (
 from fl_lightning.routes import (
     WarmStart as WarmStart,
 )
+from fl_lightning.rules import ClientRule as ClientRule
+from fl_lightning.rules import ControlVariates as ControlVariates
+from fl_lightning.rules import LocalEnd as LocalEnd
+from fl_lightning.rules import LocalStart as LocalStart
+from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
     Attackers as Attackers,
 )

@@ -1,4 +1,4 @@
-"""What the ranks of a federation tell each other, once per round."""
+"""Communication between the ranks of a federation."""
 
 from __future__ import annotations
 
@@ -13,22 +13,12 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch import distributed as dist
 
-from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.errors import ClientError, RankError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
 
-_WAITED = [0.0]
-"""Seconds that this rank has spent in exchanges since they were last reported."""
-
-
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 """What backends say of a process that is gone."""
-
-
-def forget_waiting() -> None:
-    """A fit begins."""
-    _WAITED[0] = 0.0
 
 
 def leave_at_exit(ranks: int) -> None:
@@ -56,121 +46,114 @@ def lost_rank(error: BaseException) -> RankError | None:
     )
 
 
-@contextmanager
-def _together() -> Iterator[None]:
-    """Around an exchange: measures how long it took, and says who is missing.
-
-    Raises:
-        RankError: if another process is gone.
-    """
-    begun = time.perf_counter()
-    try:
-        yield
-    except RuntimeError as error:
-        lost = lost_rank(error)
-        if lost is None:
-            raise
-        raise lost from error
-    finally:
-        _WAITED[0] += time.perf_counter() - begun
-
-
-def gather(trainer: Trainer, mine: Any) -> list[Any]:
-    """Return every rank's object, in the order of ranks."""
-    if trainer.world_size == 1:
-        return [mine]
-    everyone: list[Any] = [None] * trainer.world_size
-    with _together():
-        dist.all_gather_object(everyone, mine)
-    return everyone
-
-
-def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Exception | None) -> list[ClientUpdate]:
-    """Return all updates of the round in the order of clients, the same list on every rank.
+class Collectives:
+    """The ranks of one Trainer. Every method is called by all of them alike, in the same order.
 
     Args:
-        trainer: the outer Trainer.
-        updates: of this rank.
-        failure: what went wrong on this rank, if anything did.
+        trainer: the user's.
 
-    Raises:
-        ClientError: on every rank, if another rank failed: nobody is left waiting. The rank itself raises its own error.
+    Attributes:
+        rank: this process's number, from 0.
+        size: the number of processes.
+        waited: the seconds that this rank has spent in exchanges since they were last reset.
     """
-    if trainer.world_size > 1:  # a GPU's tensors would arrive on the sender's device
-        device = trainer.strategy.root_device
-        everyone = gather_or_raise(trainer, [update.to("cpu") for update in updates], failure)
-        updates = [update.to(device) for theirs in everyone for update in theirs]
-    elif failure is not None:
-        raise failure
-    return sorted(updates, key=lambda update: update.client)
 
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.rank, self.size = trainer.global_rank, trainer.world_size
+        self.waited = 0.0
 
-def gather_or_raise(trainer: Trainer, mine: Any, failure: Exception | None) -> list[Any]:
-    """Return every rank's object, in the order of ranks.
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Measure how long an exchange takes, and say who is missing.
 
-    Raises:
-        ClientError: on every rank, if another rank failed; the rank itself raises its own error.
-    """
-    message = f"{type(failure).__name__}: {failure}" if failure is not None else None
-    everyone = gather(trainer, (mine, message))
-    if failure is not None:
-        raise failure
-    for rank, (_, error) in enumerate(everyone):
-        if error is not None:
-            raise ClientError(f"Rank {rank} stopped the round. {error}")
-    return [theirs for theirs, _ in everyone]
+        Raises:
+            RankError: if another process is gone.
+        """
+        begun = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            lost = lost_rank(error)
+            if lost is None:
+                raise
+            raise lost from error
+        finally:
+            self.waited += time.perf_counter() - begun
 
+    def gather(self, mine: Any) -> list[Any]:
+        """Return every rank's object, in the order of ranks."""
+        if self.size == 1:
+            return [mine]
+        everyone: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(everyone, mine)
+        return everyone
 
-def spread(trainer: Trainer, count: int, measure: Callable[[int], float]) -> list[float]:
-    """``measure(0) .. measure(count - 1)`` on every rank, each taken on one rank only.
+    def gather_or_raise(self, mine: Any, failure: Exception | None) -> list[Any]:
+        """Return every rank's object, in the order of ranks.
 
-    Raises:
-        ClientError: on every rank, if another rank failed; the rank itself raises its own error.
-    """
-    mine: list[float] = []
-    failure: Exception | None = None
-    try:
-        mine = [measure(position) for position in range(trainer.global_rank, count, trainer.world_size)]
-    except Exception as error:
-        failure = error
-    everyone = gather_or_raise(trainer, mine, failure)
-    return [everyone[position % trainer.world_size][position // trainer.world_size] for position in range(count)]
+        Raises:
+            ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+        """
+        message = f"{type(failure).__name__}: {failure}" if failure is not None else None
+        everyone = self.gather((mine, message))
+        if failure is not None:
+            raise failure
+        for rank, (_, error) in enumerate(everyone):
+            if error is not None:
+                raise ClientError(f"Rank {rank} stopped the round. {error}")
+        return [theirs for theirs, _ in everyone]
 
+    def gather_updates(self, updates: list[ClientUpdate], failure: Exception | None) -> list[ClientUpdate]:
+        """Return all updates of the round in the order of clients, the same list on every rank.
 
-def add_sums(trainer: Trainer, sums: Sums) -> None:
-    """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
-    if trainer.world_size == 1:
-        return
-    for integers in sums.integers(gather(trainer, sums.loads())):
-        with _together():
-            trainer.strategy.reduce(integers, reduce_op="sum")
+        Args:
+            updates: of this rank.
+            failure: what went wrong on this rank, if anything did.
 
+        Raises:
+            ClientError: on every rank, if another rank failed. The rank itself raises its own error.
+        """
+        if self.size > 1:  # a GPU's tensors would arrive on the sender's device
+            device = self._trainer.strategy.root_device
+            everyone = self.gather_or_raise([update.to("cpu") for update in updates], failure)
+            updates = [update.to(device) for theirs in everyone for update in theirs]
+        elif failure is not None:
+            raise failure
+        return sorted(updates, key=lambda update: update.client)
 
-def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
-    """The largest value over the ranks, element by element, int64, shape (c,)."""
-    if trainer.world_size > 1 and counters.numel():
-        with _together():
-            trainer.strategy.reduce(counters, reduce_op="max")
-    return counters
+    def spread(self, count: int, measure: Callable[[int], float]) -> list[float]:
+        """Return ``measure(0) .. measure(count - 1)`` on every rank, each taken on one rank only.
+
+        Raises:
+            ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+        """
+        mine: list[float] = []
+        failure: Exception | None = None
+        try:
+            mine = [measure(position) for position in range(self.rank, count, self.size)]
+        except Exception as error:
+            failure = error
+        everyone = self.gather_or_raise(mine, failure)
+        return [everyone[position % self.size][position // self.size] for position in range(count)]
+
+    def add_sums(self, sums: Sums) -> None:
+        """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
+        if self.size == 1:
+            return
+        for integers in sums.integers(self.gather(sums.loads())):
+            with self._together():
+                self._trainer.strategy.reduce(integers, reduce_op="sum")
+
+    def elementwise_maximum(self, counters: Tensor) -> Tensor:
+        """Return the largest value over the ranks, element by element, int64, shape (c,)."""
+        if self.size > 1 and counters.numel():
+            with self._together():
+                self._trainer.strategy.reduce(counters, reduce_op="max")
+        return counters
 
 
 def no_counters(like: Tensor) -> Tensor:
-    """The neutral element of :func:`elementwise_maximum`."""
+    """Return the neutral element of :meth:`Collectives.elementwise_maximum`."""
     return torch.full_like(like, torch.iinfo(torch.int64).min)
-
-
-def share_memory(trainer: Trainer, memory: ClientMemory) -> dict[str, float]:
-    """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it.
-
-    Returns:
-        On several ranks ``waiting_seconds``, what a rank has lost in the round on average by waiting for the others.
-    """
-    memory.settle({client: size for sizes in gather(trainer, memory.sizes()) for client, size in sizes.items()})
-    changes = memory.changes()
-    if trainer.world_size == 1:
-        return {}
-    everyone = gather(trainer, (changes, _WAITED[0]))
-    _WAITED[0] = 0.0
-    for theirs, _ in everyone:
-        memory.update(theirs)
-    return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}

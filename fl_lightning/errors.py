@@ -18,6 +18,10 @@ class ConfigurationError(FederationError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 
 
+class EngineError(ConfigurationError):
+    """A module or setting that this engine of local training cannot follow, and another one can."""
+
+
 class DataError(FederationError, ValueError):
     """The data do not fit what was asked of them."""
 
@@ -32,6 +36,10 @@ class RankError(FederationError, RuntimeError):
 
 class CheckpointError(FederationError, RuntimeError):
     """A checkpoint is missing, unreadable, or belongs to another federation."""
+
+
+class WireError(FederationError, ValueError):
+    """Bytes between a server and its clients are not a message, or a value cannot be sent."""
 
 
 def require(condition: bool, setting: str, wanted: str, came: Any) -> None:

@@ -17,10 +17,12 @@ class Snapshot:
     Attributes:
         vector: parameters, then floating-point buffers, shape (d,).
         counters: integer and boolean buffers, int64, shape (c,).
+        version: an object that stands for these tensors in this process: a module that holds them need not load them.
     """
 
     vector: Tensor
     counters: Tensor
+    version: object = field(default_factory=object, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,8 @@ class ClientUpdate:
         optimizer: the client's optimizer in words, e.g. ``SGD``, ``Adam``.
         weight: the unnormalised weight p_k that the strategy gave it; NaN where it gave none.
         share: the weight divided by the sum over the cohort, in [0, 1].
-        state: the client's parameters and floating-point buffers as one vector, shape (d,); dropped (None) as soon
-            as the strategy has taken it in.
-        counters: its integer and boolean buffers as one int64 vector, shape (c,).
-        control: change of its SCAFFOLD control variate, shape (p,), where the strategy sent one.
+        model: the client's model; dropped (None) as soon as the strategy has read it.
+        extras: further tensors that the client's rule sends, by name, e.g. the change of SCAFFOLD's control variate.
         epsilon: what the client has given away of an example so far, where its training is differentially private; known
             when all clients of the round have trained.
         update_norm: the L2 norm of the change of the parameters that the server gets; None where it sees no single changes.
@@ -123,29 +123,34 @@ class ClientUpdate:
     optimizer: str = ""
     weight: float = math.nan
     share: float = math.nan
-    state: Tensor | None = None
-    counters: Tensor | None = None
-    control: Tensor | None = None
+    model: Snapshot | None = None
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
     epsilon: float | None = None
     update_norm: float | None = None
 
-    def without_state(self) -> ClientUpdate:
-        """The same update without its tensors: small, and safe to keep or to send between ranks."""
-        return replace(self, state=None, counters=None, control=None)
-
-    def to(self, device: torch.device | str) -> ClientUpdate:
-        """The same update with its tensors on a device."""
-        moved = {
-            name: tensor.to(device) for name in ("state", "counters", "control") if (tensor := getattr(self, name)) is not None
-        }
-        return replace(self, **moved)
+    @property
+    def state(self) -> Tensor | None:
+        """Return parameters and floating-point buffers as one vector, shape (d,), while the update carries its model."""
+        return None if self.model is None else self.model.vector
 
     @property
     def snapshot(self) -> Snapshot:
-        """The client's model: only while the update carries its state."""
-        assert self.state is not None
-        assert self.counters is not None
-        return Snapshot(self.state, self.counters)
+        """Return the client's model, while the update carries it."""
+        assert self.model is not None
+        return self.model
+
+    def without_state(self) -> ClientUpdate:
+        """Return the same update without its tensors: small, and safe to keep or to send between ranks."""
+        return replace(self, model=None, extras={})
+
+    def with_state(self, state: Tensor) -> ClientUpdate:
+        """Return the same update with another state, shape (d,)."""
+        return replace(self, model=Snapshot(state, self.snapshot.counters))
+
+    def to(self, device: torch.device | str) -> ClientUpdate:
+        """Return the same update with its tensors on a device; no resident module holds this copy."""
+        model = None if self.model is None else Snapshot(self.model.vector.to(device), self.model.counters.to(device))
+        return replace(self, model=model, extras={name: tensor.to(device) for name, tensor in self.extras.items()})
 
     def after(self, earlier: ClientUpdate) -> ClientUpdate:
         """This period of a round and an earlier one of the same client, as one update: the model is this one's."""

@@ -47,7 +47,6 @@ from fl_lightning import (
     TrimmedMean,
     WarmStart,
 )
-from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.types import Snapshot
 
 # ------------------------------------------------------------------ fits that go on
@@ -78,14 +77,24 @@ def test_the_same_orchestrator_starts_anew(name):
 
 
 def test_a_client_that_no_longer_discards_takes_the_global_model():
-    """Its model may still be in a checkpoint."""
-    memory = ClientMemory([1])
-    for client in (0, 1):
-        memory.remember(client, Snapshot(torch.ones(2), torch.ones(1)))
-    assert memory.recall(0) is None
-    assert memory.recall(1) is not None
-    memory.keepers = frozenset()
-    assert memory.recall(1) is None
+    """Its model may still be in a checkpoint: in round 2 nobody attacks any more, and the weights are those of a run whose
+    clients have none.
+    """
+    finals = []
+    for kept in (True, False):
+        torch.manual_seed(8)
+        module = Plain()
+        federation = FederatedOrchestrator(attackers=Attackers(discard_global=[1]))
+        run = trainer(2, federation)
+        data = FederatedDataModule(Blobs(), Consecutive())
+        run.fit(module, data)
+        federation.attackers = Attackers(discard_global=[1], from_round=9)
+        if not kept:
+            federation._run.memory.forget()
+        run.fit_loop.max_epochs = 3
+        run.fit(module, data)
+        finals.append(weights(module))
+    assert same_bits(*finals)
 
 
 # ------------------------------------------------------------------ clients that diverge
@@ -210,7 +219,7 @@ def test_fednova_without_any_rate():
 def test_scaffold_without_any_rate_leaves_the_control_variates():
     strategy = Scaffold()
     federate(Still(), 2, strategy=strategy)
-    assert strategy.control.abs().max() == 0
+    assert strategy.broadcast()["control"].abs().max() == 0
 
 
 def test_fast_dev_run_is_one_batch_per_client_whatever_the_epochs():
@@ -328,7 +337,7 @@ def test_weights_too_large_to_be_summed_exactly():
     strategy = AdaFed(MeanSquaredError(), mode="min")
     from fl_lightning import ClientUpdate, Sums
 
-    update = ClientUpdate(4, 2, 10, 1, score=1e-20, state=torch.ones(3))
+    update = ClientUpdate(4, 2, 10, 1, score=1e-20, model=Snapshot(torch.ones(3), torch.zeros(0)))
     strategy.epsilon = 1e-12
     with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2; those above 6\.87e\+10"):
         strategy.accumulate(update, Sums())

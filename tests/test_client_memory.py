@@ -20,6 +20,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.rules import ControlVariates
 
 KINDS = {
     "control variates": {"strategy": Scaffold},
@@ -124,7 +125,7 @@ def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_pa
     memory.put(1, control=torch.ones(5))
     memory.settle(memory.sizes())
     before = memory.entry(1)
-    memory.change_control(1, torch.ones(5))
-    assert memory.control(1).tolist() == [2.0] * 5
+    ControlVariates().keep(memory.drawer(1, ""), {"control": torch.ones(5)}, in_place=False)
+    assert memory.kept(1)["control"].tolist() == [2.0] * 5
     memory.restore(1, before)
-    assert memory.control(1).tolist() == [1.0] * 5
+    assert memory.kept(1)["control"].tolist() == [1.0] * 5

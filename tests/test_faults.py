@@ -43,9 +43,10 @@ from fl_lightning import (
     Transform,
 )
 from fl_lightning.clients import availability as availability_module
-from fl_lightning.clients.failures import check_update
+from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
+from fl_lightning.messages import ServerModel
 from fl_lightning.server.sampling import ClientSampler
 
 SKIP = Faults("skip")
@@ -194,8 +195,8 @@ def test_a_round_goes_on_without_who_diverges(engine, dtype):
     module = Plain().to(dtype)
     run = trainer(2, federation, precision="64-true" if dtype == torch.float64 else "32-true")
     run.fit(module, FederatedDataModule(Marked(math.nan, dtype=dtype), Consecutive()))
-    assert federation._run.memory.control(1) is None
-    assert federation._run.memory.control(0) is not None
+    assert "control" not in federation._run.memory.kept(1)
+    assert "control" in federation._run.memory.kept(0)
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
@@ -204,11 +205,12 @@ def test_what_has_another_shape_is_never_aggregated():
     with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are good"):
         federate(failing(reshape), 1, data=Marked(), faults=SKIP)
     server = ModelState(Plain())
-    good = ClientUpdate(4, 2, 10, 1, state=server.vector(), counters=server.counters())
-    check_update(good, server, server.vector().numel(), False, math.inf, 1.0)
+    check = UpdateCheck(server, ServerModel(1, 2, server.tensors(), server.layout))
+    good = ClientUpdate(4, 2, 10, 1, model=server.snapshot())
+    assert check(good).update_norm == 0
     for state in (server.vector()[1:], server.vector()[None], server.vector().long()):
         with pytest.raises(ClientError, match=r"Client 4 .* in round 2: it sent torch.* the model has 67 weights"):
-            check_update(replace(good, state=state), server, 67, False, math.inf, 1.0)
+            check(good.with_state(state))
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
@@ -328,7 +330,7 @@ def test_who_cannot_even_begin_tries_again():
 def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
     """The strategy has a client's model before the next stack trains, so that a round's models are never all in memory."""
     events = []
-    train = LocalTrainer.train_together
+    train = LocalTrainer.train
 
     def watched(self, *args):
         for update in train(self, *args):
@@ -339,7 +341,7 @@ def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
         def on_client_end(self, trainer, pl_module, update):
             events.append(("handed in", update.client))
 
-    monkeypatch.setattr(LocalTrainer, "train_together", watched)
+    monkeypatch.setattr(LocalTrainer, "train", watched)
     federate(Plain(), 1, Ends(), local=LocalTraining(engine="stacked", stack_size=1))
     assert [what for what, _ in events] == ["trained", "handed in"] * 3
     assert [client for _, client in events[::2]] == [client for _, client in events[1::2]]
@@ -370,7 +372,7 @@ def test_a_second_fit_after_one_that_failed(tmp_path):
     """What clients had changed when it failed is not looked for again."""
     federation = FederatedOrchestrator(Scaffold(), clients_per_round=1)
     memory = federation._run.memory
-    memory.change_control(2, torch.ones(3))
+    memory.put(2, control=torch.ones(3))
     memory.load_state_dict({})
     assert memory.changes() == {}
 
@@ -514,7 +516,10 @@ def test_nearly_a_third_fails_in_twenty_rounds():
             ["--federation.faults.deadline=9", "--federation.local.engine=stacked"],
             "'federation.faults.deadline' is looked at between a client's steps, but the engine 'stacked'",
         ),
-        (["--federation.availability.slow=1", "--federation.local.engine=auto"], "'federation.availability.slow' is looked at"),
+        (
+            ["--federation.availability.slow=1", "--federation.local.engine=fastest"],
+            "'federation.availability.slow' is looked at",
+        ),
         (
             ["--federation.availability.drop_out=0.99", "--federation.faults.min_updates=6"],
             "of 6 clients are there and deliver, but the round needs 6. Lower 'federation.faults.min_updates'",

@@ -42,7 +42,7 @@ from fl_lightning import (
     WarmStart,
 )
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
-from fl_lightning.types import ClientUpdate, RoundStart
+from fl_lightning.types import ClientUpdate, RoundStart, Snapshot
 
 CONFIG = str(ROOT / "configs" / "kmeans_simulated.yaml")
 PARTITIONERS = {"iid": IIDPartitioner(4), "one class each": ShardPartitioner(3, 1), "unequal": Consecutive([390, 8, 2])}
@@ -223,7 +223,7 @@ def test_equal_centroids_split_too():
     strategy = FederatedKMeans("split")
     strategy.start_round(RoundStart(0, (0,), 1, torch.tensor([2.0, 2.0, 0.0, 0.0]), 2))
     sums = Sums()
-    strategy.accumulate(ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, 0.0])), sums)
+    strategy.accumulate(ClientUpdate(0, 0, 3, 1, model=Snapshot(torch.tensor([2.0, 2.0, 3.0, 0.0]), torch.zeros(0))), sums)
     one, other = strategy.aggregate(sums)[:2].tolist()
     assert one == 2
     assert 0 < abs(other - 2) < 0.05
@@ -242,7 +242,10 @@ def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
         for k in order:
             one, other, at = clients[k]
             state = torch.tensor([at, at + 1, one, other])
-            assert strategy.accumulate(ClientUpdate(k, 0, one + other, 1, state=state), sums) == one + other
+            assert (
+                strategy.accumulate(ClientUpdate(k, 0, one + other, 1, model=Snapshot(state, torch.zeros(0))), sums)
+                == one + other
+            )
         ends.append(strategy.aggregate(sums))
     assert all(torch.equal(ends[0], end) for end in ends)
     held = np.array([[one, other] for one, other, _ in clients], dtype=float)
@@ -262,7 +265,7 @@ def test_buffers_that_are_no_counts():
     strategy = FederatedKMeans()
     strategy.start_round(RoundStart(0, (0,), 1, torch.zeros(4), 2))
     for wrong in (0.5, -1.0):
-        update = ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, wrong]))
+        update = ClientUpdate(0, 0, 3, 1, model=Snapshot(torch.tensor([2.0, 2.0, 3.0, wrong]), torch.zeros(0)))
         with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are no counts"):
             strategy.accumulate(update, Sums())
 

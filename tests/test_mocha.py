@@ -232,7 +232,7 @@ def test_the_bound_is_above_the_regularizer_and_touches_it(clients, features, se
             r"Mocha needs a convex loss, and RobustLoss is none",
         ),
         (task, {"proximal_mu": 0.1}, r"'federation.local.proximal_mu' must be 0"),
-        (task, {"engine": "stacked"}, r"'federation.local.engine' trainer or fabric"),
+        (task, {"engine": "stacked"}, r"'federation.local.engine' must be trainer, fabric or auto"),
     ],
 )
 def test_what_it_is_not_defined_for(module, local, message):

@@ -15,8 +15,12 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor
 
 from fl_lightning import AdaFed, LocalTraining
+from fl_lightning.clients.engines.base import EngineJob
+from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.functional import ModelState
+from fl_lightning.messages import ClientJob, ServerModel
+from fl_lightning.rules import ClientRule, ControlVariates, ProximalRule
 from fl_lightning.settings.local_training import resolve_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -98,8 +102,7 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
         module = cls(lr=0.2)
         module.load_state_dict(start.state_dict())
         module.mu = strength
-        session = ClientSession(proximal_mu=mu, lr_decay=1.0)
-        session.begin(ModelState(copy.deepcopy(start)), ModelState(module), 0)
+        session = session_of(module, start, *([ProximalRule(mu)] if mu else []))
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         plugin = MixedPrecision("16-mixed", "cpu", scaler)
         run = trainer(
@@ -112,6 +115,16 @@ def test_proximal_gradient_under_gradient_scaling(clip, accumulate):
     for name in in_loss:
         torch.testing.assert_close(ours[name], in_loss[name], rtol=1e-3, atol=1e-3)
     assert any((ours[name] - without[name]).abs().max() > 0.01 for name in ours)
+
+
+def session_of(module: Plain, start: Plain, *rules: ClientRule, **broadcast: Tensor) -> ClientSession:
+    """A client's session from a global model, with rules and what the strategy sends them."""
+    server = ModelState(copy.deepcopy(start))
+    resident = ResidentModel(module)
+    resident.publish(ServerModel(1, 0, server.tensors(), server.layout, broadcast))
+    session = ClientSession(resident, rules=rules)
+    session.begin(EngineJob(ClientJob(0, 0), 0, lambda: Blobs(shuffle=False)))
+    return session
 
 
 class Corrected(Plain):
@@ -137,14 +150,13 @@ def test_control_variates_under_gradient_scaling_and_clipping(clip):
         module = Corrected(lr=0.2)
         module.load_state_dict(start.state_dict())
         module.correction = correction if in_the_loss else None
-        session = ClientSession(proximal_mu=0.0, lr_decay=1.0)
-        server, given = ModelState(copy.deepcopy(start)), None if in_the_loss else correction
-        session.begin(server, ModelState(module), 0, correction=given)
+        session = session_of(module, start, *([] if in_the_loss else [ControlVariates()]), control=correction)
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
         run = trainer(3, session, plugins=[plugin], gradient_clip_val=clip, limit_val_batches=0)
         run.fit(module, Blobs(shuffle=False))
-        assert session.normalizer == pytest.approx(run.global_step)
-        assert session.rates == pytest.approx(0.2 * run.global_step)
+        trained = session.end(run.global_step, {}, 0.0)
+        assert trained.normalizer == pytest.approx(run.global_step)
+        assert trained.rates == pytest.approx(0.2 * run.global_step)
         results.append(weights(module.net))
     for name in results[0]:
         torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-3, atol=1e-3)
@@ -154,13 +166,13 @@ def test_steps_that_gradient_scaling_leaves_out_do_not_count():
     """A scale of 2**80 overflows float16's gradients until it has been halved often enough."""
     module = Plain(lr=0.2)
     before = [p.detach().clone() for p in module.parameters()]
-    session = ClientSession(proximal_mu=0.1, lr_decay=1.0)
-    session.begin(ModelState(copy.deepcopy(module)), ModelState(module), 0)
+    session = session_of(module, module, ProximalRule(0.1))
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**80, backoff_factor=2.0**-40))
     run = trainer(1, session, plugins=[plugin], limit_val_batches=0, max_steps=-1)
     run.fit(module, Blobs(shuffle=False))
-    assert session.skipped >= 1
-    assert session.rates == pytest.approx(0.2 * (run.global_step - session.skipped))
+    trained = session.end(run.global_step, {}, 0.0)
+    assert trained.num_steps < run.global_step
+    assert trained.rates == pytest.approx(0.2 * trained.num_steps)
     assert any(not torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
 
 

@@ -542,7 +542,7 @@ def clients(more="", then=""):
         ([EXAMPLES.replace("norm: 1.0", "norm: 0")], "'federation.local.privacy.max_grad_norm' must be above 0 and below 1e12"),
         ([EXAMPLES.replace("er: 1.0", "er: .inf")], "'federation.local.privacy.noise_multiplier' must be above 0 and below"),
         ([EXAMPLES, "local.privacy.delta=0"], "'federation.local.privacy.delta' must be above 0 and below 1"),
-        ([EXAMPLES, "local.engine=stacked"], "'federation.local.engine' must be one of trainer, fabric with"),
+        ([EXAMPLES, "local.engine=stacked"], "'federation.local.engine' must be one of trainer, fabric, auto with"),
         ([EXAMPLES, "local.accumulate_grad_batches=2"], "'federation.local.accumulate_grad_batches' must be 1 with"),
         ([EXAMPLES, "local.precision=16-mixed"], "'federation.local.precision' must be one of 32-true, 64-true, bf16-mixed"),
         ([EXAMPLES, "--data.rebalancing={}"], "'data.rebalancing' repeats examples"),
@@ -562,7 +562,7 @@ def test_two_optimizers_are_refused():
             half = list(self.parameters())
             return [torch.optim.SGD(half[:2], 0.1), torch.optim.SGD(half[2:], 0.1)]
 
-    from fl_lightning.settings.example_privacy import PrivateSteps
+    from fl_lightning.clients.private_steps import PrivateSteps
 
     steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), SecretKey.draw())
     outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)

@@ -28,7 +28,7 @@ from fl_lightning import (
     TrimmedMean,
 )
 from fl_lightning.functional.robust import expected_attackers
-from fl_lightning.types import RoundStart
+from fl_lightning.types import RoundStart, Snapshot
 
 SIZES = (7, 9, 8, 12, 4)
 
@@ -133,7 +133,7 @@ def combine(strategy, states, sizes=None):
     sizes = sizes or [3 + k for k in range(len(states))]
     strategy.start_round(RoundStart(0, tuple(range(len(states))), len(states), torch.zeros_like(states[0]), states[0].numel()))
     updates = [
-        ClientUpdate(k, 0, n, 1, state=state, counters=torch.zeros(0))
+        ClientUpdate(k, 0, n, 1, model=Snapshot(state, torch.zeros(0)))
         for k, (state, n) in enumerate(zip(states, sizes, strict=True))
     ]
     result, weights = strategy.combine(updates, lambda models: [])

@@ -20,8 +20,8 @@ from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
-from fl_lightning.callbacks import folder_lock
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.plugins import folder_lock
 from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
 

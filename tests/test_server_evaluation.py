@@ -21,8 +21,9 @@ from fl_lightning import (
     ServerEvaluation,
     TensorLoader,
 )
-from fl_lightning.clients.evaluators import Evaluators
+from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data.loaders import reduced
+from fl_lightning.server.evaluators import Evaluators
 
 
 class Scores(FederationCallback):
@@ -180,8 +181,9 @@ class Streamed(Blobs):
 
 def test_a_stream_can_be_the_servers_set():
     federate(Plain(), 1, data=Streamed(), strategy=AdaFed("val_acc"))
-    measures = Evaluators(FederatedDataModule(Streamed(), Consecutive()), "32-true", torch.device("cpu"), 1.0, False)
-    assert measures.num_server_examples == 0
+    data = FederatedDataModule(Streamed(), Consecutive())
+    evaluators = Evaluators(ResidentModel(Plain()), data, EXACT, limit_batches=1.0, seed=0)
+    assert evaluators.num_server_examples == 0
 
 
 class Mine(DataLoader):

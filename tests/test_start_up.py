@@ -15,7 +15,7 @@ from federations import Plain, every_round, federate, same_bits, weights
 import fl_lightning
 from fl_lightning import ConfigurationError, LocalTraining, allocator, command
 from fl_lightning.cli import FederationCLI
-from fl_lightning.clients.engines.choice import Trial, attempt, choose
+from fl_lightning.clients.engines.fastest import Trial, attempt, choose
 from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.studies.commands import COMMANDS
 
@@ -184,11 +184,11 @@ def test_an_engine_that_refuses_is_left_out():
         attempt(lambda name: measure("stacked"))
 
 
-def test_auto_says_what_it_chose_and_trains_the_same(monkeypatch):
+def test_fastest_says_what_it_chose_and_trains_the_same(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("fl_lightning.server.cohort_training.rank_zero_info", said.append)
+    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
     finals = []
-    for engine in ("trainer", "auto"):
+    for engine in ("trainer", "fastest"):
         torch.manual_seed(5)
         module = Plain()
         federate(module, 2, local=LocalTraining(engine=engine))
@@ -218,10 +218,10 @@ def test_channels_last_is_the_same_within_rounding():
     assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
 
 
-def test_auto_compiles_only_what_is_stacked(monkeypatch):
+def test_fastest_compiles_only_what_is_stacked(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr("fl_lightning.server.cohort_training.rank_zero_info", said.append)
-    federate(Plain(), 1, local=LocalTraining(engine="auto", compile=True, max_steps=1, max_epochs=-1))
+    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
+    federate(Plain(), 1, local=LocalTraining(engine="fastest", compile=True, max_steps=1, max_epochs=-1))
     assert "trainer " in said[0]
 
 
@@ -235,9 +235,12 @@ def test_any_failure_of_a_candidate_leaves_it_out():
 
 
 def test_a_resumed_run_keeps_the_engine_that_was_chosen(tmp_path, monkeypatch):
-    saved: Any = {"local": LocalTraining(engine="auto"), "flags": {"enable_checkpointing": True, "default_root_dir": tmp_path}}
+    saved: Any = {
+        "local": LocalTraining(engine="fastest"),
+        "flags": {"enable_checkpointing": True, "default_root_dir": tmp_path},
+    }
     federate(Plain(), 1, every_round(tmp_path), **saved)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
     assert state["engine"] in ("trainer", "fabric", "stacked")
-    monkeypatch.setattr("fl_lightning.clients.local_trainer.LocalTrainer.trial", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr("fl_lightning.server.assembly.time_engines", lambda *_, **__: pytest.fail("tried again"))
     federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), **saved)

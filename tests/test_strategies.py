@@ -269,7 +269,7 @@ def test_scaffold_with_a_cohort_moves_c_by_its_share():
     for k in cohort:
         y, steps = world.train(net, k)
         new.append((w - flat(y)[0]) / (steps * LR))
-    np.testing.assert_allclose(strategy.control.numpy(), np.sum(new, axis=0) / 3, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(strategy.broadcast()["control"].numpy(), np.sum(new, axis=0) / 3, rtol=2e-5, atol=2e-6)
 
 
 def by_permutations(worth):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
 from fl_lightning.functional import ExactSum, Grid, Sums, grid_of
 from fl_lightning.functional.recycling import give_back, large_empty
+from fl_lightning.types import Snapshot
 
 single = st.floats(-2, 2, width=32)
 leaving = st.floats(-1e6, 1e6, width=32)
@@ -160,7 +161,7 @@ def test_adafed_with_hopeless_scores_still_averages():
     sums = Sums(grids={"state": grid_of([(3, 1.0)], 0, largest), "weight": Grid(((1, None),), largest)})
     states = torch.tensor([[0.1, -0.2, 0.3], [0.3, 0.4, -0.5]])
     for client, state in enumerate(states):
-        update = ClientUpdate(client, 0, 10, 1, state=state, counters=torch.zeros(0, dtype=torch.int64), score=1e-4)
+        update = ClientUpdate(client, 0, 10, 1, model=Snapshot(state, torch.zeros(0, dtype=torch.int64)), score=1e-4)
         strategy.accumulate(update, sums)
     assert torch.allclose(strategy.aggregate(sums), states.double().mean(0), rtol=1e-9, atol=0)
 
@@ -173,7 +174,7 @@ def test_a_power_that_leaves_the_numbers_leaves_the_finest_grid(strategy):
 def test_the_aggregate_lies_in_the_memory_of_the_sum():
     sums = Sums(grids={"state": grid_of([(4, 1.0)], 0, 10.0)})
     strategy = FedAvg()
-    update = ClientUpdate(0, 0, 10, 1, state=torch.arange(4.0), counters=torch.zeros(0, dtype=torch.int64))
+    update = ClientUpdate(0, 0, 10, 1, model=Snapshot(torch.arange(4.0), torch.zeros(0, dtype=torch.int64)))
     strategy.accumulate(update, sums)
     memory = next(sums.integers([sums.loads()])).data_ptr()
     aggregate = strategy.aggregate(sums)

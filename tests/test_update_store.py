@@ -20,10 +20,11 @@ from fl_lightning import (
 )
 from fl_lightning.functional import robust
 from fl_lightning.server.update_store import UpdateStore
+from fl_lightning.types import Snapshot
 
 
 def update(client: int, state: torch.Tensor) -> ClientUpdate:
-    return ClientUpdate(client, 0, 5, 1, state=state, counters=torch.tensor([client]))
+    return ClientUpdate(client, 0, 5, 1, model=Snapshot(state, torch.tensor([client])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -32,7 +33,7 @@ def test_what_is_kept_comes_back(tmp_path, dtype):
     store = UpdateStore(tmp_path / "updates", 0)
     for client, state in enumerate(states):
         store.keep(update(client, state))
-    assert all(kept.update.state is None for kept in store.kept)
+    assert all(kept.update.state.numel() == 0 for kept in store.kept)
     back = [kept.load() for kept in store.kept]
     store.close()
     assert not (tmp_path / "updates").exists()

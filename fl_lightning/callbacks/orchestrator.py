@@ -16,18 +16,20 @@ from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.inner_trainer import without_advice
-from fl_lightning.collectives import forget_waiting, leave_at_exit, share_memory
+from fl_lightning.clients.pool import ClientPool
+from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
+from fl_lightning.messages import ClientJob
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, use_safe_checkpoints
 from fl_lightning.reporting.rounds import movement
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.server.announcements import announce
-from fl_lightning.server.assembly import assemble
+from fl_lightning.server.announcements import announce, tell_failures
+from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import (
@@ -46,7 +48,7 @@ from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, outside_precision, prepare_trainer, set_threads
 from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round import FederationRound
-from fl_lightning.server.round_log import log_round, tell_failures, write_matrices
+from fl_lightning.server.round_log import log_round, write_matrices
 from fl_lightning.server.round_result import RoundResult
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
@@ -161,8 +163,8 @@ class FederatedOrchestrator(Callback):
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
-        self._hostility = AttackSchedule(self.attackers, data, self.seed, trainer)
-        self._cleanup.callback(self._hostility.end)
+        self._attack_schedule = AttackSchedule(self.attackers, data, self.seed, trainer)
+        self._cleanup.callback(self._attack_schedule.end)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         leave_at_exit(trainer.world_size)
@@ -192,7 +194,14 @@ class FederatedOrchestrator(Callback):
             return
         with self._takeover.suspended():
             client = client_copy(pl_module)
-        self._federation, self._drawing, self._evaluator = assemble(self, self._run, trainer, pl_module, client)
+        assembly = Assembly(self, self._run, trainer, pl_module, client)
+        self._federation = assembly.federation(self._build_pool(assembly))
+        self._sampler, self._evaluator = assembly.sampler(), assembly.evaluator(self._federation)
+        self._run.pool = self._federation.pool
+
+    def _build_pool(self, assembly: Assembly) -> ClientPool:
+        """Return the clients: simulated, on the ranks of the Trainer."""
+        return assembly.local_pool()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the metrics that settings name, before a round is spent."""
@@ -207,7 +216,6 @@ class FederatedOrchestrator(Callback):
         if self._takeover is None:
             return
         self._run.restore_random_state()
-        forget_waiting()
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 self._cleanup.enter_context(plot_over_rounds(logger))
@@ -216,46 +224,45 @@ class FederatedOrchestrator(Callback):
 
     def _run_round(self, trainer: Trainer, module: LightningModule) -> None:
         with outside_precision(trainer):
-            turns = self._train_round(trainer, module)
-            scores = self._evaluator.end_round(trainer.current_epoch, turns)
+            jobs = self._train_round(trainer, module)
+            scores = self._evaluator.end_round(trainer.current_epoch, jobs)
         if scores:
             module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
 
-    def _train_round(self, trainer: Trainer, module: LightningModule) -> list[tuple[int, int, int, int]]:
+    def _train_round(self, trainer: Trainer, module: LightningModule) -> list[ClientJob]:
         begun = time.perf_counter()
-        round_idx = trainer.current_epoch
-        outdated = self._federation.refresh_frozen()
-        self._evaluator.begin_round(round_idx)
+        round_idx, run, federation = trainer.current_epoch, self._run, self._federation
         if round_idx == 0:
-            self._run.memory.forget()
-            self._run.totals.reset()
+            run.reset()
             self.strategy.reset()
             self.route.reset()
-        self._federation.check_kept(outdated)
-        sweep_client_files(trainer, self._run.memory)
-        keepers = self._hostility.begin_round(round_idx)
-        everyone = frozenset(range(self._federation.data.num_clients))
-        self._run.memory.keepers = everyone if self.route.keeps_models else keepers
-        draw = self._drawing.round(round_idx)
-        announce(trainer, "on_round_start", round_idx, draw.clients)
-        federation_round = FederationRound(self._federation, round_idx, draw)
+        federation.refresh_frozen()
+        self._evaluator.begin_round(round_idx)
+        sweep_client_files(trainer, run.memory)
+        keepers = self._attack_schedule.begin_round(round_idx)
+        own_models_of = frozenset(range(federation.data.num_clients)) if self.route.keeps_models else keepers
+        plan = self._sampler.round(round_idx)
+        announce(trainer, "on_round_start", round_idx, plan.clients)
+        federation_round = FederationRound(federation, round_idx, plan, run.last_scores, own_models_of)
         with closing(federation_round):
             self.route.run(federation_round)
             result = federation_round.result()
-        self._run.engine = self._federation.local.engine
+        if self.server_evaluation.every_n_rounds > 1:
+            run.last_scores |= federation_round.scores(result.updates)
+        run.engine, run.finished_round = federation.engine, round_idx
         step = self._step_server(module, result)
-        waited = share_memory(trainer, self._run.memory)
-        missed = tell_failures(trainer, round_idx, draw.lost, result.failures)
+        waited = federation.pool.settle(round_idx, [update.client for update in result.updates], run.saved_round)
+        missed = tell_failures(trainer, round_idx, plan.lost, result.failures)
         announce(trainer, "on_aggregated", result.updates)
         own = self.strategy.figures() | federation_round.figures() | waited
-        own |= {"stragglers": float(len(draw.epochs))} if self.local.partial_work.share else {}
-        own |= self._hostility.figures(self._federation, round_idx, result)
+        own |= {"stragglers": float(len(plan.epochs))} if self.local.partial_work.share else {}
+        own |= self._attack_schedule.figures(federation, round_idx, result)
         own |= {"failures": float(missed)} if self.faults.skips or self.availability.drop_out else {}
         own |= movement(result.updates, step, self.strategy.averages) | {"lr_factor": self.local.lr_decay**round_idx}
-        own |= self._run.totals.add(result.updates, time.perf_counter() - begun)
-        log_round(trainer, result.updates, own, self._federation.data.num_clients <= self.client_columns)
-        write_matrices(trainer, self.route.matrices(), self._federation.data)
-        return federation_round.turns
+        own |= run.totals.add(result.updates, time.perf_counter() - begun)
+        log_round(trainer, result.updates, own, federation.data.num_clients <= self.client_columns)
+        write_matrices(trainer, self.route.matrices(), federation.data)
+        return federation_round.jobs
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         server = self._federation.server
@@ -295,6 +302,10 @@ class FederatedOrchestrator(Callback):
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state, the global random state and what a resumed run must share; plain types only."""
         return self._run.state_dict() if self.enabled else {}
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note which round the checkpoint holds: none before it will be repeated."""
+        self._run.saved_round = self._run.finished_round
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuse a federation's checkpoint in a fit without one."""

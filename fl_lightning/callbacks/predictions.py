@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from fl_lightning.collectives import gather_or_raise
+from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
 
 _NAME = re.compile(r"predictions(?:-(\d+))?-rank\d+\.pt")
@@ -46,7 +46,7 @@ class PredictionFile(BasePredictionWriter):
                 f"The predictions cannot be written to '{path}' ({error.strerror}). Set 'trainer.default_root_dir' to a folder "
                 "that can be written."
             )
-        gather_or_raise(trainer, None, failure)
+        Collectives(trainer).gather_or_raise(None, failure)
 
     def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
         """Write the file and say where."""

@@ -1,4 +1,4 @@
-"""What clients keep over rounds: their control variates, and the models of those who discard the global one."""
+"""What clients keep over rounds: tensors of their rules and transforms, and models of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping, Seque
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
@@ -18,13 +17,9 @@ class ClientMemory:
     """Every rank knows every client's state, brought up to date after each round: any may train any client next.
 
     It lies in the CPU's memory, and in files of the run's folder where it takes more than the limit of :meth:`bound`.
-
-    Args:
-        keepers: clients that go on from their own last model.
     """
 
-    def __init__(self, keepers: Collection[int] = ()) -> None:
-        self.keepers = frozenset(keepers)
+    def __init__(self) -> None:
         self._kept: dict[int, Kept | StoredState] = {}
         self._changed: set[int] = set()
         self._files, self._limit = ClientFiles(Path("client_state")), math.inf
@@ -38,19 +33,14 @@ class ClientMemory:
         """Begin anew: the first round starts."""
         self._kept, self._changed, self._loaded = {}, set(), None
 
-    def recall(self, client: int) -> Snapshot | None:
-        """Return the model that a client continues from; None if it takes the one it is given."""
-        return self.last_model(client) if client in self.keepers else None
-
     def last_model(self, client: int) -> Snapshot | None:
         """The model that a client has kept; None where it keeps none."""
         kept = self.kept(client)
         return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
 
-    def remember(self, client: int, model: Snapshot) -> None:
-        """Keep a model that was trained, if the client is one that keeps its own."""
-        if client in self.keepers:
-            self.put(client, vector=model.vector, counters=model.counters)
+    def keep_model(self, client: int, model: Snapshot) -> None:
+        """Keep the model that a client trained."""
+        self.put(client, vector=model.vector, counters=model.counters)
 
     def vectors(self) -> Iterator[tuple[str, int]]:
         """Name and length of what clients keep that may be of all parameters of a model."""
@@ -59,25 +49,10 @@ class ClientMemory:
             shapes = kept.shapes if isinstance(kept, StoredState) else {name: tensor.shape for name, tensor in kept.items()}
             yield from ((name, shape[0]) for name, shape in shapes.items() if len(shape) == 1 and name != "counters")
 
-    def control(self, client: int) -> Tensor | None:
-        """c_k, shape (p,); None where it is still 0."""
-        return self.kept(client).get("control")
-
-    def change_control(self, client: int, change: Tensor, in_place: bool = False) -> None:
-        """Add a change to c_k, in place where the c_k before is needed no more."""
-        own = self.control(client)
-        if own is not None:
-            change = own.add_(change.to(own)) if in_place else own.to(change) + change
-        self.put(client, control=change)
-
-    def score(self, client: int) -> float | None:
-        """Return the last score of the client's model; None if it was never measured, or scores are not kept."""
-        kept = self.kept(client).get("score")
-        return None if kept is None else float(kept)
-
-    def remember_score(self, client: int, score: float) -> None:
-        """Keep a score for rounds in which nothing is measured."""
-        self.put(client, score=torch.tensor(score, dtype=torch.float64))
+    def former_scores(self) -> dict[int, float]:
+        """Return the scores that checkpoints of version 0.1 kept here, by client."""
+        found = {client: self.kept(client).get("score") for client in self._kept}
+        return {client: float(score) for client, score in found.items() if score is not None}
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
         """Return a view of the client's state under names that begin with a prefix; it reads and writes through."""

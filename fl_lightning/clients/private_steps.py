@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.optim import Optimizer
 
+from fl_lightning.clients.client_data import ClientData
 from fl_lightning.compat.opacus import forget_samples
 from fl_lightning.compat.torch import BatchNorm
-from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream, SecretKey
@@ -61,7 +61,7 @@ class PrivateSteps(Callback):
         self._taken: Counter[int] = Counter()
         self._attempts: Counter[tuple[int, int, int]] = Counter()
 
-    def begin(self, holdings: ClientDatasets, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
+    def begin(self, data: ClientData, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
         """Prepare for a client's next fit, with noise and coins of its own also where an earlier one failed.
 
         Returns:
@@ -78,7 +78,7 @@ class PrivateSteps(Callback):
             return stream("coins", batch).uniforms(count)
 
         self._stream = stream
-        self._batches = holdings.poisson_batches(client, full_batch, coins)
+        self._batches = data.poisson_batches(client, full_batch, coins)
         return self._batches
 
     def take(self) -> dict[int, int]:

@@ -14,148 +14,103 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.private_steps import PrivateSteps
-from fl_lightning.clients.sgd_rules import describe, follow, plain, require_plain_sgd, sgd_settings
+from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.compat.torch import chained_schedules, overflowed, unscales_in_step
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
-from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.proximal import add_proximal_gradient, add_to_gradients
 from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.types import Pull, Snapshot
+from fl_lightning.rules.base import ClientRule, LocalStart
+from fl_lightning.rules.sgd import describe, follow, plain, sgd_settings
 
 
 class ClientSession(Callback):
-    """Loads a model into a client, applies proximal term, control variates and decay, and follows the steps.
+    """Load a model into the clients' module, apply rules and decay, and follow the steps of one fit.
 
     Args:
-        proximal_mu: FedProx's mu, >= 0.
+        resident: the module that is trained.
+        rules: what clients add to their gradients, in this order.
         lr_decay: factor on the learning rates per round.
-        deadline: seconds that a fit may take, looked at between steps; None for any.
+        deadline: seconds that a fit may take, checked between steps; None for any.
         private: makes steps private; None without.
-
-    Attributes:
-        optimizer: the client's optimizer in words.
-        skipped: steps that gradient scaling has left out, since gradients were not finite.
     """
 
     def __init__(
-        self, proximal_mu: float, lr_decay: float, deadline: float | None = None, private: PrivateSteps | None = None
-    ) -> None:
-        self.proximal_mu = proximal_mu
-        self.lr_decay = lr_decay
-        self.deadline = deadline
-        self.private = private
-        self.server: ModelState | None = None
-        self.round_idx = 0
-        self.optimizer = ""
-        self.skipped = 0
-        self._client: ModelState | None = None
-        self._losses: list[Tensor] = []
-        self._warned = False
-
-    def begin(
         self,
-        server: ModelState,
-        client: ModelState | None,
-        round_idx: int,
-        start: Snapshot | None = None,
-        correction: Tensor | None = None,
-        slowness: float = 1.0,
-        pull: Pull | None = None,
+        resident: ResidentModel,
+        *,
+        rules: Sequence[ClientRule] = (),
+        lr_decay: float = 1.0,
+        deadline: float | None = None,
+        private: PrivateSteps | None = None,
     ) -> None:
-        """Prepare for the next fit.
-
-        Args:
-            server: the global model w_t, not changed.
-            client: the view of the client's module, or None where its networks are built by the fit itself.
-            round_idx: from 0.
-            start: the model to start from, where that is not w_t.
-            correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
-            slowness: do only 1 / slowness of the steps, rounded down, at least one.
-            pull: what draws the parameters somewhere, in place of the proximal term.
-        """
-        self.server, self._client, self.round_idx = server, client, round_idx
-        self._start, self._correction, self._pull = start, correction, pull
-        self._proximal = self.proximal_mu if pull is None else pull.strength
-        self._slowness, self._most = slowness, math.inf
-        self._begun = time.perf_counter()
-        self._losses = []
-        self.skipped = 0
-        self._steps: StepCoefficients | None = StepCoefficients()
-        self._anchors: list[Tensor] = []
-        self._corrections: list[Tensor] = []
-
-    def end(self) -> None:
-        """Free what only the fit needed: gradients, anchors and corrections."""
-        self._start = self._correction = self._pull = None
-        self._anchors, self._corrections = [], []
-        for parameter in self.client.parameters():
-            parameter.grad = None
+        self._resident, self._rules, self._private = resident, rules, private
+        self._lr_decay, self._deadline = lr_decay, deadline
+        self._warned = False
 
     @property
     def callbacks(self) -> list[Callback]:
         """Return the callbacks of a fit in their order: gradients are made private before anything is added to them."""
-        return [self] if self.private is None else [self.private, self]
+        return [self] if self._private is None else [self._private, self]
 
-    @property
-    def normalizer(self) -> float | None:
-        """FedNova's ||a_k|| of the steps since :meth:`begin`; None where the optimizer has no rule."""
-        return self._steps.normalizer if self._steps is not None else None
+    def begin(self, job: EngineJob) -> None:
+        """Prepare for the next fit."""
+        self._job = job
+        self._pull, self._most = job.job.pull, math.inf
+        self._begun = time.perf_counter()
+        self._losses: list[Tensor] = []
+        self._skipped, self._words = 0, ""
+        self._steps: StepCoefficients | None = StepCoefficients()
+        self._terms: list[tuple[ClientRule, list[Tensor]]] = []
 
-    @property
-    def rates(self) -> float:
-        """The sum of the steps' learning rates; 0 where the optimizer has no rule."""
-        return self._steps.rates if self._steps is not None else 0.0
+    def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> Trained:
+        """Free what only the fit needed, and return its result.
 
-    @property
-    def client(self) -> ModelState:
-        """The view of the module being trained."""
-        assert self._client is not None
-        return self._client
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean of the training losses since :meth:`begin`; None where ``training_step`` returned none."""
-        return float(torch.stack(self._losses).double().mean()) if self._losses else None
+        Args:
+            steps: the optimizer's steps, with those that gradient scaling skipped.
+            metrics: what the module logged.
+            begun: when the client began, by ``time.perf_counter``.
+        """
+        job, self._terms = self._job, []
+        for parameter in self._client.parameters():
+            parameter.grad = None
+        coefficients = self._steps
+        return Trained(
+            job=job,
+            model=self._resident.snapshot(self._client),
+            num_steps=steps - self._skipped,
+            train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
+            metrics=metrics,
+            normalizer=None if coefficients is None else coefficients.normalizer,
+            rates=0.0 if coefficients is None else coefficients.rates,
+            optimizer=self._words,
+            seconds=time.perf_counter() - begun,
+        )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model`` had their say."""
-        assert self.server is not None
-        if self._client is None:
-            self._client = ModelState(pl_module)
-            self._client.follow(self.server)
-        self._client.copy_from(self.server)
-        if self._start is not None:
-            self._client.load(self._start)
-        if self._correction is not None:  # once a fit: in the shapes and the dtype of the parameters
-            self._corrections = self._split(self._correction)
-        if self._pull is not None:
-            self._anchors = self._split(self._pull.anchor)
-        elif self.proximal_mu:
-            self._anchors = [parameter.detach().clone() for parameter in self._client.parameters()]
+        """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
+        self._client = self._resident.view()
+        self._resident.fill(self._client, self._job.start)
+        start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull)
+        begun = [(rule, rule.begin(start)) for rule in self._rules]
+        self._terms = [(rule, terms) for rule, terms in begun if terms]
         keep_metrics_to_this_process(pl_module)
 
-    def _split(self, vector: Tensor) -> list[Tensor]:
-        """A vector of shape (p,) in the shapes of the parameters, where they are."""
-        parameters = self.client.parameters()
-        pieces = torch.split(vector, [parameter.numel() for parameter in parameters])
-        return [piece.view_as(p).to(p) for piece, p in zip(pieces, parameters, strict=True)]
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decay the learning rates, and let go of schedulers that wait for a validation clients don't have.
+        """Decay the learning rates, and let go of schedulers that wait for a validation that clients do not have.
 
         Raises:
-            ConfigurationError: if control variates meet another optimizer than plain SGD.
+            ConfigurationError: if a rule is not defined for the module's optimizers.
         """
-        self.optimizer = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
-        if self._correction is not None:
-            require_plain_sgd(trainer.optimizers, self.optimizer)
-        terms = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
-        self._mu = self._proximal + terms
-        scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self.lr_decay**self.round_idx)
-        if self._slowness > 1:
-            self._most = max(1, int(planned_steps(trainer) / self._slowness))
+        self._words = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
+        for rule, _ in self._terms:
+            rule.check_optimizers(trainer.optimizers, self._words)
+        losses = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
+        self._mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
+        scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self._lr_decay**self._job.job.round_idx)
+        if self._job.job.slowness > 1:
+            self._most = max(1, int(planned_steps(trainer) / self._job.job.slowness))
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -177,10 +132,10 @@ class ClientSession(Callback):
         """
         if trainer.global_step >= self._most:
             trainer.should_stop = True
-        elif self.deadline is not None and time.perf_counter() - self._begun > self.deadline:
+        elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:
             raise ClientError(
                 f"Its training was not done after {time.perf_counter() - self._begun:.1f} s, and 'federation.faults.deadline' "
-                f"is {self.deadline}. Raise it, or let clients do fewer steps."
+                f"is {self._deadline}. Raise it, or let clients do fewer steps."
             )
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
@@ -191,25 +146,21 @@ class ClientSession(Callback):
         """Add what belongs to the gradients: they are unscaled here and not yet clipped."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and overflowed(scaler, plain(optimizer)):
-            self.skipped += 1
+            self._skipped += 1
             return
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
-        if not self._proximal and self._correction is None:
+        if not self._terms:
             return
         # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
         scaled = scaler is not None and unscales_in_step(optimizer)
         scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-        chosen = [k for k, parameter in enumerate(self.client.parameters()) if id(parameter) in mine]
-        parameters = self.client.parameters()
-        if self._proximal:
-            anchors = [self._anchors[k] for k in chosen]
-            add_proximal_gradient([parameters[k] for k in chosen], anchors, self._proximal * scale)
-        if self._correction is not None:
-            corrections = [self._corrections[k] for k in chosen]
-            add_to_gradients([parameters[k] for k in chosen], corrections, scale)
+        parameters = self._client.parameters()
+        chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
+        for rule, terms in self._terms:
+            rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, self._pull)
 
 
 def planned_steps(trainer: Trainer) -> float:

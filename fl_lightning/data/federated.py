@@ -19,7 +19,7 @@ from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, 
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
-from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.triggered_loader import TriggeredLoader
@@ -223,6 +223,10 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """
         loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return one client's batches of Poisson sampling; see :meth:`ClientDatasets.poisson_batches`."""
+        return self.client_datasets.poisson_batches(client, full_batch, coins)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""

@@ -21,7 +21,7 @@ Frozen parameters may change from round to round: see :meth:`ModelState.refresh`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, grid_of
+from fl_lightning.messages import ModelLayout
 from fl_lightning.types import Snapshot
 
 _Slot = tuple[nn.Module, str]
@@ -50,8 +51,7 @@ class ModelState:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._version = 0
-        self._followed: tuple[int, int] | None = None
+        self._followed: ModelLayout | None = None
         self._arrange()
 
     def _arrange(self) -> None:
@@ -60,7 +60,9 @@ class ModelState:
         self._constant_modules = _constant_modules(module)
         self._constants: list[_Slot] = []
         self._frozen: list[_Slot] = []
-        self._source: ModelState | None = None
+        self._filled: ModelLayout | None = None
+        self._layout: ModelLayout | None = None
+        self._names: tuple[list[str], ...] | None = None
         self._parameters = list(self._find_parameters())
         self._floats: list[_Slot] = []
         self._counters: list[_Slot] = []
@@ -101,28 +103,49 @@ class ModelState:
         if _trained(self._module) == self._trained:
             return False
         self._arrange()
-        self._version += 1
         return True
 
-    def follow(self, server: ModelState) -> None:
+    @property
+    def layout(self) -> ModelLayout:
+        """Return the current layout, for the copies of this module."""
+        if self._layout is None:
+            modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
+            self._layout = ModelLayout(tuple(p.requires_grad for p in self._module.parameters()), modes)
+        return self._layout
+
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        yield from self._module.named_modules()
+
+    def follow(self, layout: ModelLayout) -> None:
         """Freeze and unfreeze this copy's parameters as the server's are, and use the same layout."""
-        for mine, theirs in zip(self._module.parameters(), server._module.parameters(), strict=True):
-            if mine.requires_grad is not theirs.requires_grad:
-                mine.requires_grad_(theirs.requires_grad)
-        if self._followed != (id(server), server._version):
-            theirs_by_name = dict(server._module.named_modules())
-            for name, part in self._module.named_modules():
-                for mode in ("training", "track_running_stats"):  # Lightning's finetuning switches the second in BatchNorm
-                    if name in theirs_by_name and hasattr(part, mode):
-                        setattr(part, mode, getattr(theirs_by_name[name], mode))
-            self._arrange()
-            self._followed = id(server), server._version
+        for parameter, trained in zip(self._module.parameters(), layout.trained, strict=True):
+            if parameter.requires_grad is not trained:
+                parameter.requires_grad_(trained)
+        if self._followed is layout:
+            return
+        for name, part in self._parts():
+            training, tracks = layout.modes.get(name, (part.training, None))
+            part.training = training
+            if tracks is not None:  # Lightning's finetuning switches it in BatchNorm
+                part.track_running_stats = tracks  # type: ignore[assignment]
+        self._arrange()
+        self._followed = layout
 
     def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return the names of parameters, averaged buffers, counters, and buffers that are not sent back."""
-        prefixes = {id(owner): f"{prefix}.".lstrip(".") for prefix, owner in self._module.named_modules()}
-        parameters, floats, counters, local = ([prefixes[id(o)] + name for o, name in slots] for slots in self._kinds())
+        parameters, floats, counters, local, *_ = self._all_names()
         return parameters, floats, counters, local
+
+    def _all_names(self) -> tuple[list[str], ...]:
+        if self._names is None:
+            prefixes = {id(owner): f"{prefix}.".lstrip(".") for prefix, owner in self._parts()}
+            self._names = tuple([prefixes[id(o)] + name for o, name in slots] for slots in self._all_kinds())
+        return self._names
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every parameter and buffer by name: the tensors themselves, not copies."""
+        kinds = zip(self._all_names(), self._all_kinds(), strict=True)
+        return {name: tensor for names, slots in kinds for name, tensor in zip(names, self._tensors(slots), strict=True)}
 
     @staticmethod
     def _tensors(slots: list[_Slot]) -> list[Tensor]:
@@ -155,15 +178,21 @@ class ModelState:
         return self.parameters()[0].device if self._parameters else torch.device("cpu")
 
     @torch.no_grad()
-    def copy_from(self, other: ModelState) -> None:
-        """Copy every parameter and buffer of another state of the same architecture."""
-        pairs = [*zip(self._kinds(), other._kinds(), strict=True), (self._frozen, other._frozen)]
-        if self._source is not other:
-            pairs.append((self._constants, other._constants))
-            self._source = other
-        for mine, theirs in pairs:
-            if mine:
-                copy_to_each(self._tensors(mine), other._tensors(theirs))
+    def copy_from(self, tensors: Mapping[str, Tensor], layout: ModelLayout) -> None:
+        """Copy every parameter and buffer of another module of the same architecture.
+
+        Args:
+            tensors: the other's :meth:`tensors`.
+            layout: the other's layout; as long as it is the same, constants are not copied again.
+        """
+        kinds = [*zip(self._all_names(), self._all_kinds(), strict=True)]
+        constants = kinds.pop()
+        if self._filled is not layout:
+            kinds.append(constants)
+            self._filled = layout
+        for names, slots in kinds:
+            if slots:
+                copy_to_each(self._tensors(slots), [tensors[name] for name in names])
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
@@ -195,15 +224,12 @@ class ModelState:
     def _kinds(self) -> tuple[list[_Slot], ...]:
         return self._parameters, self._floats, self._counters, self._local
 
-    @torch.no_grad()
+    def _all_kinds(self) -> tuple[list[_Slot], ...]:
+        return *self._kinds(), self._frozen, self._constants
+
     def distance(self, vector: Tensor) -> float:
         """Return the L2 norm of the difference between these parameters and the first p entries of ``vector``, shape (d,)."""
-        offset, total = 0, 0.0
-        for parameter in self.parameters():
-            theirs = vector[offset : offset + parameter.numel()]
-            offset += parameter.numel()
-            total += squared_distance(theirs, parameter.detach().reshape(-1))
-        return math.sqrt(total)
+        return distance([parameter.detach() for parameter in self.parameters()], vector)
 
     @torch.no_grad()
     def set_gradient_towards(self, aggregate: Tensor) -> float:
@@ -252,6 +278,17 @@ class ModelState:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
         return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
+
+
+@torch.no_grad()
+def distance(parameters: Sequence[Tensor], vector: Tensor) -> float:
+    """Return the L2 norm of the difference between parameters, p numbers in all, and the first p entries of ``vector``."""
+    offset, total = 0, 0.0
+    for parameter in parameters:
+        theirs = vector[offset : offset + parameter.numel()]
+        offset += parameter.numel()
+        total += squared_distance(theirs, parameter.reshape(-1))
+    return math.sqrt(total)
 
 
 def _constant_modules(module: nn.Module) -> set[int]:

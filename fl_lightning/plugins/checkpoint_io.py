@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
-from fl_lightning.collectives import gather_or_raise
+from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.plugins.folder_lock import lock_folder
@@ -149,4 +149,4 @@ def lock_checkpoints(trainer: Trainer, cleanup: ExitStack) -> None:
                         path.unlink(missing_ok=True)
     except ConfigurationError as error:
         failure = error
-    gather_or_raise(trainer, None, failure)
+    Collectives(trainer).gather_or_raise(None, failure)

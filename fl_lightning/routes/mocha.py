@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Mocha(Route):
         if (cohort.round_idx + 1) % self.update_every == 0:
             self._relationships = learn_relationships(weights, self.smoothing)
         if updates:
-            cohort.conclude(updates, replace(updates[0], state=weights.mean(dim=0).to(updates[0].snapshot.vector)))
+            cohort.conclude(updates, updates[0].with_state(weights.mean(dim=0).to(updates[0].snapshot.vector)))
 
     def matrices(self) -> dict[str, Tensor]:
         """Return the correlations of the clients' models."""

@@ -62,6 +62,6 @@ class PeriodRoute(Route):
         states = mix(torch.stack([update.snapshot.vector for update in updates]), matrix)
         moved = cohort.model_bytes * self.peers(len(updates))
         return [
-            replace(u, state=state, bytes_down=u.bytes_down + moved, bytes_up=u.bytes_up + moved)
+            replace(u.with_state(state), bytes_down=u.bytes_down + moved, bytes_up=u.bytes_up + moved)
             for u, state in zip(updates, states, strict=True)
         ]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.clients.evaluators import Evaluators
+from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workplace
+from fl_lightning.clients.client_evaluators import Metrics
 from fl_lightning.clients.inner_trainer import moves_batches
-from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.local_pool import LocalPool
+from fl_lightning.clients.pool import ClientPool
+from fl_lightning.clients.runtime import Listener
+from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import cohort_size
+from fl_lightning.server.announcements import announce
 from fl_lightning.server.checks.compatibility import check_batch_norm, check_convex, federated_data
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.client_evaluation import ClientEvaluator
+from fl_lightning.server.evaluators import STRATEGY_METRIC, Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler
@@ -20,69 +28,145 @@ from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 
 
-def assemble(
-    owner: FederationSettings, run: RunState, trainer: Trainer, module: LightningModule, client: LightningModule
-) -> tuple[Federation, ClientSampler, ClientEvaluator]:
-    """Put a federation together: on every rank, after a checkpoint has been read.
+def client_metrics(settings: FederationSettings) -> Metrics:
+    """Return the metrics that are measured on clients' examples, by role."""
+    strategy, route, evaluation = settings.strategy, settings.route, settings.client_evaluation
+    found: dict[Any, tuple[Any, str]] = {
+        "start": (strategy.global_metric, STRATEGY_METRIC),
+        "sent": (strategy.local_metric, STRATEGY_METRIC),
+        "route": (getattr(route, "metric", None), "federation.route.metric"),
+        "evaluation": (evaluation.metric if evaluation.active else None, "federation.client_evaluation.metric"),
+    }
+    return {role: pair for role, pair in found.items() if pair[0] is not None}
+
+
+def client_settings(settings: FederationSettings, num_clients: int) -> ClientSettings:
+    """Return what clients must know of a federation's settings."""
+    return ClientSettings(
+        local=settings.local,
+        rule=settings.strategy.client_rule(),
+        metrics=client_metrics(settings),
+        transforms=settings.transforms,
+        attackers=settings.attackers,
+        faults=settings.faults,
+        seed=settings.seed,
+        num_clients=num_clients,
+    )
+
+
+class Assembly:
+    """The parts of a federation, on every rank, after a checkpoint has been read.
 
     Args:
-        owner: the settings.
+        settings: of the federation.
         run: what the run has kept so far.
         trainer: the user's.
         module: the user's.
         client: a copy of it for the clients.
 
-    Returns:
-        The parts that stay from round to round, who draws the rounds, and what evaluates at the clients.
-
     Raises:
         ConfigurationError: for a module that these settings cannot train.
     """
-    device = trainer.strategy.root_device
-    precision = resolve_precision(owner.local.precision, trainer.precision, device)
-    logger, data, account = bool(trainer.loggers), federated_data(trainer), run.account
-    if not moves_batches(module, data):  # its hooks expect batches where they were loaded
-        data.place(device)
-    account.begin(trainer, owner.transforms, owner.local.privacy, owner.seed)
-    local = LocalTrainer(
-        client,
-        owner.local,
-        precision,
-        device,
-        owner.seed,
-        fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
-        logger=logger,
-        detect_anomaly=detects_anomalies(trainer),
-        memory=run.memory,
-        drop_single=check_batch_norm(module, data),
-        deadline=owner.faults.deadline,
-        secret=account.secret,
-        cohort=cohort_size(data.num_clients, owner.clients_per_round),
-    )
-    if owner.local.engine == "auto" and run.engine is not None:  # a resumed run keeps the engine of its first round
-        local.engine = run.engine
-    inference, limit = trainer.validate_loop.inference_mode, trainer.limit_val_batches
-    measures = Evaluators(data, precision, device, limit, logger, inference, owner.server_evaluation, owner.seed)
-    server = ModelState(module)
-    check_convex(owner.route, module, owner.local)
-    check_private_model(owner.transforms, owner.local, precision, client, server)
-    federation = Federation(
-        trainer,
-        owner.strategy,
-        data,
-        server,
-        local,
-        measures,
-        owner.seed,
-        owner.attackers,
-        owner.transforms,
-        owner.faults,
-        owner.secure_aggregation,
-        memory_limit=owner.memory_limit * 2**30,
-        privacy=account,
-    )
-    secret = None if account.clients is None else account.secret
-    rules = (owner.clients_per_round, owner.local, owner.availability, owner.faults, owner.seed)
-    drawing = ClientSampler(data.num_clients, *rules, secret)
-    evaluator = ClientEvaluator(owner.client_evaluation, federation, run.client_scores, owner.route.keeps_models)
-    return federation, drawing, evaluator
+
+    def __init__(
+        self, settings: FederationSettings, run: RunState, trainer: Trainer, module: LightningModule, client: LightningModule
+    ) -> None:
+        self._settings, self._run, self._trainer, self._module = settings, run, trainer, module
+        self._data = federated_data(trainer)
+        device = trainer.strategy.root_device
+        if not moves_batches(module, self._data):  # its hooks expect batches where they were loaded
+            self._data.place(device)
+        run.account.begin(trainer, settings.transforms, settings.local.privacy, settings.seed)
+        self.place = Workplace(
+            precision=resolve_precision(settings.local.precision, trainer.precision, device),
+            device=device,
+            logger=bool(trainer.loggers),
+            inference_mode=trainer.validate_loop.inference_mode,
+            fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
+            detect_anomaly=detects_anomalies(trainer),
+            cohort=cohort_size(self._data.num_clients, settings.clients_per_round),
+            engine=run.engine,
+        )
+        self._clients = ClientAssembly(
+            module=client,
+            data=self._data,
+            settings=client_settings(settings, self._data.num_clients),
+            place=self.place,
+            memory=run.memory,
+            secret=run.account.secret,
+            drop_single=check_batch_norm(module, self._data),
+            listener=self._listener(),
+        )
+
+    def _listener(self) -> Listener:
+        trainer = self._trainer
+        return Listener(
+            starts=lambda job: announce(trainer, "on_client_start", job.round_idx, job.client),
+            passes_on=lambda update: announce(trainer, "on_client_end", update),
+        )
+
+    def local_pool(self) -> ClientPool:
+        """Return the clients, simulated on the ranks of the Trainer."""
+        settings = self._settings
+        return LocalPool(
+            comm=Collectives(self._trainer),
+            runtime=self._clients.runtime(),
+            data=self._data,
+            transforms=settings.transforms,
+            max_epochs=max(1, settings.local.max_epochs),
+            trial=self._clients.trial,
+        )
+
+    def federation(self, pool: ClientPool) -> Federation:
+        """Return the parts that stay from round to round.
+
+        Args:
+            pool: the clients.
+        """
+        settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
+        check_convex(settings.route, self._module, settings.local)
+        check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
+        evaluators = Evaluators(
+            resident,
+            self._data,
+            settings.server_evaluation,
+            limit_batches=self._trainer.limit_val_batches,
+            seed=settings.seed,
+            precision=self.place.precision,
+            device=self.place.device,
+            logger=self.place.logger,
+            inference_mode=self.place.inference_mode,
+        )
+        return Federation(
+            trainer=self._trainer,
+            strategy=settings.strategy,
+            data=self._data,
+            server=server,
+            pool=pool,
+            evaluators=evaluators,
+            local=settings.local,
+            seed=settings.seed,
+            transforms=settings.transforms,
+            faults=settings.faults,
+            secure_aggregation=settings.secure_aggregation,
+            memory_limit=settings.memory_limit * 2**30,
+            privacy=self._run.account,
+        )
+
+    def sampler(self) -> ClientSampler:
+        """Return what draws the rounds."""
+        settings, account = self._settings, self._run.account
+        return ClientSampler(
+            num_clients=self._data.num_clients,
+            clients_per_round=settings.clients_per_round,
+            local=settings.local,
+            availability=settings.availability,
+            faults=settings.faults,
+            seed=settings.seed,
+            secret=None if account.clients is None else account.secret,
+        )
+
+    def evaluator(self, federation: Federation) -> ClientEvaluator:
+        """Return what evaluates at the clients."""
+        settings = self._settings
+        return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, settings.route.keeps_models)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from lightning.pytorch import Trainer
 
-from fl_lightning.clients.evaluators import require_server_set
-from fl_lightning.collectives import spread
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.reporting.detection import detection
+from fl_lightning.server.evaluators import require_server_set
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.round_result import RoundResult
 from fl_lightning.settings.attackers import Attackers
@@ -58,9 +57,7 @@ class AttackSchedule:
             figures = detection(result.updates, attackers.everyone(self._data.num_clients, self._seed))
         backdoor = attackers.backdoor
         if backdoor is not None:
-
-            def measure(_: int) -> float:
-                return federation.measures.backdoor_success(federation.local.load(federation.server), backdoor)
-
-            figures["backdoor_success"] = spread(federation.trainer, 1, measure)[0]
+            federation.publish()
+            success = federation.comm.spread(1, lambda _: federation.evaluators.backdoor_success(backdoor))
+            figures["backdoor_success"] = success[0]
         return figures

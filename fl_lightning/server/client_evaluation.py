@@ -8,24 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.clients.turn import Turn
-from fl_lightning.collectives import gather, spread
 from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.messages import ClientJob, EvalOrder
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.server.federation import Federation
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.types import Snapshot
 
-_SETTING = "federation.client_evaluation.metric"
 _SHOWN = 30
 """Clients that the terminal shows; the files have all."""
-
-PastTurn = tuple[int, int, int, int]
-"""That a client trained: its id, round, period, and epochs where they were fewer than the settings say, else -1."""
 
 
 class ClientScores:
@@ -33,18 +27,20 @@ class ClientScores:
 
     def __init__(self) -> None:
         self.rounds: dict[int, Tensor] = {}
-        self.turns: list[PastTurn] = []
+        self.jobs: list[ClientJob] = []
         self.start: Snapshot | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, for a checkpoint."""
         start = None if self.start is None else [self.start.vector, self.start.counters]
-        return {"rounds": dict(self.rounds), "turns": [list(turn) for turn in self.turns], "start": start}
+        turns = [[job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs] for job in self.jobs]
+        return {"rounds": dict(self.rounds), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take everything back."""
         self.rounds = dict(state["rounds"])
-        self.turns = [(turn[0], turn[1], turn[2], turn[3]) for turn in state["turns"]]
+        turns = state["turns"]
+        self.jobs = [ClientJob(k, round_idx, period, None if epochs < 0 else epochs) for k, round_idx, period, epochs in turns]
         self.start = None if state["start"] is None else Snapshot(*state["start"])
 
 
@@ -75,7 +71,7 @@ class ClientEvaluator:
         """
         scores, alone = self._scores, self._settings.compare_alone
         if round_idx == 0:
-            scores.rounds, scores.turns = {}, []
+            scores.rounds, scores.jobs = {}, []
             scores.start = self._snapshot() if alone else None
         self.require_start()
         if scores.start is not None and scores.start.vector.numel() != self._parts.size:
@@ -84,7 +80,7 @@ class ClientEvaluator:
                 "Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all rounds."
             )
         if self._settings.active and not self._tried:
-            self._measure(self._parts.local.load(self._parts.server), 0)
+            self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, 0, "test", "evaluation")])
             self._tried = True
 
     def require_start(self) -> None:
@@ -103,10 +99,11 @@ class ClientEvaluator:
         server = self._parts.server
         return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
 
-    def end_round(self, round_idx: int, turns: Sequence[PastTurn]) -> dict[str, float]:
+    def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
         """Evaluate the new global model, or the clients' own, at all clients, if it is time; see ``spread_of_clients``."""
         if self._settings.compare_alone:
-            self._scores.turns += sorted(turn for theirs in gather(self._parts.trainer, list(turns)) for turn in theirs)
+            alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs) for job in jobs]
+            self._scores.jobs += sorted(alone, key=lambda job: (job.client, job.period))
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
@@ -114,22 +111,13 @@ class ClientEvaluator:
         return spread_of_clients(values, self._sizes, self._settings.higher_is_better)
 
     def _now(self) -> Tensor:
-        local, server = self._parts.local, self._parts.server
-        if self._column == "global":
-            module = local.load(server)
-            return torch.tensor(self._each(lambda client: self._measure(module, client)), dtype=torch.float64)
+        return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._column == "own"))
 
-        def measure_own(client: int) -> float:
-            """One client's last model, or the global one where it has none yet."""
-            return self._measure(local.load(server, local.memory.last_model(client)), client)
-
-        return torch.tensor(self._each(measure_own), dtype=torch.float64)
-
-    def _measure(self, module: LightningModule, client: int) -> float:
-        return self._parts.measures.on_client(module, self._settings.metric, client, "test", _SETTING)
-
-    def _each(self, measure: Callable[[int], Any]) -> list[Any]:
-        return spread(self._parts.trainer, self._parts.data.num_clients, measure)
+    def _each(self, order: Callable[[int, int], EvalOrder]) -> Tensor:
+        """Return the value of an order, given a client and the version of the global model, for every client."""
+        version = self._parts.publish().version
+        reports = self._parts.pool.evaluate([order(client, version) for client in range(self._parts.data.num_clients)])
+        return torch.tensor([report.value for report in reports], dtype=torch.float64)
 
     # ---------------------------------------------------------------- the end
 
@@ -178,30 +166,21 @@ class ClientEvaluator:
             csv.writer(file).writerows([header, *rows])
 
     def _personal(self, rounds: int) -> Tensor:
-        trainer = self._parts.local.with_settings(max_epochs=self._settings.personal_epochs, max_steps=-1)
+        """Measure every client's own model, fine-tuned from the global one."""
+        epochs = self._settings.personal_epochs
 
-        def personalise(client: int) -> float:
-            """One client's own model, from the global one."""
-            trainer.train(Turn(client), self._parts.data, self._parts.server, rounds)
-            return self._measure(trainer.module, client)
+        def order(client: int, version: int) -> EvalOrder:
+            return EvalOrder(version, client, "test", "evaluation", jobs=(ClientJob(client, rounds),), epochs=epochs)
 
-        return torch.tensor(self._each(personalise), dtype=torch.float64)
+        return self._each(order)
 
     def _alone(self) -> Tensor:
-        """Every client from the federation's first model, by itself, turn for turn as it trained in the federation."""
-        server, start = self._parts.server, self._scores.start
-        trainer = self._parts.local.with_settings()
-        turns: dict[int, list[PastTurn]] = {}
-        for turn in self._scores.turns:
-            turns.setdefault(turn[0], []).append(turn)
+        """Measure every client's model from the federation's first one, by itself, turn for turn as in the federation."""
+        jobs: dict[int, list[ClientJob]] = {}
+        for job in self._scores.jobs:
+            jobs.setdefault(job.client, []).append(job)
 
-        def train_alone(client: int) -> float:
-            """One client's own model, from the first one."""
-            model = start
-            for _, round_idx, period, epochs in turns.get(client, []):
-                fewer = None if epochs < 0 else epochs
-                update = trainer.train(Turn(client, model, period, fewer), self._parts.data, server, round_idx)
-                model = update.snapshot
-            return self._measure(trainer.load(server, model), client)
+        def order(client: int, version: int) -> EvalOrder:
+            return EvalOrder(version, client, "test", "evaluation", self._scores.start, jobs=tuple(jobs.get(client, ())))
 
-        return torch.tensor(self._each(train_alone), dtype=torch.float64)
+        return self._each(order)

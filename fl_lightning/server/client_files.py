@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import stored_files
-from fl_lightning.collectives import gather
+from fl_lightning.collectives import Collectives
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
 
 _SUFFIX = ".ckpt"
@@ -27,7 +27,7 @@ def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
         return
     if trainer.is_global_zero:
         _sweep(trainer, memory)
-    gather(trainer, None)
+    Collectives(trainer).gather(None)
 
 
 def _sweep(trainer: Trainer, memory: ClientMemory) -> None:

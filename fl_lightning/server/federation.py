@@ -6,27 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
+from uuid import uuid4
 
 from lightning.pytorch import Trainer
 
-from fl_lightning.clients.evaluators import Evaluators
-from fl_lightning.clients.failures import check_update
-from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.pool import ClientPool
+from fl_lightning.collectives import Collectives
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ServerModel
+from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.privacy.account import PrivacyAccount
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
-from fl_lightning.types import ClientUpdate
+
+_versions = count(1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Federation:
     """The parts of a running federation on this rank.
 
@@ -35,94 +38,94 @@ class Federation:
         strategy: combines the updates.
         data: spread over the clients.
         server: the view of the global model.
-        local: trains the clients.
-        measures: evaluates models.
+        pool: the clients.
+        evaluators: measure models on the server's set.
+        local: how clients train.
         seed: of the federation.
-        attackers: clients that misbehave.
         transforms: of what clients send, in their order.
-        faults: what happens where a client fails.
+        faults: what happens if a client fails.
         secure_aggregation: masks what clients send; None without.
         memory_limit: bytes of models that a strategy which needs all of a round may hold in memory.
         privacy: the key of the noise, and the account of what is released.
+        session: differs for every fit.
     """
 
     trainer: Trainer
     strategy: Strategy
     data: FederatedDataModule
     server: ModelState
-    local: LocalTrainer
-    measures: Evaluators
+    pool: ClientPool
+    evaluators: Evaluators
+    local: LocalTraining = field(default_factory=LocalTraining)
     seed: int = 0
-    attackers: Attackers = field(default_factory=Attackers)
     transforms: Sequence[Transform] = ()
     faults: Faults = field(default_factory=Faults)
     secure_aggregation: SecureAggregation | None = None
     memory_limit: float = math.inf
     privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
+    session: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def comm(self) -> Collectives:
+        """Return the ranks of the server."""
+        return self.pool.comm
+
+    @property
+    def engine(self) -> str:
+        """Return the engine that trains the clients, for checkpoints."""
+        return self.pool.engine
 
     @property
     def size(self) -> int:
-        """d, the length of a model's vector."""
+        """Return d, the length of a model's vector."""
         return self.server.size
 
-    def refresh_frozen(self) -> set[int]:
-        """Check again which parameters are frozen, before a round: callbacks may have changed that.
-
-        Returns:
-            Lengths that vectors of all parameters, or of a model, had before and have no more.
-        """
-        self.__dict__.pop("reach", None)
-        before = {self.size, self.server.num_parameters}
-        if self.server.refresh():
-            self.local.rearrange()
-        return before - {self.size, self.server.num_parameters}
-
-    def check_kept(self, outdated: set[int]) -> None:
-        """Refuse to go on with what was kept of parameters that were trained before, and others are now.
-
-        Args:
-            outdated: of :meth:`refresh_frozen`.
+    def refresh_frozen(self) -> None:
+        """Re-check which parameters are frozen, before a round: callbacks may have changed that.
 
         Raises:
-            ConfigurationError: saying what may be kept.
+            ConfigurationError: if the strategy keeps tensors that belong to the former parameters.
         """
-        control = self.strategy.control
-        own = {"vector": self.size, "control": self.server.num_parameters}
-        stale = control is not None and control.numel() != own["control"]
-        for name, length in self.local.memory.vectors():
-            stale = stale or length in outdated or length != own.get(name, length)
+        self.server.refresh()
+        stale = [name for name, t in self.strategy.broadcast().items() if t.numel() != self.server.num_parameters]
         if stale:
             raise ConfigurationError(
-                f"What is trained has changed in round {self.trainer.current_epoch}, and control variates, error feedback or "
-                "models of their own, which clients keep over rounds, are of what was trained before. Freeze the same parts "
-                "in all rounds ('thaw_after' null), or use a strategy, transforms and a route that keep none, such as FedAvg."
+                f"The trained parameters have changed in round {self.trainer.current_epoch}, but "
+                f"{type(self.strategy).__name__} keeps '{stale[0]}' of the former ones. Freeze the same parts in all rounds "
+                "('thaw_after' null), or use a strategy that keeps nothing, such as FedAvg."
             )
+
+    def publish(self) -> ServerModel:
+        """Give the clients the global model as it is now."""
+        strategy = self.strategy
+        model = ServerModel(
+            version=next(_versions),
+            round_idx=self.trainer.current_epoch,
+            tensors=self.server.tensors(),
+            layout=self.server.layout,
+            broadcast=strategy.broadcast(),
+            largest=self.largest,
+            tolerates_broken=strategy.tolerates_broken,
+            session=self.session,
+        )
+        self.pool.publish(model)
+        self.evaluators.publish(model)
+        return model
 
     @cached_property
     def largest(self) -> float:
         """Return the largest accepted weight: all clients' such weights times their examples fit into an exact sum."""
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
 
-    @cached_property
-    def reach(self) -> float:
-        """The largest absolute value of the parameters that this round begins with."""
-        return max((magnitude(parameter.detach()) for parameter in self.server.parameters()), default=0.0)
-
-    def checked(self, update: ClientUpdate) -> ClientUpdate:
-        """The update with its norm, if it is fit to be aggregated; see :func:`~fl_lightning.settings.faults.check_update`."""
-        return check_update(
-            update, self.server, self.size, self.strategy.tolerates_broken, largest=self.largest, reach=self.reach
-        )
-
     @property
     def shows_updates(self) -> bool:
-        """Whether the server sees single changes that may be looked at: not behind masks, nor before noise of its own."""
+        """Return whether the server sees single changes: not behind masks, nor before noise of its own."""
         return self.secure_aggregation is None and not any(map(_acts_at_the_server, self.transforms))
 
     @property
     def examples_to_score(self) -> int:
-        """On which the strategy measures each client's model."""
-        return 0 if self.strategy.metric is None else self.measures.num_server_examples
+        """Return on how many examples the strategy measures each client's model."""
+        return 0 if self.strategy.metric is None else self.evaluators.num_server_examples
 
 
 def _acts_at_the_server(transform: Transform) -> bool:

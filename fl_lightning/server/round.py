@@ -1,34 +1,27 @@
-"""One communication round: what a route asks of the cohort, done on several ranks as on one."""
+"""One communication round: what a route asks of the cohort becomes orders to the clients and updates for the strategy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.collectives import (
-    elementwise_maximum,
-    gather,
-    gather_updates,
-    no_counters,
-    spread,
-)
+from fl_lightning.collectives import no_counters
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import magnitude, to_float64
+from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, TrainOrder
 from fl_lightning.routes.base import Chains, Cohort
-from fl_lightning.server.announcements import announce
-from fl_lightning.server.cohort_training import CohortTraining
+from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.privacy.round import RoundPrivacy
-from fl_lightning.server.round_log import tell_failures
+from fl_lightning.server.reception import receive
 from fl_lightning.server.round_result import RoundResult, as_one, require_weights, shared_out, too_few, with_shares
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
-from fl_lightning.server.uplink import Uplink
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
 
@@ -42,44 +35,44 @@ class FederationRound(Cohort):
     Args:
         federation: what stays.
         round_idx: from 0.
-        draw: who takes part, and how much each does.
+        plan: who takes part, and how much each does.
+        last_scores: by client, the score that its model had when it was measured last.
+        own_models_of: clients that start from their own last model.
     """
 
     federation: Federation
     round_idx: int
-    draw: RoundPlan
+    plan: RoundPlan
+    last_scores: Mapping[int, float] = field(default_factory=dict)
+    own_models_of: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        self.clients = self.draw.clients
+        self.clients = self.plan.clients
         self.num_examples = tuple(self.federation.data.indices.sizes.tolist())
-        self._trainer = self.federation.trainer
-        self._rank, self._ranks = self._trainer.global_rank, self._trainer.world_size
-        self._server = self.federation.server
+        self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
-        self._arrivals = UpdateBuffer(self.federation, self.draw, self.round_idx)
+        self._failures: list[ClientFailure] = []  # likewise
+        self._buffer = UpdateBuffer(self.federation, self.plan, self.round_idx)
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
-        self._failure: Exception | None = None
-        self._training = CohortTraining(self.federation, self.round_idx, self.draw)
-        self._uplink = Uplink(self.federation, self.round_idx)
-        self._privacy = RoundPrivacy(self.federation, self.round_idx, self.draw)
-        self._waiting: dict[int, list[ClientUpdate]] = {}
+        self._error: Exception | None = None
+        self._privacy = RoundPrivacy(self.federation, self.round_idx, self.plan)
+        self._version: int | None = None
+        self.jobs: list[ClientJob] = []
+        """The turns of the round, of all ranks."""
 
     # ---------------------------------------------------------------- what routes ask for
 
     def deliver(self, chains: Chains) -> None:
         """See :meth:`Cohort.deliver`."""
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
-        self._privacy.charge(chains, 0)
         self._chains = chains
-        control = self.federation.strategy.control
-        try:
-            for updates in self._training.train(chains, control=control):
-                self._receive(updates, self._uplink.send)
-        except Exception as error:  # the other ranks must hear of it, or they would wait for this one
-            self._failure = error
-        self._receive_held_back()
+        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores_are_due else 0
+        orders = self._orders(chains, scored=scored)
+        self._error = self._drain(self._pool.train(orders), self._receive)
+        error = self._drain(self._pool.answer(), self._receive)
+        self._error = self._error or error
 
     def train(
         self,
@@ -89,86 +82,57 @@ class FederationRound(Cohort):
         pulled: Mapping[int, Pull] | None = None,
     ) -> list[ClientUpdate]:
         """See :meth:`Cohort.train`."""
-        self._privacy.charge(chains, period)
         mine: list[ClientUpdate] = []
-        failure: Exception | None = None
-        try:
-            for updates in self._training.train(chains, starts, period, pulled=pulled):
-                announce(self._trainer, "on_client_end", updates[-1])
-                mine += updates
-        except Exception as error:
-            failure = error
-        trained = {update.client: update for update in gather_updates(self._trainer, mine, failure)}
+
+        def take(report: ChainReport) -> None:
+            self._failures += report.failures
+            if report.updates:
+                announce(self.federation.trainer, "on_client_end", report.updates[-1])
+            mine.extend(report.updates)
+
+        orders = self._orders(chains, starts or {}, period, pulled or {}, delivers=False)
+        error = self._drain(self._pool.train(orders), take)
+        trained = {update.client: update for update in self._comm.gather_updates(mine, error)}
         return [trained[client] for chain in chains for client in chain if client in trained]
 
     def own_models(self) -> Tensor:
         """See :meth:`Cohort.own_models`."""
-        memory, start = self.federation.local.memory, self._server.vector()
-        kept = (memory.last_model(client) for client in range(self.federation.data.num_clients))
-        return torch.stack([start if own is None else own.vector.to(start) for own in kept])
+        start = self._server.vector()
+        return torch.stack([start if own is None else own.vector.to(start) for own in self._pool.own_models()])
 
     def hand_in(self, updates: Sequence[ClientUpdate]) -> None:
         """See :meth:`Cohort.hand_in`."""
         self._start_strategy([update.num_examples for update in updates])
+        local_scores = self._local_scores(updates)
         try:
-            for update in updates[self._rank :: self._ranks]:
-                self.federation.local.load(self._server, update.snapshot)
+            for number in range(self._comm.rank, len(updates), self._comm.size):
+                update = updates[number]
                 moved = self._server.distance(update.snapshot.vector)  # anew: routes mix models
-                update = replace(update, update_norm=moved if math.isfinite(moved) else None)
-                self._updates.append(self._take_in(update).without_state())
+                norm = moved if math.isfinite(moved) else None
+                update = replace(update, update_norm=norm, local_score=local_scores[number])
+                self._updates.append(self._take(update).without_state())
         except Exception as error:
-            self._failure = error
-
-    def _receive(self, updates: list[ClientUpdate], send: Callable[[ClientUpdate], ClientUpdate | None]) -> None:
-        """Give the strategy what a chain of clients sends, whose model is in the clients' module."""
-        try:
-            sent = send(as_one(updates))
-        except ClientError as error:
-            self._training.leave_out([update.client for update in updates], error, 1)
-            return
-        if sent is None:
-            self._waiting[updates[-1].client] = updates
-            return
-        weighed = self._take_in(sent)
-        self._updates += shared_out(weighed, updates)
-        announce(self._trainer, "on_client_end", weighed)
-
-    def _receive_held_back(self) -> None:
-        """Attackers that act together, when all others are done; on every rank, also where something went wrong."""
-        if not self._uplink.acts_together:
-            return
-        held = self._uplink.held_back()
-        try:
-            for update in held:
-                self._receive(self._waiting.pop(update.client), self._uplink.answer)
-        except Exception as error:
-            self._failure = self._failure or error
+            self._error = error
 
     def conclude(self, updates: Sequence[ClientUpdate], chosen: ClientUpdate) -> None:
         """See :meth:`Cohort.conclude`."""
-        self._updates = [replace(update.without_state(), update_norm=None) for update in updates[self._rank :: self._ranks]]
+        mine = updates[self._comm.rank :: self._comm.size]
+        self._updates = [replace(update.without_state(), update_norm=None) for update in mine]
         self._chosen = chosen.snapshot
 
     def cross_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> Tensor:
         """See :meth:`Cohort.cross_scores`."""
-        size = len(updates)
-        loaded = -1
-
-        def measure(pair: int) -> float:
-            nonlocal loaded
-            model, holder = divmod(pair, size)
-            if model != loaded:
-                self.federation.local.load(self._server, updates[model].snapshot)
-                loaded = model
-            return self.federation.measures.on_client(
-                self.federation.local.module, metric, updates[holder].client, "training", _ROUTE
-            )
-
-        return torch.tensor(spread(self._trainer, size * size, measure), dtype=torch.float64).view(size, size).T
+        orders = [
+            EvalOrder(self._published(), holder.client, "training", "route", model.snapshot)
+            for model in updates
+            for holder in updates
+        ]
+        values = [report.value for report in self._pool.evaluate(orders)]
+        return torch.tensor(values, dtype=torch.float64).view(len(updates), len(updates)).T
 
     def server_scores(self, updates: Sequence[ClientUpdate], metric: str | Metric) -> list[float]:
         """See :meth:`Cohort.server_scores`."""
-        return self._worth([lambda u=update: u.snapshot.vector for update in updates], metric, _ROUTE)  # type: ignore[misc]
+        return self._spread_scores([update.snapshot for update in updates], metric, _ROUTE)
 
     def label_counts(self) -> Tensor:
         """See :meth:`Cohort.label_counts`."""
@@ -179,12 +143,53 @@ class FederationRound(Cohort):
         """See :attr:`Cohort.model_bytes`."""
         return self._server.nbytes(upward=True)
 
-    @property
-    def turns(self) -> list[tuple[int, int, int, int]]:
-        """Return the turns of this rank's clients: client, round, period, and epochs or -1 for all."""
-        return self._training.turns
+    # ---------------------------------------------------------------- orders and reports
 
-    # ---------------------------------------------------------------- how it is done
+    def _published(self) -> int:
+        """Publish the global model once, and return its version."""
+        if self._version is None:
+            self._version = self.federation.publish().version
+        return self._version
+
+    def _orders(
+        self,
+        chains: Chains,
+        starts: Mapping[int, Snapshot] | None = None,
+        period: int = 0,
+        pulled: Mapping[int, Pull] | None = None,
+        delivers: bool = True,
+        scored: int = 0,
+    ) -> list[TrainOrder]:
+        """Return the orders of the chains, and charge the privacy that they may cost."""
+        starts, pulled, orders = starts or {}, pulled or {}, list[TrainOrder]()
+        for chain in chains:
+            jobs = tuple(
+                self.plan.job(client, self.round_idx, period, pulled.get(client), client in self.own_models_of)
+                for client in chain
+            )
+            orders.append(TrainOrder(self._published(), jobs, starts.get(chain[0]), delivers, scored))
+            self.jobs += jobs
+        self._privacy.charge([job for order in orders for job in order.jobs])
+        return orders
+
+    @staticmethod
+    def _drain(reports: Iterator[ChainReport], take: Callable[[ChainReport], None]) -> Exception | None:
+        """Read all reports of this rank; the error that ends them is returned, since other ranks must hear of it first."""
+        try:
+            for report in reports:
+                take(report)
+        except Exception as error:
+            return error
+        return None
+
+    def _receive(self, report: ChainReport) -> None:
+        """Give the strategy what a chain of clients sends."""
+        self._failures += report.failures
+        if not report.updates:
+            return
+        weighed = self._take(as_one(report.updates))
+        self._updates += shared_out(weighed, report.updates)
+        announce(self.federation.trainer, "on_client_end", weighed)
 
     def _start_strategy(self, examples: Sequence[int]) -> None:
         """Tell the strategy where the round begins.
@@ -195,41 +200,42 @@ class FederationRound(Cohort):
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
         self.federation.strategy.start_round(start)
-        self._arrivals.begin(examples)
+        self._buffer.begin(examples)
 
-    def _take_in(self, update: ClientUpdate) -> ClientUpdate:
-        """Score a model that is in the clients' module, and give it to the strategy."""
-        strategy, measures, module = self.federation.strategy, self.federation.measures, self.federation.local.module
-        if strategy.metric is not None:
-            update = replace(update, score=self._score(update.client, strategy.metric))
-        if strategy.local_metric is not None:
-            local_score = measures.on_client(module, strategy.local_metric, update.client, "validation")
-            update = replace(update, local_score=local_score)
+    def _take(self, update: ClientUpdate) -> ClientUpdate:
+        """Score a model, and give it to the strategy."""
+        metric = self.federation.strategy.metric
+        if metric is not None:
+            update = replace(update, score=self._score(update, metric))
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
-        return self._arrivals.add(update)
+        return self._buffer.add(update)
 
-    def _score(self, client: int, metric: str | Metric) -> float:
-        """Return the score of the model in the clients' module; in rounds without evaluation the client's last."""
-        memory, evaluation = self.federation.local.memory, self.federation.measures.server_evaluation
-        kept = None if evaluation.due(self.round_idx) else memory.score(client)
-        if kept is not None:
-            return kept
-        score = self.federation.measures.on_server(self.federation.local.module, metric)
-        if evaluation.every_n_rounds > 1:
-            memory.remember_score(client, score)
-        return score
+    # ---------------------------------------------------------------- scores
 
-    def _worth(self, models: Sequence[Callable[[], Tensor]], metric: str | Metric, setting: str) -> list[float]:
-        """A metric of models on the server's set, spread over the ranks."""
-        counters = self._server.counters()
+    @property
+    def _scores_are_due(self) -> bool:
+        return self.federation.evaluators.settings.due(self.round_idx)
 
-        def measure(position: int) -> float:
-            module = self.federation.local.load(self._server, Snapshot(models[position](), counters))
-            return self.federation.measures.on_server(module, metric, setting)
+    def _score(self, update: ClientUpdate, metric: str | Metric) -> float:
+        """Return the score of a client's model; in rounds without evaluation its last one."""
+        kept = None if self._scores_are_due else self.last_scores.get(update.client)
+        return self.federation.evaluators.score(update.snapshot, metric) if kept is None else kept
 
-        return spread(self._trainer, len(models), measure)
+    def _local_scores(self, updates: Sequence[ClientUpdate]) -> list[float | None]:
+        """Return the scores of models on their clients' validation parts, if the strategy asks for them."""
+        if self.federation.strategy.local_metric is None:
+            return [None] * len(updates)
+        version = self._published()
+        orders = [EvalOrder(version, update.client, "validation", "sent", update.snapshot) for update in updates]
+        return [report.value for report in self._pool.evaluate(orders)]
+
+    def _spread_scores(self, models: Sequence[Snapshot], metric: str | Metric, setting: str) -> list[float]:
+        """Return a metric of models on the server's set, spread over the ranks."""
+        self._published()
+        evaluators = self.federation.evaluators
+        return self._comm.spread(len(models), lambda number: evaluators.score(models[number], metric, setting))
 
     # ---------------------------------------------------------------- the end
 
@@ -239,9 +245,9 @@ class FederationRound(Cohort):
         Raises:
             ClientError: on every rank, if one failed.
         """
-        updates = gather_updates(self._trainer, self._updates, self._failure)
-        failures = self._failures(len(updates))
-        self._privacy.settle(self._uplink.sent if self.federation.transforms else {})
+        updates = self._comm.gather_updates(self._updates, self._error)
+        failures = self._all_failures(len(updates))
+        self._privacy.settle()
         updates = [replace(update, epsilon=self.federation.privacy.epsilon_of(update.client)) for update in updates]
         if self._chosen is not None:
             return RoundResult(to_float64(self._chosen.vector), self._chosen.counters, updates, failures)
@@ -250,53 +256,64 @@ class FederationRound(Cohort):
             aggregate, updates = self._combine(strategy, updates)
         else:
             assert isinstance(strategy, RunningStrategy)
-            aggregate = strategy.aggregate(self._arrivals.total())
-        aggregate = self._uplink.receive(aggregate, len(updates), len(self.clients))
+            aggregate = strategy.aggregate(self._buffer.total())
+        aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
         if not math.isfinite(magnitude(aggregate)):
             raise ClientError(
-                f"What {type(strategy).__name__} made of round {self.round_idx} is not finite. Lower the clients' learning "
-                "rate, or clip with 'federation.local.gradient_clip_val'."
+                f"{type(strategy).__name__} returned values for round {self.round_idx} that are not finite. Lower the clients' "
+                "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
-        return RoundResult(aggregate, elementwise_maximum(self._trainer, self._counters), with_shares(updates), failures)
+        return RoundResult(aggregate, self._comm.elementwise_maximum(self._counters), with_shares(updates), failures)
+
+    def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
+        """Return the scores of the models that reached the strategy, by the client that sent each."""
+        score_of = {update.client: update.score for update in updates}
+        senders = [chain[-1] for chain in self._delivered(score_of.keys()) if chain]
+        return {client: score for client in senders if (score := score_of[client]) is not None}
+
+    def _delivered(self, good: Collection[int]) -> list[list[int]]:
+        return [[client for client in chain if client in good] for chain in self._chains]
 
     def figures(self) -> dict[str, float]:
         """Return the cost of privacy and the transforms' other figures, once the ranks have shared the clients' state."""
         spent = self.federation.privacy.figures(self.federation.data.num_clients)
-        return self._uplink.figures(self.draw.drawn) | spent
+        return self._pool.figures(self.round_idx, self.plan.drawn) | spent
 
-    def _failures(self, good: int) -> list[ClientFailure]:
-        """Of all ranks.
+    def _all_failures(self, good: int) -> list[ClientFailure]:
+        """Return the failures of all ranks.
 
         Raises:
             ClientError: on every rank, if too few updates are good.
         """
-        faults, drawn = self.federation.faults, self.draw.drawn
+        faults, drawn = self.federation.faults, self.plan.drawn
         if not faults.skips:
             return []
-        failures = [one for theirs in gather(self._trainer, self._training.failures) for one in theirs]
+        failures = [one for theirs in self._comm.gather(self._failures) for one in theirs]
         failures.sort(key=lambda failure: failure.client)
         needed = max(1, faults.needed(drawn))
         if good < needed:
-            tell_failures(self._trainer, self.round_idx, self.draw.lost, failures)
+            tell_failures(self.federation.trainer, self.round_idx, self.plan.lost, failures)
             raise too_few(self.round_idx, good, drawn, needed, failures)
         return failures
 
     def close(self) -> None:
         """Delete what the round has written, however it ended."""
-        self._arrivals.close()
+        self._buffer.close()
 
     def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
-        everyone = self._arrivals.everyone()
+        everyone = self._buffer.everyone()
+        counters = self._server.counters()
 
-        def worth(models: Sequence[Callable[[], Tensor]]) -> list[float]:
+        def scorer(models: Sequence[Callable[[], Tensor]]) -> list[float]:
             assert strategy.worth_metric is not None
-            return self._worth(models, strategy.worth_metric, "federation.strategy.metric")
+            self._published()
+            evaluators, metric = self.federation.evaluators, strategy.worth_metric
+            return self._comm.spread(len(models), lambda k: evaluators.score(Snapshot(models[k](), counters), metric))
 
-        aggregate, weights = strategy.combine(everyone, worth)
+        aggregate, weights = strategy.combine(everyone, scorer)
         require_weights(strategy, everyone, weights)
-        self._arrivals.read()
+        self._buffer.wait_until_read()
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
-        good = {update.client for update in updates}
-        delivered = [[client for client in chain if client in good] for chain in self._chains]
+        delivered = self._delivered({update.client for update in updates})
         per_example = {client: handed[chain[-1]] for chain in delivered for client in chain}
         return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.reporting.rounds import client_metrics, quantiles, round_metrics
 from fl_lightning.reporting.tables import write_matrix
-from fl_lightning.server.announcements import announce
-from fl_lightning.types import ClientFailure, ClientUpdate
+from fl_lightning.types import ClientUpdate
 
 
 def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], client_columns: bool) -> None:
@@ -42,25 +40,3 @@ def write_matrices(trainer: Trainer, matrices: Mapping[str, Tensor], data: Feder
     """Keep matrices of clients by clients as files beside the CSV logger's."""
     for name, matrix in matrices.items():
         write_matrix(trainer, name, matrix, [data.client_name(client) for client in range(data.num_clients)])
-
-
-def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failures: Sequence[ClientFailure]) -> int:
-    """Warn of each client that failed, and tell callbacks of all that the round had to do without.
-
-    Args:
-        trainer: the outer one.
-        round_idx: from 0.
-        lost: who dropped out, as was simulated.
-        failures: of the others.
-
-    Returns:
-        How many there are.
-    """
-    for failure in failures:
-        tried = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
-        rank_zero_warn(f"Round {round_idx} goes on without client {failure.client}{tried}: {failure.cause}")
-    simulated = [ClientFailure(client, round_idx, "dropped out (simulated)", 0) for client in lost]
-    missed = sorted([*simulated, *failures], key=lambda failure: failure.client)
-    for failure in missed:
-        announce(trainer, "on_client_failed", failure)
-    return len(missed)

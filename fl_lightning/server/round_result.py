@@ -26,7 +26,7 @@ class RoundResult:
     failures: list[ClientFailure]
 
 
-def as_one(chain: list[ClientUpdate]) -> ClientUpdate:
+def as_one(chain: Sequence[ClientUpdate]) -> ClientUpdate:
     """Return the result of a chain: the last client's model, for the examples of all."""
     if len(chain) == 1:
         return chain[0]
@@ -34,7 +34,7 @@ def as_one(chain: list[ClientUpdate]) -> ClientUpdate:
     return replace(chain[-1], num_examples=examples, num_steps=steps, normalizer=None)
 
 
-def shared_out(handed: ClientUpdate, chain: list[ClientUpdate]) -> list[ClientUpdate]:
+def shared_out(handed: ClientUpdate, chain: Sequence[ClientUpdate]) -> list[ClientUpdate]:
     """The chain's updates for the log, with its weight shared out by examples."""
     if len(chain) == 1:
         return [handed.without_state()]

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.pool import ClientPool
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.partition import Partition
 from fl_lightning.moved import current_name
@@ -24,7 +26,7 @@ from fl_lightning.server.resume.table import Kind
 from fl_lightning.settings.federation import FederationSettings
 
 FORMAT = 4
-_EQUAL_ON_CPU = ("trainer", "fabric")
+_EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
 """Engines of local training that give the same bits on a CPU."""
 
 
@@ -42,6 +44,9 @@ class RunState:
         self.num_clients = 0
         self._partition = ""
         self.memory = ClientMemory()
+        self.pool: ClientPool | None = None
+        self.last_scores: dict[int, float] = {}
+        self.saved_round = self.finished_round = -1
         self.account = PrivacyAccount()
         self.client_scores = ClientScores()
         self.totals = Totals()
@@ -59,6 +64,12 @@ class RunState:
         self._partition = training.digest()
         self.fingerprint = None
 
+    def reset(self) -> None:
+        """Begin anew: the first round starts."""
+        self.memory.forget()
+        self.totals.reset()
+        self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, ready for a checkpoint."""
         return {
@@ -66,7 +77,8 @@ class RunState:
             "settings": {} if self.fingerprint is None else self.fingerprint.settings,
             "strategy_state": self._owner.strategy.state_dict(),
             "route_state": self._owner.route.state_dict(),
-            "memory": self.memory.state_dict(),
+            "memory": (self.pool or self.memory).state_dict(),
+            "last_scores": dict(self.last_scores),
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
             "engine": self.engine,
@@ -83,6 +95,7 @@ class RunState:
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
+        self.last_scores = dict(state.get("last_scores", self.memory.former_scores()))
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state.get("totals", {}))
@@ -132,9 +145,10 @@ class RunState:
         for settings in (_with_current_names(state["settings"]), self.fingerprint.settings):
             federation = settings["federation"]
             local = federation["local"]
-            engine = state["engine"] or local["engine"] if local["engine"] == "auto" else local["engine"]
-            equal = device.type == "cpu" and engine in _EQUAL_ON_CPU
-            local = local | {"engine": " or ".join(_EQUAL_ON_CPU) if equal else engine}
+            chosen = local["engine"] not in ENGINES
+            engine = state["engine"] or local["engine"] if chosen else local["engine"]
+            equal = device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine))
+            local = local | {"engine": _EQUAL if equal else engine}
             both.append(settings | {"federation": federation | {"local": local}})
         return both[0], both[1]
 

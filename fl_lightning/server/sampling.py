@@ -9,9 +9,11 @@ from itertools import islice
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
+from fl_lightning.messages import ClientJob
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.types import Pull
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class RoundPlan:
     lost: tuple[int, ...] = ()
     epochs: Mapping[int, int] = field(default_factory=dict)
     slowness: Mapping[int, float] = field(default_factory=dict)
+
+    def job(self, client: int, round_idx: int, period: int = 0, pull: Pull | None = None, own_model: bool = False) -> ClientJob:
+        """Return one client's turn."""
+        fewer, slowness = self.epochs.get(client), self.slowness.get(client, 1.0)
+        return ClientJob(client, round_idx, period, fewer, slowness, pull, own_model)
 
 
 class ClientSampler:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fl_lightning.collectives import add_sums, gather, gather_or_raise, gather_updates
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.server.federation import Federation
@@ -26,7 +25,7 @@ class UpdateBuffer:
     """
 
     def __init__(self, federation: Federation, draw: RoundPlan, round_idx: int) -> None:
-        trainer = self._trainer = federation.trainer
+        trainer, self._comm = federation.trainer, federation.comm
         self._strategy = federation.strategy
         self._server, self._sums = federation.server, Sums(trainer.strategy.root_device)
         self._kept: list[ClientUpdate] = []
@@ -83,7 +82,7 @@ class UpdateBuffer:
             ConfigurationError: if ranks have other sums than others, so that masks would not cancel.
         """
         if self._masked is not None:
-            ranks = gather(self._trainer, (self._delivered, self._sums.sizes()))
+            ranks = self._comm.gather((self._delivered, self._sums.sizes()))
             if len({tuple(sorted(sizes)) for theirs, sizes in ranks if theirs}) > 1:
                 raise ConfigurationError(
                     "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some no "
@@ -91,15 +90,15 @@ class UpdateBuffer:
                 )
             delivered = [client for theirs, _ in ranks for client in theirs]
             self._masked.unmask(self._sums, delivered, self._delivered)
-        add_sums(self._trainer, self._sums)
+        self._comm.add_sums(self._sums)
         self._sums.reveal()
         return self._sums
 
     def everyone(self) -> list[ClientUpdate]:
         """All updates with their states, in memory or mapped from files."""
         if self._store is None:
-            return gather_updates(self._trainer, self._kept, None)
-        stored = [kept for theirs in gather(self._trainer, self._store.kept) for kept in theirs]
+            return self._comm.gather_updates(self._kept, None)
+        stored = [kept for theirs in self._comm.gather(self._store.kept) for kept in theirs]
         stored.sort(key=lambda kept: kept.update.client)
         updates: list[ClientUpdate] = []
         failure: Exception | None = None
@@ -107,13 +106,13 @@ class UpdateBuffer:
             updates = [kept.load() for kept in stored]
         except Exception as error:
             failure = error
-        gather_or_raise(self._trainer, None, failure)
+        self._comm.gather_or_raise(None, failure)
         return updates
 
-    def read(self) -> None:
+    def wait_until_read(self) -> None:
         """Wait until all ranks have finished reading: then files may be deleted."""
         if self._store is not None:
-            gather(self._trainer, None)
+            self._comm.gather(None)
 
     def close(self) -> None:
         """Delete what was written, however the round ended."""

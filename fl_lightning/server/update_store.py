@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +45,7 @@ class StoredUpdate:
                 "'trainer.default_root_dir' be on a file system that all ranks share, or raise 'federation.memory_limit'."
             )
         mapped = np.memmap(self.path, dtype=self.dtype, mode="c", offset=self.offset, shape=(self.size,))
-        return replace(self.update, state=torch.from_numpy(mapped))
+        return self.update.with_state(torch.from_numpy(mapped))
 
 
 class UpdateStore:
@@ -65,13 +65,12 @@ class UpdateStore:
 
     def keep(self, update: ClientUpdate) -> None:
         """Write an update's state; bfloat16, which NumPy lacks, as float32."""
-        assert update.state is not None
-        state = update.state.detach().cpu()
+        state = update.snapshot.vector.detach().cpu()
         array = (state.float() if state.dtype is torch.bfloat16 else state).numpy()
         offset = self._file.tell()
         array.tofile(self._file)
         self._file.flush()
-        alone = replace(update, state=None).to("cpu")
+        alone = update.with_state(torch.zeros(0)).to("cpu")
         self.kept.append(StoredUpdate(alone, str(self._path), offset, array.size, array.dtype.name))
 
     def close(self) -> None:

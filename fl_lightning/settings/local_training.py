@@ -14,7 +14,7 @@ from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.partial_work import PartialWork
 
-Engine = Literal["trainer", "fabric", "stacked", "auto"]
+Engine = Literal["trainer", "fabric", "stacked", "auto", "fastest"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
 
 
@@ -27,7 +27,9 @@ class LocalTraining:
     Args:
         engine: what trains a client, with the same result: ``trainer``, a Lightning Trainer for each; ``fabric``, a lean loop
             that calls what the module and callbacks override, equal to the last bit on a CPU; ``stacked``, many clients at
-            once, equal within rounding; ``auto``, the fastest of them here, by a trial in the first round.
+            once, equal within rounding; ``auto``, ``fabric`` where it gives the bits of ``trainer`` (on a CPU, for modules that
+            it can train) and ``trainer`` elsewhere; ``fastest``, the one that is fastest here by a trial in the first round,
+            so that two machines may choose differently.
         stack_size: clients that ``stacked`` trains at once, >= 1: memory grows with it.
         compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
         channels_last: keep the weights of convolutions in channels_last order: faster for larger images and channels, other
@@ -83,7 +85,7 @@ class LocalTraining:
         known = get_args(Engine)
         require(self.engine in known, name + "engine", f"one of {', '.join(known)}", self.engine)
         require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
-        compiles = not self.compile or self.engine in ("stacked", "auto")
+        compiles = not self.compile or self.engine in ("stacked", "fastest")
         require(compiles, name + "compile", f"false with the engine '{self.engine}'; 'stacked' compiles", self.compile)
         epochs_ok = self.max_epochs >= 1 or unlimited
         require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)

@@ -15,6 +15,7 @@ from torchmetrics import Metric
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.rules.base import ClientRule
 from fl_lightning.types import ClientUpdate, RoundStart
 
 ModelGrid = Callable[[float | None], Grid | None]
@@ -62,9 +63,12 @@ class Strategy:
     def start_round(self, start: RoundStart) -> None:
         """Prepare for a round. Called on every rank before the clients train."""
 
-    @property
-    def control(self) -> Tensor | None:
-        """Return SCAFFOLD's server control variate c, shape (p,), sent to the clients with w_t; None for other rules."""
+    def broadcast(self) -> dict[str, Tensor]:
+        """Return the tensors that clients get with w_t, by name, each of shape (p,); none by default."""
+        return {}
+
+    def client_rule(self) -> ClientRule | None:
+        """Return the client's half of the algorithm, which reads :meth:`broadcast` and sends ``update.extras``; or None."""
         return None
 
     def server_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.rules.base import ClientRule
+from fl_lightning.rules.control_variates import ControlVariates
 from fl_lightning.strategies.base import ModelGrid, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
@@ -43,10 +45,13 @@ class Scaffold(RunningStrategy):
         """Set c to 0."""
         self._control = None
 
-    @property
-    def control(self) -> Tensor | None:
-        """Return c, float64, shape (p,)."""
-        return self._control
+    def broadcast(self) -> dict[str, Tensor]:
+        """Return c as ``control``, float64, shape (p,)."""
+        return {} if self._control is None else {"control": self._control}
+
+    def client_rule(self) -> ClientRule:
+        """Return the clients' half: steps along ``g - c_k + c``."""
+        return ControlVariates()
 
     def largest_weight(self, examples: Sequence[int]) -> float:
         """Return every client's weight, 1."""
@@ -61,9 +66,8 @@ class Scaffold(RunningStrategy):
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update; see :meth:`RunningStrategy.accumulate`. Every client of the cohort weighs 1."""
         assert update.state is not None
-        assert update.control is not None
         sums.add("state", update.state)
-        sums.add("control", update.control)
+        sums.add("control", update.extras["control"])
         sums.add("clients", 1.0)
         return 1.0
 

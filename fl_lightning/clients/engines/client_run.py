@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.compat.lightning import OffersOptimizers
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
 _SETTABLE = ("should_stop",)
@@ -105,7 +105,7 @@ class ClientRun:
         """Refuse an attribute that only a Trainer has.
 
         Raises:
-            ConfigurationError: naming it, and who asked.
+            EngineError: naming it, and who asked.
         """
         if name.startswith("__"):
             raise AttributeError(name)
@@ -115,10 +115,10 @@ class ClientRun:
         """Set an attribute that a Trainer lets callbacks change.
 
         Raises:
-            ConfigurationError: naming what cannot be changed here, and who tried.
+            EngineError: naming what cannot be changed here, and who tried.
         """
         if name not in _SETTABLE:
-            raise ConfigurationError(
+            raise EngineError(
                 f"{self._asking} sets 'trainer.{name}', which the engine '{self._engine}' of local training does not follow. "
                 "Set 'federation.local.engine' to 'trainer'."
             )
@@ -142,9 +142,9 @@ class ClientRun:
         """Refuse an attribute that only a Trainer has.
 
         Raises:
-            ConfigurationError: naming it, and who asked.
+            EngineError: naming it, and who asked.
         """
-        raise ConfigurationError(
+        raise EngineError(
             f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training has not. Set "
             "'federation.local.engine' to 'trainer'."
         )

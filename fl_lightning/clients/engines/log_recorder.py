@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from fl_lightning.compat.lightning import logging_levels
 from fl_lightning.compat.torchmetrics import latest_value
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, EngineError
 
 _REDUCTIONS: dict[Any, str] = {
     "mean": "mean",
@@ -107,7 +107,7 @@ class LogRecorder:
         known: Any = reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx
         reduction = _REDUCTIONS.get(known)
         if reduction is None:
-            raise ConfigurationError(
+            raise EngineError(
                 f"'{name}' is logged with the reduction {reduce_fx!r}; this engine knows mean, min, max and sum. Take one of "
                 "them, or set 'federation.local.engine' to 'trainer'."
             )

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from lightning.pytorch import Trainer
 from torch import nn
 
-from fl_lightning.clients.evaluators import require_server_set
+from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
+from fl_lightning.server.evaluators import require_server_set
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.faults import Faults
@@ -136,7 +137,7 @@ def check_faults(
         )
     limits = {"federation.faults.deadline": faults.deadline is not None, "federation.availability.slow": availability.slow > 0}
     for setting, used in limits.items():
-        if used and local.engine in ("stacked", "auto"):
+        if used and not all(kind.checks_between_steps for kind in possible_engines(local.engine)):
             raise ConfigurationError(
                 f"'{setting}' is looked at between a client's steps, but the engine '{local.engine}' may do many clients' at "
                 "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
@@ -200,10 +201,10 @@ def check_convex(route: Route, module: nn.Module, local: LocalTraining) -> None:
                 f"{name} needs a convex loss, and {type(part).__name__} is none with these settings: its joint objective could "
                 "rise. Use HalfSquaredError, torch.nn.MSELoss, Hinge or CrossEntropy, or RobustLoss with shapes from 1 on."
             )
-    if local.proximal_mu or local.engine in ("stacked", "auto"):
+    if local.proximal_mu or not all(kind.pulls for kind in possible_engines(local.engine)):
         raise ConfigurationError(
             f"{name} pulls each client with a strength of its own: 'federation.local.proximal_mu' must be 0, and "
-            "'federation.local.engine' trainer or fabric."
+            "'federation.local.engine' must be trainer, fabric or auto."
         )
 
 

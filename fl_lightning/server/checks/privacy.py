@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
 
+from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.clients.private_steps import check_private_module
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
@@ -130,8 +131,9 @@ def _check_examples(local: LocalTraining, strategy: Strategy, route: Route, data
     """Refuse settings under which an example has more influence than its clipped gradient."""
     if local.privacy is None:
         return
-    known = "one of trainer, fabric with 'federation.local.privacy'"
-    require(local.engine in ("trainer", "fabric"), "federation.local.engine", known, local.engine)
+    known = "one of trainer, fabric, auto with 'federation.local.privacy'"
+    alone = not any(kind.side_by_side for kind in possible_engines(local.engine))
+    require(alone, "federation.local.engine", known, local.engine)
     batches = local.accumulate_grad_batches
     require(batches == 1, "federation.local.accumulate_grad_batches", "1 with 'federation.local.privacy'", batches)
     if data.rebalancing is not None:

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.collectives import gather_or_raise
+from fl_lightning.collectives import Collectives
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.privacy import epsilon_of_examples
@@ -93,7 +93,7 @@ class PrivacyAccount:
                 opened = self._open(trainer, before, seed)
             except FederationError as error:
                 failure = error
-        key, self._run, spending, self._lines = gather_or_raise(trainer, opened, failure)[0]
+        key, self._run, spending, self._lines = Collectives(trainer).gather_or_raise(opened, failure)[0]
         self._secret = SecretKey(key)
         self.spending = Spending()
         self.spending.load_state_dict(spending)
@@ -154,7 +154,7 @@ class PrivacyAccount:
                     self._ledger.append(entry)
             except FederationError as error:
                 failure = error
-            gather_or_raise(trainer, None, failure)
+            Collectives(trainer).gather_or_raise(None, failure)
         self._lines += 1
         self.spending.add(entry)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from fl_lightning.collectives import gather
 from fl_lightning.functional.spending import Entry
-from fl_lightning.routes.base import Chains
+from fl_lightning.messages import ClientJob
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.sampling import RoundPlan
 
@@ -23,49 +22,41 @@ class RoundPrivacy:
     Args:
         federation: what stays.
         round_idx: from 0.
-        draw: who takes part.
+        plan: who takes part.
     """
 
-    def __init__(self, federation: Federation, round_idx: int, draw: RoundPlan) -> None:
-        self._federation, self._round_idx, self._draw = federation, round_idx, draw
+    def __init__(self, federation: Federation, round_idx: int, plan: RoundPlan) -> None:
+        self._federation, self._round_idx, self._plan = federation, round_idx, plan
         self._account = federation.privacy
         self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
 
-    def charge(self, chains: Chains, period: int) -> None:
-        """Count what training these clients will release; on every rank, before any of them trains.
+    def charge(self, jobs: Sequence[ClientJob]) -> None:
+        """Count what these turns will release; on every rank, before any client trains.
 
         Args:
-            chains: of all ranks.
-            period: from 0.
+            jobs: of all ranks, of one period.
         """
         account, parts = self._account, self._federation
-        if not account.active:
+        if not account.active or not jobs:
             return
-        clients = [client for chain in chains for client in chain]
-        entry: Entry = {"round": self._round_idx, "period": period}
+        entry: Entry = {"round": self._round_idx, "period": jobs[0].period}
         if account.clients is not None and account.clients.noise == "central":
-            entry["drawn"] = self._draw.drawn
+            entry["drawn"] = self._plan.drawn
         elif account.clients is not None:
-            entry["sent"] = dict.fromkeys(clients, 1)
+            entry["sent"] = {job.client: 1 for job in jobs}
         if account.examples is not None:
-            plans = {client: self._plan(client) for client in clients}
+            plans = {job.client: self._steps(job) for job in jobs}
             entry["steps"] = {client: steps * (1 + parts.faults.retries) for client, (steps, _) in plans.items()}
             entry["rates"] = {client: rate for client, (_, rate) in plans.items()}
         for name, planned in self._planned.items():
             planned.update(entry.get(name, {}))
         account.charge(parts.trainer, entry)
 
-    def settle(self, sent: Mapping[int, int]) -> None:
-        """Count what was released in truth; on every rank, when all have trained.
-
-        Args:
-            sent: noisy messages of this rank's clients.
-        """
+    def settle(self) -> None:
+        """Count what was released in truth; on every rank, when all have trained."""
         if not any(self._planned.values()):
             return
-        private = self._federation.local.private
-        mine = {"sent": dict(sent), "steps": {} if private is None else private.take()}
-        everyone = gather(self._federation.trainer, mine)
+        everyone = self._federation.comm.gather(self._federation.pool.releases())
         difference: Entry = {}
         for name, planned in self._planned.items():
             change = Counter({client: -count for client, count in planned.items()})
@@ -76,11 +67,11 @@ class RoundPrivacy:
         if difference:
             self._account.charge(self._federation.trainer, {"round": self._round_idx, **difference})
 
-    def _plan(self, client: int) -> tuple[int, float]:
+    def _steps(self, job: ClientJob) -> tuple[int, float]:
         """Return the steps of a client's fit, and the rate at which they draw examples."""
-        local, draw = self._federation.local.local, self._draw
-        batches = self._federation.data.client_datasets.poisson_batches(client, local.full_batch, _never)
-        steps = local.steps(len(batches), draw.epochs.get(client)) / draw.slowness.get(client, 1.0)
+        local, data = self._federation.local, self._federation.data
+        batches = data.poisson_batches(job.client, local.full_batch, _never)
+        steps = local.steps(len(batches), job.epochs) / job.slowness
         quick: bool = self._federation.trainer.fast_dev_run  # type: ignore[attr-defined]
         return 1 if quick else max(1, int(steps)), batches.rate
 

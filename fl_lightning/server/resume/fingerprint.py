@@ -16,6 +16,7 @@ from torch.utils.data import RandomSampler, TensorDataset
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
+from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.data.content import content, loader_content
@@ -63,7 +64,7 @@ def fingerprint(
         federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
         local = federation["local"]
         local["precision"] = resolve_precision(owner.local.precision, str(trainer.precision), trainer.strategy.root_device)
-        if local["engine"] not in ("stacked", "auto"):
+        if not any(kind.side_by_side for kind in possible_engines(owner.local.engine)):
             federation["local"] = _without(local, "stack_size", "compile")
         if not owner.client_evaluation.every_n_rounds:  # no earlier figures that it must go with
             federation["client_evaluation"] = _without(federation["client_evaluation"], "metric", "mode")

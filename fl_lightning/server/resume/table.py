@@ -31,7 +31,7 @@ class Row(NamedTuple):
 _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share")
 
 TABLE: dict[str, Row] = {
-    "FederationSettings": Row(
+    "FederatedOrchestrator": Row(
         stays="strategy route transforms clients_per_round seed",
         free="faults memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",

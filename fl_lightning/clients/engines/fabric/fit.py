@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch
@@ -22,7 +23,6 @@ from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.compat.lightning import seed_workers
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.settings.local_training import LocalTraining
 
 
 class ClientFit:
@@ -31,30 +31,21 @@ class ClientFit:
     Args:
         module: the clients' copy of the user's module.
         callbacks: of the fits.
-        local: the settings of the local training.
         precision: Fabric's plugin.
-        device: where the clients train.
-        fast: one batch only.
-        logger: whether the module finds a (silent) logger.
+        settings: how clients train.
     """
 
     def __init__(
-        self,
-        module: LightningModule,
-        callbacks: Sequence[Callback],
-        local: LocalTraining,
-        precision: Any,
-        device: torch.device,
-        fast: bool,
-        logger: bool,
+        self, module: LightningModule, callbacks: Sequence[Callback], precision: Any, settings: EngineSettings
     ) -> None:
-        self.module, self._callbacks, self._local, self._precision = module, list(callbacks), local, precision
-        self._device, self._fast, self._logger = device, fast, logger
+        self.module, self._callbacks, self._precision = module, list(callbacks), precision
+        self._local, self._device = settings.local, settings.device
+        self._fast, self._logger = settings.fast_dev_run, settings.logger
         self._hooks = ClientHooks(module, callbacks)
-        self._optimizer = ClientOptimizer(module, local, precision, self._hooks)
+        self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._prepares = is_overridden("prepare_data", module)
-        self._plain = device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
+        self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
 
     def fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
         """Train a client.

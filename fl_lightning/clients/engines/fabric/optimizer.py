@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.compat.lightning import configured, stepping_through
 from fl_lightning.compat.torch import unscales_in_step
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
 
@@ -64,7 +64,7 @@ class ClientOptimizer:
         optimizers, configs = configured_optimizers(self._module)
         if len(optimizers) != 1:
             remedy = "Give one." if optimizers else "Give one, or set 'federation.local.engine' to 'trainer'."
-            raise ConfigurationError(
+            raise EngineError(
                 f"{type(self._module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine "
                 f"'fabric' of local training takes one. {remedy}"
             )

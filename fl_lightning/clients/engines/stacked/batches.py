@@ -19,7 +19,7 @@ from fl_lightning.compat.torch import TreeSpec, tree_flatten, tree_unflatten
 from fl_lightning.data.resident_loader import ClientLoader, in_turn
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.data.views import TRANSFER_HOOKS
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 
 
 class ClientRandom:
@@ -154,7 +154,7 @@ class StackedBatches:
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
         leaves = [torch.stack(list(column)) for column in columns if isinstance(column[0], Tensor)]
         if not leaves:
-            raise ConfigurationError(
+            raise EngineError(
                 "Batches without tensors cannot be stacked. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         return StackedBatch(leaves, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 
 _PLAIN: tuple[Any, ...] = (F.dropout, torch.dropout, torch.dropout_)
 _FEATURES: tuple[Any, ...] = (F.dropout1d, F.dropout2d, F.dropout3d, torch.feature_dropout, torch.feature_dropout_)
@@ -67,7 +67,7 @@ class StackedDropout(TorchFunctionMode):
         if func in _FEATURES:
             return self._dropout(func, *args, **kwargs)
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
-            raise ConfigurationError(
+            raise EngineError(
                 "Alpha dropout has no form for stacked clients. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         return func(*args, **kwargs)
@@ -88,7 +88,7 @@ class StackedDropout(TorchFunctionMode):
             self.specs.append(MaskSpec(torch.empty_like(input) if features is None else _of_features(features, input), p))
             return input.clone()
         if self._used >= len(self._masks) or self._expected[self._used].p != p:
-            raise ConfigurationError(
+            raise EngineError(
                 "Dropout is not what it was when the training step was tried: stacked clients would share what changed it. Set "
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
 from fl_lightning.clients.engines.fabric.engine import refuse_module
 from fl_lightning.clients.engines.fabric.hooks import HOOKS
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
-from fl_lightning.clients.engines.options import EngineOptions
 from fl_lightning.clients.engines.precision import fabric_precision
-from fl_lightning.clients.engines.stacked.fit import Assignment, StackedFit, Trained
+from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.step import StackedStep
-from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_state import ModelState
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.settings.local_training import LocalTraining
 
 _REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
+_Member = tuple[EngineJob, LightningDataModule, Any]
 _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
@@ -34,62 +35,57 @@ class StackedEngine:
     refused, and so is what has no form for a stack.
 
     Args:
-        module: the clients' module.
-        local: the settings of the local training.
-        options: where and how; detecting anomalies is refused.
+        resident: the module in which they train.
+        settings: how they train; detecting anomalies is refused.
 
     Raises:
-        ConfigurationError: for a module or settings that only another engine can follow.
+        EngineError: for a module or settings that only another engine can follow.
     """
 
-    def __init__(self, module: LightningModule, local: LocalTraining, options: EngineOptions) -> None:
+    side_by_side: ClassVar[bool] = True
+    checks_between_steps: ClassVar[bool] = False
+    pulls: ClassVar[bool] = False
+    equals_trainer: ClassVar[bool] = False
+
+    def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
+        module, local, device = resident.module, settings.local, settings.device
+        if resident.builds_networks:
+            raise EngineError(
+                f"{type(module).__name__} builds its networks in 'setup' or 'configure_model', which stacked clients cannot "
+                "share. Build them in '__init__', or set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
-        _refuse(module, local, options.precision, options.detect_anomaly)
-        device = options.device
-        self._precision: Any = fabric_precision(options.precision, device)
+        _refuse(module, local, settings.precision, settings.detect_anomaly)
+        self._precision: Any = fabric_precision(settings.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
-        self._module, self._local, self._device = module, local, device
-        self._fast, self._logger = options.fast_dev_run, options.logger
+        self._resident, self._settings = resident, settings
         self._precision.convert_module(module)
         module.to(device)
-        largest = min(local.stack_size, options.cohort or local.stack_size)
+        largest = min(local.stack_size, settings.cohort or local.stack_size)
         self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
-        """Forget what a client's error may have left behind, but keep the compiled graphs."""
+        """Drop what a client's error may have left behind, but keep the compiled graphs."""
         self._step.recover()
 
-    def fit(
-        self, assignments: Sequence[Assignment], server: ModelState, state: ModelState, round_idx: int
-    ) -> Iterator[tuple[Assignment, Trained]]:
-        """Train clients from the global model or from where they start, stack by stack.
-
-        Args:
-            assignments: who trains, on what.
-            server: the view of the global model, which is not changed.
-            state: the view of the clients' module.
-            round_idx: from 0.
-
-        Returns:
-            Each assignment with what came out, as soon as its stack is done.
-        """
-        groups: dict[tuple[int, int], list[tuple[Assignment, Any]]] = {}
-        most = 1 if self._fast else self._local.max_epochs
-        for job in assignments:
-            loader: Any = job.data.train_dataloader()
-            count = batches_per_epoch(len(loader), self._local, self._fast)
-            epochs = most if job.epochs is None else min(job.epochs, most)
-            groups.setdefault((count, epochs), []).append((job, loader))
+    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
+        """Train clients stack by stack; see :meth:`Engine.fit`."""
+        local, fast = self._settings.local, self._settings.fast_dev_run
+        most = 1 if fast else local.max_epochs
+        groups: dict[tuple[int, int], list[_Member]] = {}
+        for job in jobs:
+            data = job.open_data()
+            loader: Any = data.train_dataloader()
+            count = batches_per_epoch(len(loader), local, fast)
+            epochs = most if job.job.epochs is None else min(job.job.epochs, most)
+            groups.setdefault((count, epochs), []).append((job, data, loader))
         for (count, epochs), members in groups.items():
-            for begin in range(0, len(members), self._local.stack_size):
-                stack = members[begin : begin + self._local.stack_size]
-                jobs = [job for job, _ in stack]
-                state.copy_from(server)
-                fit = StackedFit(
-                    self._module, self._step, state, jobs, self._local, self._precision, self._device, self._logger
-                )
-                yield from zip(jobs, fit.run([loader for _, loader in stack], count, epochs, round_idx), strict=True)
+            for begin in range(0, len(members), local.stack_size):
+                stacked, data_of, loaders = zip(*members[begin : begin + local.stack_size], strict=True)
+                self._resident.fill(self._resident.view(), None)
+                fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
+                yield from fit.run(loaders, count, epochs)
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
@@ -97,18 +93,18 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     name = type(module).__name__
     for hook in HOOKS:
         if is_overridden(hook, module) and hook not in allowed:
-            raise ConfigurationError(
+            raise EngineError(
                 f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} Or, where it only logs and updates "
                 f"metrics, name it in a class attribute: stacked_hooks = ('{hook}',)."
             )
     if any(isinstance(part, ProximalLoss) and part.mu for part in module.modules()):
-        raise ConfigurationError(
+        raise EngineError(
             f"{name} holds a ProximalLoss, which measures the distance of one model. Set 'federation.local.proximal_mu' "
             f"instead: the same gradient for stacked clients. Or: {_REMEDY}"
         )
     for part in module.modules():
         if isinstance(part, nn.RReLU | nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise ConfigurationError(f"{type(part).__name__} has no form for stacked clients. {_REMEDY}")
+            raise EngineError(f"{type(part).__name__} has no form for stacked clients. {_REMEDY}")
     settings = {
         "callbacks": local.callbacks,
         "detect_anomaly": local.detect_anomaly or detect_anomaly,
@@ -116,4 +112,4 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     }
     for setting, value in settings.items():
         if value:
-            raise ConfigurationError(f"'federation.local.{setting}' ({value}) has no form for stacked clients. {_REMEDY}")
+            raise EngineError(f"'federation.local.{setting}' ({value}) has no form for stacked clients. {_REMEDY}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
 from fl_lightning.clients.engines.log_recorder import LogRecorder
@@ -22,111 +22,64 @@ from fl_lightning.clients.engines.stacked.notes import replay
 from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
 from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import scalar_metrics
-from fl_lightning.functional.model_state import ModelState
-from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.types import Snapshot
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Describe the task of one client of a stack.
-
-    Attributes:
-        client: its id.
-        data: its examples.
-        seed: of its random numbers.
-        epochs: fewer local epochs than the settings say; None for theirs.
-        start: the model to start from, where that is not the global one.
-        correction: SCAFFOLD's c - c_k, shape (p,), added to each step's gradients; None without.
-    """
-
-    client: int
-    data: LightningDataModule
-    seed: int
-    epochs: int | None = None
-    start: Snapshot | None = None
-    correction: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Hold the result of one client's fit.
-
-    Attributes:
-        snapshot: its model.
-        num_steps: optimizer steps.
-        train_loss: mean over its batches.
-        metrics: what its module logged.
-        normalizer: FedNova's ||a_k||; None where the optimizer has no rule.
-        rates: sum of the steps' learning rates.
-        optimizer: in words.
-        seconds: the stack's time, shared out evenly.
-    """
-
-    snapshot: Snapshot
-    num_steps: int
-    train_loss: float | None
-    metrics: dict[str, float]
-    normalizer: float | None
-    rates: float
-    optimizer: str
-    seconds: float
+from fl_lightning.rules.base import ClientRule, LocalStart
 
 
 class StackedFit:
     """Trains one stack of clients that have equally many batches.
 
     Args:
-        module: the clients' module, with the global model in it.
+        resident: the clients' module, with the global model in it.
         step: its training step for a stack.
-        state: the view of the module.
-        jobs: the clients' assignments.
-        local: the settings of the local training.
+        jobs: the clients' jobs.
+        data: their examples.
+        settings: how clients train.
         precision: Fabric's plugin.
-        device: where the clients train.
-        logger: whether the module finds a (silent) logger.
     """
 
     def __init__(
         self,
-        module: LightningModule,
+        resident: ResidentModel,
         step: StackedStep,
-        state: ModelState,
-        jobs: Sequence[Assignment],
-        local: LocalTraining,
+        jobs: Sequence[EngineJob],
+        data: Sequence[LightningDataModule],
+        settings: EngineSettings,
         precision: Any,
-        device: torch.device,
-        logger: bool,
     ) -> None:
-        self._module, self._step, self._local, self._device = module, step, local, device
-        self._jobs, self._size, self._precision, self._begun = jobs, len(jobs), precision, time.perf_counter()
-        self._runs = [ClientRun("stacked", local, job.data, (), precision, device, logger) for job in jobs]
-        self._recorders, self._random = [LogRecorder(device) for _ in jobs], [ClientRandom(job.seed) for job in jobs]
-        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
+        self._module, self._step, self._settings = resident.module, step, settings
+        self._local, self._device, self._server = settings.local, settings.device, resident.server
+        self._jobs, self._data, self._size, self._precision = jobs, data, len(jobs), precision
+        self._begun = time.perf_counter()
+        self._runs = [
+            ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger) for own in data
+        ]
+        self._recorders = [LogRecorder(settings.device) for _ in jobs]
+        self._random = [ClientRandom(job.seed) for job in jobs]
+        self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
-        self._stack = ClientStack(module, state, [job.start for job in jobs])
+        self._stack = ClientStack(self._module, resident.view(), [job.start for job in jobs])
 
     # ---------------------------------------------------------------- the fit
 
-    def run(self, loaders: Sequence[Any], num_batches: int, epochs: int, round_idx: int) -> list[Trained]:
+    def run(self, loaders: Sequence[Any], num_batches: int, epochs: int) -> list[Trained]:
         """Train.
 
         Args:
             loaders: the clients' batches.
             num_batches: of each client's local epoch.
             epochs: local epochs; -1 for no limit.
-            round_idx: for the decay of the rates.
 
         Returns:
             What came out, by client.
         """
         with self._attached():
-            for job, run in zip(self._jobs, self._runs, strict=True):
+            for own, run in zip(self._data, self._runs, strict=True):
                 run.note(max_epochs=epochs)
-                job.data.setup("fit")
+                own.setup("fit")
             try:
-                self._start(round_idx)
+                self._start()
                 for run in self._runs:
                     run.note(num_training_batches=num_batches)
                 self._hook("on_train_start")
@@ -137,16 +90,16 @@ class StackedFit:
                 for hook in ("on_train_end", "on_fit_end"):
                     self._hook(hook)
             finally:
-                for job in reversed(self._jobs):
-                    job.data.teardown("fit")
+                for own in reversed(self._data):
+                    own.teardown("fit")
         return self._results()
 
     @contextmanager
     def _attached(self) -> Iterator[None]:
         attributes = vars(self._module)
-        for job, run in zip(self._jobs, self._runs, strict=True):
+        for own, run in zip(self._data, self._runs, strict=True):
             stand_in: Any = run
-            job.data.trainer = stand_in
+            own.trainer = stand_in
         stand_in = self._runs[0]
         self._module.trainer = stand_in
         try:
@@ -154,22 +107,27 @@ class StackedFit:
         finally:
             attributes.pop("log", None)
 
-    def _start(self, round_idx: int) -> None:
+    def _start(self) -> None:
         self._hook("on_fit_start")
         optimizers, configs = configured_optimizers(self._module)
         named = dict(self._module.named_parameters())
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
-        self._optimizer = StackedOptimizer(optimizers, configs, stacked, self._local, round_idx)
+        decay = self._local.lr_decay ** self._jobs[0].job.round_idx
+        mu = sum(rule.strength(None) for rule in self._settings.rules)
+        self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
         self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
         for run in self._runs:
             run.note(optimizers=optimizers, lr_scheduler_configs=configs)
-        if any(job.correction is not None for job in self._jobs):
-            self._optimizer.require_plain_sgd()
-        anchored = self._stack.parameters if self._local.proximal_mu else {}
-        self._anchors = {name: tensor.detach().clone() for name, tensor in anchored.items()}
-        given = [job.correction for job in self._jobs if job.correction is not None]
-        self._corrections = self._stack.like_parameters(torch.stack(given)) if given else {}
+        self._terms = [(rule, self._stack.by_name(terms)) for rule in self._settings.rules if all(terms := self._begin(rule))]
+        for rule, _ in self._terms:
+            rule.check_optimizers([self._optimizer.own], self._optimizer.words)
+
+    def _begin(self, rule: ClientRule) -> list[list[Tensor]]:
+        """Return a rule's terms for each client."""
+        sent = self._server.broadcast
+        starts = [LocalStart(self._stack.trained_of(k), sent, job.kept) for k, job in enumerate(self._jobs)]
+        return [rule.begin(start) for start in starts]
 
     def _steps_done(self) -> bool:
         return 0 <= self._local.max_steps <= self._optimizer.num_steps
@@ -192,9 +150,8 @@ class StackedFit:
         for run in self._runs:
             run.note(_epoch=epoch)
         self._hook("on_train_epoch_start")
-        data = [job.data for job in self._jobs]
         convert = self._precision.convert_input
-        batches = StackedBatches(self._module, data, loaders, self._random, convert, self._device)
+        batches = StackedBatches(self._module, self._data, loaders, self._random, convert, self._device)
         sums: Tensors = {}
         notes: list[list[tuple[list[Any], int]]] = [[] for _ in self._jobs]
         accumulated = self._local.accumulate_grad_batches
@@ -248,13 +205,8 @@ class StackedFit:
             parameter.grad = gradients.get(name)
         self._optimizer.follow()
         with torch.no_grad():
-            proximal = {
-                name: (t - self._anchors[name]) * self._local.proximal_mu for name, t in trained.items() if self._anchors
-            }
-            for terms in (proximal, self._corrections):
-                for name in terms.keys() & trained.keys():
-                    before = trained[name].grad
-                    trained[name].grad = terms[name].clone() if before is None else before + terms[name]
+            for rule, terms in self._terms:
+                rule.correct_gradients(list(trained.values()), [terms[name] for name in trained])
             if self._local.gradient_clip_val is not None:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
@@ -287,14 +239,15 @@ class StackedFit:
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
         return [
             Trained(
-                snapshot,
-                self._optimizer.num_steps,
-                mean,
-                scalar_metrics(recorder.metrics),
-                self._optimizer.normalizer,
-                self._optimizer.rates,
-                self._optimizer.words,
-                seconds,
+                job=job,
+                model=snapshot,
+                num_steps=self._optimizer.num_steps,
+                train_loss=mean,
+                metrics=scalar_metrics(recorder.metrics),
+                normalizer=self._optimizer.normalizer,
+                rates=self._optimizer.rates,
+                optimizer=self._optimizer.words,
+                seconds=seconds,
             )
-            for snapshot, mean, recorder in zip(self._stack.snapshots(), means, self._recorders, strict=True)
+            for job, snapshot, mean, recorder in zip(self._jobs, self._stack.snapshots(), means, self._recorders, strict=True)
         ]

@@ -12,7 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.compat.torch import tree_flatten, tree_unflatten
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 
 _NO_REPLY = object()
 
@@ -52,7 +52,7 @@ class Notes:
 
     def _log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if value is _NO_REPLY:
-            raise ConfigurationError(
+            raise EngineError(
                 f"'{name}' logs what a metric's call gives back, which stacked clients do not have yet. Log the metric itself: "
                 f"self.log('{name}', self.metric)."
             )
@@ -69,7 +69,7 @@ class Notes:
 
     def _refuse(self, metric: Any) -> Callable[..., Any]:
         def refuse() -> None:
-            raise ConfigurationError(
+            raise EngineError(
                 f"The training step computes a {type(metric).__name__}, which stacked clients have only at the end of an "
                 "epoch. Log the metric itself, or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )

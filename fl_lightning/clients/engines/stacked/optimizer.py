@@ -10,11 +10,10 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from fl_lightning.clients.session import scale_rates
-from fl_lightning.clients.sgd_rules import describe, follow, require_plain_sgd, sgd_settings
 from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 from fl_lightning.functional.local_steps import StepCoefficients
-from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.rules.sgd import describe, follow, sgd_settings
 
 ELEMENTWISE = (
     optim.SGD,
@@ -38,11 +37,11 @@ class StackedOptimizer:
         optimizers: what the module configured; one.
         schedules: Lightning's configurations of its schedulers.
         stacked: the stacked tensor of each parameter, by the parameter's id.
-        local: the settings of the local training.
-        round_idx: for the decay of the rates.
+        decay: factor on the rates in this round.
+        mu: the strength of the proximal terms, which FedNova's ||a_k|| counts.
 
     Raises:
-        ConfigurationError: for an optimizer or scheduler without a form for a stack.
+        EngineError: for an optimizer or scheduler without a form for a stack.
     """
 
     def __init__(
@@ -50,36 +49,36 @@ class StackedOptimizer:
         optimizers: Sequence[Optimizer],
         schedules: Sequence[Any],
         stacked: Mapping[int, Tensor],
-        local: LocalTraining,
-        round_idx: int,
+        decay: float,
+        mu: float,
     ) -> None:
         if len(optimizers) != 1 or type(optimizers[0]) not in ELEMENTWISE:
             names = " and ".join(type(optimizer).__name__ for optimizer in optimizers) or "no optimizer"
             known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-            raise ConfigurationError(
+            raise EngineError(
                 f"The module configures {names}; stacked clients can be trained by one of {known}. Take one of them, or set "
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )
         if has_step_hooks(optimizers[0]):
-            raise ConfigurationError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
+            raise EngineError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
         if any(config.reduce_on_plateau for config in schedules):
-            raise ConfigurationError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
-        (self._own,) = optimizers
+            raise EngineError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
+        (self.own,) = optimizers
         self._schedules = schedules
-        scale_rates(optimizers, schedules, local.lr_decay**round_idx)
+        scale_rates(optimizers, schedules, decay)
         groups = [
             {**group, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
-            for group in self._own.param_groups
+            for group in self.own.param_groups
         ]
-        kind: Any = type(self._own)
-        begun = {"initial_accumulator_value"} & self._own.defaults.keys()  # the one option that is read when it is built
-        options = {name: self._own.defaults[name] for name in begun}
+        kind: Any = type(self.own)
+        begun = {"initial_accumulator_value"} & self.own.defaults.keys()  # the one option that is read when it is built
+        options = {name: self.own.defaults[name] for name in begun}
         self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
         self._filled = [number for number, group in enumerate(groups) if group["params"]]
-        count_as_stepped(self._own)  # its scheduler would warn: it never steps itself
-        self._mu = local.proximal_mu
+        count_as_stepped(self.own)  # its scheduler would warn: it never steps itself
+        self._mu = mu
         self._steps: StepCoefficients | None = StepCoefficients()
-        self.words = describe(self._own)
+        self.words = describe(self.own)
         self.num_steps = 0
 
     @property
@@ -97,19 +96,15 @@ class StackedOptimizer:
         """The stacked parameters that it steps on."""
         return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
 
-    def require_plain_sgd(self) -> None:
-        """Refuse what SCAFFOLD's control variates are not defined for."""
-        require_plain_sgd([self._own], self.words)
-
     def follow(self) -> None:
         """Note the settings of the next step."""
         if self._steps is not None:
-            self._steps = follow(self._steps, sgd_settings(self._own), self._mu)
+            self._steps = follow(self._steps, sgd_settings(self.own), self._mu)
 
     def step(self) -> None:
         """Step on all clients' gradients, with the settings of now."""
         for number, group in zip(self._filled, self._stacked.param_groups, strict=True):
-            group.update({name: value for name, value in self._own.param_groups[number].items() if name != "params"})
+            group.update({name: value for name, value in self.own.param_groups[number].items() if name != "params"})
         self._stacked.step()
         self.num_steps += 1
 

@@ -66,14 +66,14 @@ class ClientStack:
         )
         return parameters, buffers
 
-    def like_parameters(self, vectors: Tensor) -> Tensors:
-        """Vectors as long as a model's parameters, shape (K, p), in the shapes of :attr:`parameters`."""
-        shapes = {name: (self._shared[name] if name in self._shared else self.parameters[name][0]) for name in self._names}
-        pieces = torch.split(vectors, [shapes[name].numel() for name in self._names], dim=1)
+    def trained_of(self, position: int) -> list[Tensor]:
+        """Return one client's trained parameters, in the module's order."""
+        return [self.parameters[name].detach()[position] for name in self._names]
+
+    def by_name(self, clients: Sequence[Sequence[Tensor]]) -> Tensors:
+        """Return the stack of clients' tensors, each list in the order of :meth:`trained_of`, by the parameters' names."""
         return {
-            name: piece.reshape(self.size, *shapes[name].shape).to(shapes[name])
-            for name, piece in zip(self._names, pieces, strict=True)
-            if name in self.parameters
+            name: torch.stack(column) for name, column in zip(self._names, map(list, zip(*clients, strict=True)), strict=True)
         }
 
     def snapshots(self) -> list[Snapshot]:

@@ -19,7 +19,7 @@ from fl_lightning.clients.engines.stacked.padding import padded, padded_size
 from fl_lightning.clients.engines.stacked.stack import Tensors
 from fl_lightning.clients.engines.stacked.trial import REMEDY, Trial, attempt
 from fl_lightning.compat.torch import tree_map
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import EngineError
 
 
 class _Step(nn.Module):
@@ -68,7 +68,7 @@ class StackedStep:
         """Return what the step needs for such a batch: determined once for each shape, unless it depends on the time.
 
         Raises:
-            ConfigurationError: if the step cannot be stacked.
+            EngineError: if the step cannot be stacked.
         """
         key = _shapes(parameters), batch.key
         known = self._trials.get(key)
@@ -76,7 +76,7 @@ class StackedStep:
             known = attempt(self._module, self._call, self._notes, parameters, buffers, batch, batch_idx)
             self._trials[key] = known
         if self._compiled and known.depends_on_time:
-            raise ConfigurationError(
+            raise EngineError(
                 f"The training_step of {type(self._module).__name__} asks for the epoch or the number of steps, which would be "
                 "compiled as constants. Set 'federation.local.compile' to false."
             )
@@ -91,7 +91,7 @@ class StackedStep:
             output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=self._ties)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
-            raise ConfigurationError(
+            raise EngineError(
                 f"The training_step of {type(self._module).__name__} gives no loss, which stacked clients cannot skip. {REMEDY}"
             )
         return loss, {name.removeprefix("module."): tensor for name, tensor in after.items()}
@@ -180,7 +180,7 @@ class StackedStep:
         graph = traced(batch_idx)  # last, so that what it noted is what is kept
         constants = [(one, other) for (_, one), (_, other) in zip(graph.named_buffers(), later.named_buffers(), strict=False)]
         if graph.code != later.code or not all(torch.equal(one, other) for one, other in constants):
-            raise ConfigurationError(
+            raise EngineError(
                 f"The training_step of {type(self._module).__name__} uses its batch_idx, which would be compiled as a "
                 "constant. Set 'federation.local.compile' to false."
             )

@@ -17,7 +17,7 @@ from fl_lightning.clients.engines.stacked.batches import StackedBatch
 from fl_lightning.clients.engines.stacked.dropout import MaskSpec, StackedDropout
 from fl_lightning.clients.engines.stacked.notes import Notes
 from fl_lightning.clients.engines.stacked.stack import Tensors
-from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.errors import EngineError, FederationError
 
 REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 Call = Callable[[Tensors, Tensors, Any, int, StackedDropout], tuple[Tensor, Any]]
@@ -51,7 +51,7 @@ def attempt(
     """Run the step for one client as it is, and for all by vmap; without training, and without random numbers.
 
     Raises:
-        ConfigurationError: if the step cannot be stacked, or would not give what each client by itself gives.
+        EngineError: if the step cannot be stacked, or would not give what each client by itself gives.
     """
     name = type(module).__name__
     before = _state_of(module), _random_state()
@@ -72,10 +72,10 @@ def attempt(
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ConfigurationError(f"The training_step of {name} cannot be stacked: {reason}. {REMEDY}") from error
+        raise EngineError(f"The training_step of {name} cannot be stacked: {reason}. {REMEDY}") from error
     _refuse_traces(name, before, (_state_of(module), _random_state()))
     if [spec.key for spec in masks] != [spec.key for spec in later[0]] or unused != later[1]:
-        raise ConfigurationError(f"The training_step of {name} does another thing for each batch_idx. {REMEDY}")
+        raise EngineError(f"The training_step of {name} does another thing for each batch_idx. {REMEDY}")
     return Trial(masks, unused, bool(run._time_was_read))
 
 
@@ -88,7 +88,7 @@ def _first_client(
     with torch.enable_grad():
         loss = call(first, own, batch.rebuild([leaf[0] for leaf in batch.leaves]), batch_idx, mode)[0]
     if not loss.requires_grad:
-        raise ConfigurationError(f"The loss of training_step needs no gradient: there is nothing to train by. {REMEDY}")
+        raise EngineError(f"The loss of training_step needs no gradient: there is nothing to train by. {REMEDY}")
     found = torch.autograd.grad(loss, list(first.values()), allow_unused=True)
     unused = frozenset(name for name, gradient in zip(first, found, strict=True) if gradient is None)
     return mode.specs, unused
@@ -112,12 +112,12 @@ def _random_state() -> tuple[Any, Any]:
 
 def _refuse_traces(name: str, before: tuple[Any, Any], after: tuple[Any, Any]) -> None:
     if before[1] != after[1]:
-        raise ConfigurationError(
+        raise EngineError(
             f"The training_step of {name} draws random numbers from numpy or Python's random, which stacked clients would "
             f"share. {REMEDY}"
         )
     changed = {key[1] for key in before[0].keys() | after[0].keys() if before[0].get(key) is not after[0].get(key)}
     if changed:
-        raise ConfigurationError(
+        raise EngineError(
             f"The training_step of {name} changes '{sorted(changed)[0]}', which stacked clients would share. {REMEDY}"
         )

@@ -1,0 +1,211 @@
+"""Put the clients' half together, for all clients of a simulation or the one of a site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from fl_lightning.clients.client_data import ClientData
+from fl_lightning.clients.client_evaluators import ClientEvaluators, Metrics
+from fl_lightning.clients.engines.base import EngineSettings
+from fl_lightning.clients.engines.fastest import Trial, time_engines
+from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
+from fl_lightning.clients.local_trainer import LocalTrainer
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.outbox import Outbox
+from fl_lightning.clients.private_steps import PrivateSteps
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.runtime import ClientRuntime, Listener
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.messages import ClientJob
+from fl_lightning.rules import ClientRule, ProximalRule, PullRule
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.transforms.base import Transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """Hold what clients must know of a federation's settings.
+
+    Attributes:
+        local: how they train.
+        rule: the client's half of the strategy, or None.
+        metrics: what they measure, by role.
+        transforms: of what they send, in their order.
+        attackers: who misbehaves, in a simulation.
+        faults: what happens if a client fails.
+        seed: of the federation.
+        num_clients: of the federation.
+    """
+
+    local: LocalTraining = field(default_factory=LocalTraining)
+    rule: ClientRule | None = None
+    metrics: Metrics = field(default_factory=dict)
+    transforms: Sequence[Transform] = ()
+    attackers: Attackers = field(default_factory=Attackers)
+    faults: Faults = field(default_factory=Faults)
+    seed: int = 0
+    num_clients: int = 1
+
+    @property
+    def rules(self) -> list[ClientRule]:
+        """Return the rules in their order: the proximal term, a route's pull, the strategy's own rule."""
+        mu = self.local.proximal_mu
+        return [*([ProximalRule(mu)] if mu else []), PullRule(), *([self.rule] if self.rule is not None else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Say where and how the clients of a process train.
+
+    Attributes:
+        precision: as Lightning's Trainer takes it.
+        device: where they train.
+        logger: whether the module finds a (silent) logger.
+        inference_mode: whether validation runs without autograd.
+        fast_dev_run: let each client train on one batch only.
+        detect_anomaly: let autograd name the operation that made a NaN.
+        cohort: the largest number of clients in a round; None if it is unknown.
+        engine: the engine that an earlier part of the run has chosen; None to choose now.
+    """
+
+    precision: str = "32-true"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    logger: bool = False
+    inference_mode: bool = True
+    fast_dev_run: bool = False
+    detect_anomaly: bool = False
+    cohort: int | None = None
+    engine: str | None = None
+
+
+class ClientAssembly:
+    """The parts of the clients' half, around one resident module.
+
+    Args:
+        module: the clients' copy of the user's module.
+        data: the examples of the clients that are here.
+        settings: of the federation, as far as clients know them.
+        place: where and how they train.
+        memory: what they keep over rounds.
+        secret: the key of noise that must hide something.
+        drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
+        listener: hears of clients while they train.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: LightningModule,
+        data: ClientData,
+        settings: ClientSettings,
+        place: Workplace,
+        memory: ClientMemory,
+        secret: SecretKey,
+        drop_single: bool = False,
+        listener: Listener = Listener(),  # noqa: B008 (frozen)
+    ) -> None:
+        self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
+        self._drop_single, self._listener = drop_single, listener
+        self.resident = ResidentModel(module, settings.local.channels_last)
+        privacy = settings.local.privacy
+        self._private = None if privacy is None else PrivateSteps(privacy, secret)
+        self._engine = self._chosen_engine()
+
+    def runtime(self, in_place: bool = True) -> ClientRuntime:
+        """Return what carries out the server's orders.
+
+        Args:
+            in_place: whether tensors that clients keep may be changed in place, where no round can be taken back.
+        """
+        settings, place = self._settings, self._place
+        outbox = Outbox(
+            attackers=settings.attackers,
+            transforms=settings.transforms,
+            num_clients=settings.num_clients,
+            memory=self._memory,
+            seed=settings.seed,
+            secret=self._secret,
+            device=place.device,
+        )
+        evaluators = ClientEvaluators(
+            self.resident,
+            self._data,
+            settings.metrics,
+            precision=place.precision,
+            device=place.device,
+            logger=place.logger,
+            inference_mode=place.inference_mode,
+        )
+        return ClientRuntime(
+            resident=self.resident,
+            trainer=self._trainer(self._engine, self._memory, settings.rules, self._private),
+            memory=self._memory,
+            outbox=outbox,
+            evaluators=evaluators,
+            faults=settings.faults,
+            private=self._private,
+            in_place=in_place and not settings.faults.skips,
+            alone=self._alone_for,
+            listener=self._listener,
+        )
+
+    @property
+    def trial(self) -> Callable[[Sequence[ClientJob]], dict[str, Trial]] | None:
+        """Return what times the engines, if the fastest is asked for and not known yet."""
+        if self._settings.local.engine != "fastest" or self._place.engine is not None:
+            return None
+        return partial(time_engines, engine=self._engine, local=self._settings.local, trainer=self._alone)
+
+    def _chosen_engine(self) -> LocalEngine:
+        settings, place, name = self._settings, self._place, self._settings.local.engine
+        engine_settings = EngineSettings(
+            local=settings.local,
+            precision=place.precision,
+            device=place.device,
+            rules=settings.rules,
+            private=self._private,
+            deadline=settings.faults.deadline,
+            fast_dev_run=place.fast_dev_run,
+            logger=place.logger,
+            detect_anomaly=place.detect_anomaly,
+            cohort=place.cohort,
+        )
+        if name in ENGINES:
+            return LocalEngine(self.resident, engine_settings, name)
+        chosen = place.engine or ("trainer" if name == "fastest" else "")
+        if not chosen:
+            chosen, reason = automatic_engine(self.resident, engine_settings)
+            rank_zero_info(f"Local training by the engine '{chosen}': {reason}")
+        return LocalEngine(self.resident, engine_settings, chosen, falls_back=name == "auto")
+
+    def _trainer(
+        self, engine: LocalEngine, memory: ClientMemory, rules: Sequence[ClientRule], private: PrivateSteps | None
+    ) -> LocalTrainer:
+        return LocalTrainer(
+            resident=self.resident,
+            engine=engine,
+            data=self._data,
+            memory=memory,
+            rules=rules,
+            seed=self._settings.seed,
+            full_batch=self._settings.local.full_batch,
+            drop_single=self._drop_single,
+            private=private,
+        )
+
+    def _alone(self, engine: LocalEngine) -> LocalTrainer:
+        """Return a trainer for clients that train by themselves: they keep and send nothing."""
+        return self._trainer(engine, ClientMemory(), (), None)
+
+    def _alone_for(self, epochs: int | None) -> LocalTrainer:
+        """Return such a trainer for a number of local epochs, or for that of the settings."""
+        engine = self._engine
+        return self._alone(engine.other() if epochs is None else engine.other(max_epochs=epochs, max_steps=-1))

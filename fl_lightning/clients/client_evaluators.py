@@ -1,0 +1,55 @@
+"""Measure models on the examples of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchmetrics import Metric
+
+from fl_lightning.clients.client_data import ClientData
+from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.messages import MetricRole, Part
+from fl_lightning.types import Snapshot
+
+Metrics = Mapping[MetricRole, tuple[str | Metric, str]]
+"""By role: a metric, and the setting that names it, for messages."""
+
+
+class ClientEvaluators:
+    """Measure models on the examples of the clients whose data lie here.
+
+    Args:
+        resident: the module into which models are loaded.
+        data: the clients' examples.
+        metrics: what can be measured.
+        flags: of :class:`ModelEvaluation`, such as the precision.
+    """
+
+    def __init__(self, resident: ResidentModel, data: ClientData, metrics: Metrics, **flags: Any) -> None:
+        self._resident, self._data, self._metrics, self._flags = resident, data, metrics, flags
+        self._evaluations: dict[str | int, ModelEvaluation] = {}
+
+    def measures(self, role: MetricRole) -> bool:
+        """Return whether there is a metric of this role."""
+        return role in self._metrics
+
+    def score(self, model: Snapshot | None, role: MetricRole, client: int, part: Part) -> float:
+        """Return a metric of a model on a part of a client's examples.
+
+        Args:
+            model: the model; None for the global one.
+            role: of the metric.
+            client: whose examples are used.
+            part: which of them.
+
+        Raises:
+            ConfigurationError: if the module does not log the metric in validation.
+        """
+        metric, setting = self._metrics[role]
+        key = metric if isinstance(metric, str) else id(metric)  # alive as long as the table of metrics
+        if key not in self._evaluations:
+            self._evaluations[key] = ModelEvaluation(metric, setting, **self._flags)
+        module = self._resident.load(model)
+        return self._evaluations[key].score(module, self._data.client_evaluation_view(client, part))

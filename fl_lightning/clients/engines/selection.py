@@ -1,0 +1,103 @@
+"""Choose the engine that trains the clients, and fall back to a Trainer where the choice was left to us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from fl_lightning.clients.engines.base import Engine, EngineJob, EngineSettings, Trained
+from fl_lightning.clients.engines.fabric.engine import FabricEngine
+from fl_lightning.clients.engines.stacked.engine import StackedEngine
+from fl_lightning.clients.engines.trainer import TrainerEngine
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.errors import EngineError
+from fl_lightning.messages import ModelLayout
+from fl_lightning.settings.partial_work import PartialWork
+
+ENGINES: dict[str, type[Engine]] = {"trainer": TrainerEngine, "fabric": FabricEngine, "stacked": StackedEngine}
+"""The engines by the names that ``federation.local.engine`` takes, in the order in which ``fastest`` tries them."""
+
+
+def possible_engines(name: str) -> list[type[Engine]]:
+    """Return the engines that a setting may stand for."""
+    names = {"auto": ("trainer", "fabric"), "fastest": tuple(ENGINES)}.get(name, (name,))
+    return [ENGINES[name] for name in names]
+
+
+def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple[str, str]:
+    """Return the engine that ``auto`` stands for, and the reason: the lean loop where it gives a Trainer's bits.
+
+    The choice depends on the module and the settings alone, so that every rank and every run makes the same one.
+    """
+    if settings.device.type != "cpu":
+        return "trainer", f"the lean loop has not been compared with a Trainer on '{settings.device.type}'"
+    try:
+        FabricEngine(resident, settings)
+    except EngineError as error:
+        return "trainer", str(error)
+    return "fabric", "it gives a Trainer's weights to the last bit in less time"
+
+
+class LocalEngine:
+    """Train clients by one of the engines; build it when it is first needed, and anew when the layout changes.
+
+    Args:
+        resident: the module in which they train.
+        settings: how they train.
+        name: of the engine.
+        falls_back: whether a turn that the engine refuses is repeated on a Trainer, as under ``auto``.
+    """
+
+    def __init__(self, resident: ResidentModel, settings: EngineSettings, name: str, falls_back: bool = False) -> None:
+        self._resident, self._settings, self.name, self._falls_back = resident, settings, name, falls_back
+        self._engine: Engine | None = None
+        self._layout: ModelLayout | None = None
+
+    def choose(self, name: str) -> None:
+        """Use another engine from now on."""
+        self.name, self._engine = name, None
+
+    @property
+    def kind(self) -> type[Engine]:
+        """Return the engine's class, whose flags say what it can do."""
+        return ENGINES[self.name]
+
+    def _current(self) -> Engine:
+        layout = self._resident.server.layout
+        if self._engine is None or self._layout is not layout:
+            self._engine, self._layout = self.kind(self._resident, self._settings), layout
+        return self._engine
+
+    def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
+        """Train clients; see :meth:`Engine.fit`. Under ``auto`` a turn that the lean loop refuses starts again on a Trainer."""
+        waiting = {id(job): job for job in jobs}
+        try:
+            for trained in self._current().fit(jobs):
+                del waiting[id(trained.job)]
+                yield trained
+        except EngineError as error:
+            if not self._falls_back or self.name == "trainer":
+                raise
+            rank_zero_info(f"Local training continues with the engine 'trainer'. {error}")
+            self.choose("trainer")
+            yield from self._current().fit(list(waiting.values()))
+
+    def recover(self) -> None:
+        """Drop what a client's error may have left behind."""
+        if self._engine is not None:
+            self._engine.recover()
+
+    def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
+        """Return another engine for clients that train alone: without rules, privacy, deadline and stragglers.
+
+        Args:
+            name: of the engine; by default the same, or the lean loop if this one trains clients side by side.
+            changes: of :class:`LocalTraining`, such as ``max_epochs``.
+        """
+        local = replace(self._settings.local, proximal_mu=0.0, partial_work=PartialWork(), privacy=None, **changes)
+        settings = replace(self._settings, local=local, rules=(), private=None, deadline=None)
+        own = "fabric" if self.kind.side_by_side else self.name
+        return LocalEngine(self._resident, settings, name or own, self._falls_back)

@@ -1,0 +1,166 @@
+"""A pool of simulated clients: in this process, or divided among the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from fl_lightning.clients.engines.fastest import choose
+from fl_lightning.clients.outbox import kept_by
+from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.collectives import Collectives
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.scheduling import balanced_shares
+from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
+from fl_lightning.transforms.base import Transform
+from fl_lightning.types import Snapshot
+
+Trial = Callable[[Sequence[ClientJob]], dict[str, Any]]
+
+
+class LocalPool:
+    """Divide the clients' work among the ranks, each with a runtime of its own; see :class:`ClientPool`.
+
+    Args:
+        comm: the ranks.
+        runtime: this rank's, which can train any client.
+        data: all clients' examples.
+        transforms: the clients' transforms, for their figures.
+        max_epochs: local epochs of a turn, for balancing; 1 if they are unlimited.
+        trial: times each engine on some clients of this rank where the fastest is asked for; otherwise None.
+    """
+
+    simulated = True
+
+    def __init__(
+        self,
+        *,
+        comm: Collectives,
+        runtime: ClientRuntime,
+        data: FederatedDataModule,
+        transforms: Sequence[Transform] = (),
+        max_epochs: int = 1,
+        trial: Trial | None = None,
+    ) -> None:
+        self.comm, self.runtime, self._data, self._trial = comm, runtime, data, trial
+        self._transforms, self._max_epochs = transforms, max_epochs
+        self._published: ServerModel | None = None
+        self._lengths = set[int]()
+
+    @property
+    def engine(self) -> str:
+        """Return the engine that trains the clients."""
+        return self.runtime.trainer.engine.name
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        """Return name and size of each client; label counts if the labels are known."""
+        counts = None if self._data.labels is None else self._data.label_counts().tolist()
+        return tuple(
+            ClientInfo(self._data.client_name(k), self._data.num_examples(k), None if counts is None else tuple(counts[k]))
+            for k in range(self._data.num_clients)
+        )
+
+    # ---------------------------------------------------------------- the round
+
+    def publish(self, model: ServerModel) -> None:
+        """See :meth:`ClientPool.publish`."""
+        before = self._published
+        self.runtime.publish(model)
+        self._published = model
+        state = self.runtime.resident.view()
+        outdated = set[int]()
+        if before is not None and before.layout is not model.layout:
+            outdated = self._lengths - {state.size, state.num_parameters}
+        self._lengths = {state.size, state.num_parameters}
+        own = {"vector": state.size} | dict.fromkeys(self.runtime.trainer.kept_like_parameters, state.num_parameters)
+        for name, length in self.runtime.memory.vectors():
+            if length in outdated or length != own.get(name, length):
+                raise ConfigurationError(
+                    f"The trained parameters have changed in round {model.round_idx}, but clients keep control variates, error "
+                    "feedback or models of their own from earlier rounds, which belong to the former ones. Freeze the same "
+                    "parts in all rounds ('thaw_after' null), or use a strategy, transforms and a route that keep nothing, "
+                    "such as FedAvg."
+                )
+
+    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
+        """See :meth:`ClientPool.train`."""
+        mine = [orders[number] for number in self._mine(orders)]
+        self._choose_engine(mine)
+        return self.runtime.train(mine)
+
+    def _mine(self, orders: Sequence[TrainOrder]) -> list[int]:
+        """Return this rank's chains, longest first and balanced: by their examples, and by the evaluation of their models."""
+        # A step costs about three times what evaluating its examples does: forward, and backward twice that.
+        cost = {number: sum(map(self._steps, order.jobs)) + order.scored for number, order in enumerate(orders)}
+        return list(balanced_shares(range(len(orders)), cost, self.comm.size)[self.comm.rank])
+
+    def _steps(self, job: ClientJob) -> int:
+        epochs = self._max_epochs if job.epochs is None else job.epochs
+        return 3 * epochs * self._data.num_examples(job.client)
+
+    def _choose_engine(self, mine: Sequence[TrainOrder]) -> None:
+        """Time the engines once, if the fastest is asked for; the same result on all ranks."""
+        if self._trial is None:
+            return
+        trials, failure = {}, None
+        try:
+            trials = self._trial([order.jobs[0] for order in mine])
+        except Exception as error:
+            failure = error
+        everyone = self.comm.gather_or_raise(trials, failure)
+        if any(everyone):  # a round may be without clients
+            name, why = choose(everyone)
+            self.runtime.trainer.engine.choose(name)
+            self._trial = None
+            rank_zero_info(why)
+
+    def answer(self) -> Iterator[ChainReport]:
+        """See :meth:`ClientPool.answer`."""
+        runtime = self.runtime
+        if not runtime.acts_together:
+            return iter(())
+        return runtime.answer(runtime.outbox.crowd(self.comm, runtime.held))
+
+    def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
+        """See :meth:`ClientPool.evaluate`."""
+        values = self.comm.spread(len(orders), lambda number: self.runtime.evaluate(orders[number]).value)
+        return [EvalReport(order.client, value) for order, value in zip(orders, values, strict=True)]
+
+    # ---------------------------------------------------------------- what clients keep
+
+    def own_models(self) -> list[Snapshot | None]:
+        """See :meth:`ClientPool.own_models`."""
+        return [self.runtime.memory.last_model(client) for client in range(self._data.num_clients)]
+
+    def releases(self) -> dict[str, dict[int, int]]:
+        """See :meth:`ClientPool.releases`."""
+        return self.runtime.releases()
+
+    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
+        """See :meth:`ClientPool.figures`."""
+        figures: dict[str, float] = {}
+        for number, transform in enumerate(self._transforms):
+            kept = [self.runtime.memory.drawer(client, kept_by(number)) for client in range(self._data.num_clients)]
+            figures |= transform.figures(round_idx + 1, drawn, kept)
+        return figures
+
+    def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
+        """Settle, and let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it."""
+        memory, comm = self.runtime.memory, self.comm
+        self.runtime.settle(accepted)
+        memory.settle({client: size for sizes in comm.gather(memory.sizes()) for client, size in sizes.items()})
+        changes = memory.changes()
+        if comm.size == 1:
+            return {}
+        everyone = comm.gather((changes, comm.waited))
+        comm.waited = 0.0
+        for theirs, _ in everyone:
+            memory.update(theirs)
+        return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
+
+    def state_dict(self) -> dict[Any, Any]:
+        """Return what all clients keep."""
+        return self.runtime.memory.state_dict()

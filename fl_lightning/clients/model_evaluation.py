@@ -1,0 +1,123 @@
+"""Measure one metric of models by a Trainer that is built once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.clients.inner_trainer import inner_trainer, quiet
+from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
+from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.metrics.update import update_metric
+
+
+class ModelEvaluation:
+    """Evaluators one metric of models, on this rank.
+
+    Args:
+        metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+        setting: the setting that asks for it, for messages.
+        precision: as Lightning's Trainer takes it.
+        device: where to evaluate.
+        limit_batches: as ``limit_val_batches`` of a Trainer.
+        logger: whether the module finds a (silent) logger.
+        inference_mode: as the outer Trainer's: whether no gradient can be had in validation.
+    """
+
+    def __init__(
+        self,
+        metric: str | Metric,
+        setting: str,
+        precision: str,
+        device: torch.device,
+        limit_batches: int | float = 1.0,
+        logger: bool = False,
+        inference_mode: bool = True,
+    ) -> None:
+        self.metric = metric
+        self._setting = setting
+        if isinstance(metric, Metric):
+            self.metric = metric.to(device)
+            metric.distributed_available_fn = lambda: False  # each rank scores models of its own
+        self._reload = _Reload()
+        self._trainer = inner_trainer(
+            device,
+            [self._reload],
+            logger=logger,
+            precision=precision,
+            limit_val_batches=limit_batches,
+            inference_mode=inference_mode,
+        )
+
+    def score(self, module: LightningModule, data: LightningDataModule) -> float:
+        """Return the metric of the model that is in the module, on the data's validation set.
+
+        Raises:
+            ConfigurationError: if the module does not log the metric in validation; it lists what it does log.
+        """
+        self._reload.remember(module)
+        scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
+        with quiet(), torch.random.fork_rng(devices=[]):
+            self._trainer.validate(scored, datamodule=data, verbose=False)
+        logged = scalar_metrics(self._trainer.callback_metrics)
+        name = "score" if isinstance(self.metric, Metric) else self.metric
+        if name not in logged:
+            raise ConfigurationError(
+                f"Models are measured by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
+                f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, "
+                f"or to a torchmetrics class by its class_path.{did_you_mean(str(name), logged)}"
+            )
+        return logged[name]
+
+
+class _Reload(Callback):
+    """Validation calls a module's ``setup`` again; where that builds a new network, give it the trained weights back."""
+
+    def remember(self, module: LightningModule) -> None:
+        """Keep what the next validation must find."""
+        self._module = module
+        rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
+        self._trained = {name: t.detach().clone() for name, t in module.state_dict().items()} if rebuilt else None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give it back, after ``setup``."""
+        keep_metrics_to_this_process(self._module)
+        if self._trained is not None:
+            self._module.load_state_dict(self._trained)
+
+
+class _Scorer(LightningModule):
+    """Validates another module by a metric of (predictions, target), in place of what it logs itself."""
+
+    def __init__(self, module: LightningModule, metric: Metric, setting: str) -> None:
+        super().__init__()
+        self.module = module
+        self.metric = metric
+        self._setting = setting
+        for hook in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+            if is_overridden(hook, module):
+                vars(self)[hook] = getattr(module, hook)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last model."""
+        self.metric.reset()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add a batch of (input, target)."""
+        if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
+            raise ConfigurationError(
+                f"A torchmetrics metric as '{self._setting}' needs batches of (input, target), but got a "
+                f"{type(batch).__name__}. Name a metric that your module logs in validation instead."
+            )
+        compare = getattr(self.module, "predictions_and_target", None)  # what the module itself measures, where it says so
+        predictions, target = (self.module(batch[0]), batch[1]) if compare is None else compare(batch)
+        update_metric(self.metric, predictions, target, self._setting)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the score."""
+        self.log("score", self.metric.compute())

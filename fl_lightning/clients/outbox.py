@@ -1,0 +1,157 @@
+"""What a client sends: attackers forge their updates, then every update is transformed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fl_lightning.attacks.models import Crowd, ModelAttack
+from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.collectives import Collectives
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.seeding import generator
+from fl_lightning.functional.sums import Sums
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.transforms.base import Message, Sender, Transform
+from fl_lightning.types import ClientUpdate
+
+_ORDINARY = 2.0**14
+"""A change beyond it is no honest one to learn from; the squares of many such still add up exactly."""
+
+
+def kept_by(number: int) -> str:
+    """Return the prefix of what a client keeps for one of the transforms."""
+    return f"transform {number} "
+
+
+class Outbox:
+    """Prepare the updates of the clients that train here for the server.
+
+    Args:
+        attackers: who forges updates, and how.
+        transforms: changes of updates, in their order.
+        num_clients: of the federation.
+        memory: what clients keep.
+        seed: of the federation.
+        secret: the key of noise that must hide something.
+        device: of the sums that attackers read.
+    """
+
+    def __init__(
+        self,
+        *,
+        attackers: Attackers,
+        transforms: Sequence[Transform],
+        num_clients: int,
+        memory: ClientMemory,
+        seed: int,
+        secret: SecretKey,
+        device: torch.device,
+    ) -> None:
+        self._attackers, self._transforms, self._memory = attackers, transforms, memory
+        self._hostile = attackers.members(num_clients, seed)
+        self._seed, self._secret, self._device = seed, secret, device
+        self._attack: ModelAttack | None = None
+        self._sent: Counter[int] = Counter()
+
+    def begin(self, round_idx: int, check: UpdateCheck) -> None:
+        """Prepare for the orders that refer to a new global model.
+
+        Args:
+            round_idx: from 0.
+            check: refuses updates that cannot be aggregated.
+        """
+        self._round_idx, self._check = round_idx, check
+        self._attack = self._attackers.model if self._attackers.active(round_idx) else None
+        self._size = check.num_parameters
+        changes = self._attack is not None or bool(self._transforms)
+        self._start = to_float64(check.server_vector()[: self._size]) if changes else torch.zeros(0)
+        self._known = Sums(self._device)
+
+    @property
+    def acts_together(self) -> bool:
+        """Return whether attackers answer last."""
+        return self._attack is not None and self._attack.needs_crowd
+
+    def waits(self, update: ClientUpdate) -> bool:
+        """Return whether the update is an attacker's that waits for the others'."""
+        return self.acts_together and update.client in self._hostile
+
+    def take_sent(self) -> dict[int, int]:
+        """Return how many messages of each client went through transforms since the last call."""
+        sent = dict(self._sent) if self._transforms else {}
+        self._sent.clear()
+        return sent
+
+    def send(self, update: ClientUpdate) -> ClientUpdate:
+        """Return what the server receives of a client that does not wait.
+
+        Raises:
+            ClientError: if it cannot be aggregated.
+        """
+        if self.acts_together:
+            change = self._change(update)
+            if float(change.abs().max()) < _ORDINARY:  # not with NaN: a model that broke tells attackers nothing
+                self._known.add("count", 1.0)
+                self._known.add("change", change)
+                self._known.add("square", change * change)
+        hostile = self._attack is not None and update.client in self._hostile
+        return self.forged(update, None) if hostile else self._transformed(update)
+
+    def crowd(self, comm: Collectives, waiting: int) -> Crowd | None:
+        """Return what attackers know of the honest updates of all ranks; None without any. Call it on every rank.
+
+        Args:
+            comm: the ranks.
+            waiting: how many attackers wait here.
+        """
+        comm.add_sums(self._known)
+        attackers, honest = sum(comm.gather(waiting)), round(self._known.scalar("count"))
+        if not honest:
+            return None
+        mean = self._known.value("change") / honest
+        spread = (self._known.value("square") - honest * mean * mean).clamp(min=0) / max(1, honest - 1)
+        return Crowd(mean, spread.sqrt() if honest > 1 else torch.zeros_like(mean), honest, attackers)
+
+    def forged(self, update: ClientUpdate, crowd: Crowd | None) -> ClientUpdate:
+        """Return the message of an attacker; see :meth:`send`."""
+        assert self._attack is not None
+        draw = generator(self._seed, self._round_idx, update.client, "attack")
+        change = self._attack.forge(self._change(update), crowd, draw)
+        if change.shape != self._start.shape:
+            raise ConfigurationError(
+                f"{type(self._attack).__name__} forges a change of shape {tuple(change.shape)} for client {update.client}; the "
+                f"model has {self._start.numel()} parameters. Let 'forge' return a vector as long as the one it gets."
+            )
+        return self._transformed(self._with_change(update, change))
+
+    def _transformed(self, update: ClientUpdate) -> ClientUpdate:
+        if not self._transforms:
+            return update
+        width = update.snapshot.vector.element_size()
+        message = Message(self._change(update), 8 * width)
+        attempt = self._sent[update.client]
+        self._sent[update.client] += 1
+        for number, transform in enumerate(self._transforms):
+            draw = generator(self._seed, self._round_idx, update.client, "transform", number)
+            secret = self._secret.stream(f"transform {number}", self._round_idx, update.client, attempt=attempt)
+            kept = self._memory.drawer(update.client, kept_by(number))
+            message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
+        bytes_up = update.bytes_up - self._size * width + message.nbytes
+        return self._with_change(replace(update, bytes_up=bytes_up), message.change)
+
+    def _change(self, update: ClientUpdate) -> Tensor:
+        return to_float64(update.snapshot.vector[: self._size]) - self._start
+
+    def _with_change(self, update: ClientUpdate, change: Tensor) -> ClientUpdate:
+        """Return the update with another change of the parameters."""
+        state = update.snapshot.vector
+        moved = (self._start + change.to(self._start)).to(state)
+        return self._check(update.with_state(torch.cat([moved, state[self._size :]])))

@@ -1,0 +1,86 @@
+"""The one copy of the module per rank in which clients train and models are measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ServerModel
+from fl_lightning.types import Snapshot
+
+
+class ResidentModel:
+    """Hold a module, and know which model is in it, so that nothing is loaded twice.
+
+    Training begins with :meth:`fill` and ends with :meth:`snapshot`; in between the content counts as unknown.
+
+    Args:
+        module: the clients' copy of the user's module.
+        channels_last: keep the weights of convolutions in channels_last order.
+    """
+
+    def __init__(self, module: LightningModule, channels_last: bool = False) -> None:
+        if channels_last:
+            module.to(memory_format=torch.channels_last)
+        self.module = module
+        self.builds_networks = is_overridden("setup", module) or is_overridden("configure_model", module)
+        """Whether a fit builds the networks anew."""
+        self._state = None if self.builds_networks else ModelState(module)
+        self._server: ServerModel | None = None
+        self._content: object | None = None
+
+    @property
+    def server(self) -> ServerModel:
+        """Return the global model that was published last."""
+        assert self._server is not None
+        return self._server
+
+    def publish(self, model: ServerModel) -> None:
+        """Take a new global model, which :meth:`load` copies when it is needed."""
+        known = self._server
+        if known is model:
+            return
+        if known is not None and known.layout == model.layout:  # one that came as bytes is another object each time
+            model = replace(model, layout=known.layout)
+        self._server = model
+        if self._state is not None:
+            self._state.follow(model.layout)
+
+    def view(self) -> ModelState:
+        """Return the view of the module's tensors, arranged as the server's."""
+        state = self._state or ModelState(self.module)
+        if self._state is None:
+            state.follow(self.server.layout)
+        return state
+
+    def load(self, model: Snapshot | None = None) -> LightningModule:
+        """Load a model, unless it is there already.
+
+        Args:
+            model: the model; None for the global one.
+
+        Returns:
+            The module with the model in it.
+        """
+        wanted = self.server if model is None else model.version
+        if wanted is not self._content:
+            self.fill(self.view(), model)
+            self._content = wanted
+        return self.module
+
+    def fill(self, state: ModelState, model: Snapshot | None) -> None:
+        """Copy a model into a view of the module, whatever is in it: the global one, with another's tensors if given."""
+        self._content = None
+        state.copy_from(self.server.tensors, self.server.layout)
+        if model is not None:
+            state.load(model)
+
+    def snapshot(self, state: ModelState) -> Snapshot:
+        """Return a copy of the model that is in the module now, which :meth:`load` will recognise."""
+        model = state.snapshot()
+        self._content = model.version
+        return model

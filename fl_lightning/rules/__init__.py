@@ -1,0 +1,8 @@
+"""Client rules: the client's half of an algorithm."""
+
+from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
+from fl_lightning.rules.control_variates import ControlVariates
+from fl_lightning.rules.proximal import ProximalRule
+from fl_lightning.rules.pull import PullRule
+
+__all__ = ["ClientRule", "ControlVariates", "LocalEnd", "LocalStart", "ProximalRule", "PullRule"]

@@ -1,0 +1,177 @@
+"""Measure models on the server's validation set."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.attacks.backdoor import Backdoor
+from fl_lightning.clients.model_evaluation import ModelEvaluation
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.messages import ServerModel
+from fl_lightning.settings.server_evaluation import ServerEvaluation
+from fl_lightning.types import Snapshot
+
+STRATEGY_METRIC = "federation.strategy.metric"
+_BACKDOOR = "federation.attackers.backdoor"
+_BATCH_SIZES = (100, 250, 500, 1000, 2000)
+
+
+def require_server_set(
+    metric: str | Metric, data: FederatedDataModule, limit_batches: int | float, setting: str = STRATEGY_METRIC
+) -> None:
+    """Refuse a metric on the server's validation set if the server has no such set.
+
+    Raises:
+        ConfigurationError: saying what to give.
+    """
+    if limit_batches == 0 or not data.has_validation_set:
+        raise ConfigurationError(
+            f"'{setting}' measures models by {metric if isinstance(metric, str) else type(metric).__name__} on the server's "
+            "validation set, and there is none. Give your datamodule a 'val_dataloader' and leave "
+            "'trainer.limit_val_batches' above 0, or use a strategy that needs none, such as FedAvg."
+        )
+
+
+class Evaluators:
+    """Measure models on the server's validation set, each metric by a Trainer that is built once.
+
+    Args:
+        resident: the module into which models are loaded.
+        data: holds the server's validation set.
+        settings: what measuring may cost.
+        limit_batches: of the server's set, as the outer Trainer's ``limit_val_batches``.
+        seed: of the federation.
+        flags: of :class:`ModelEvaluation`, such as the precision.
+    """
+
+    def __init__(
+        self,
+        resident: ResidentModel,
+        data: FederatedDataModule,
+        settings: ServerEvaluation,
+        *,
+        limit_batches: int | float,
+        seed: int,
+        **flags: Any,
+    ) -> None:
+        self._resident, self._data, self.settings, self._seed = resident, data, settings, seed
+        self._server_view: LightningDataModule | None = None
+        self._num_server_examples: int | None = None
+        self._triggered: tuple[Metric, LightningDataModule] | None = None
+        self._limit, self._flags = limit_batches, flags
+        self._evaluations: dict[str | int, ModelEvaluation] = {}
+
+    def publish(self, model: ServerModel) -> None:
+        """Take a new global model."""
+        self._resident.publish(model)
+
+    def score(self, model: Snapshot | None, metric: str | Metric, setting: str = STRATEGY_METRIC) -> float:
+        """Return a metric of a model on the server's validation set.
+
+        Args:
+            model: the model; None for the global one.
+            metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
+            setting: the setting that asks for it, for messages.
+        """
+        evaluation = self._evaluation(metric, setting)
+        module = self._resident.load(model)
+        if self._server_view is None:
+            self._server_view = self._choose_view(module, evaluation)
+        return evaluation.score(module, self._server_view)
+
+    def backdoor_success(self, backdoor: Backdoor) -> float:
+        """Return the share, in [0, 1], of other classes' images that the global model takes for the target, the trigger on."""
+        if self._triggered is None:
+            self._triggered = _Agreement(), self._data.server_view(self.settings.examples, None, self._seed, backdoor)
+        metric, view = self._triggered
+        return self._evaluation(metric, _BACKDOOR).score(self._resident.load(), view)
+
+    @property
+    def num_server_examples(self) -> int:
+        """On which a model is measured, as far as the server's loader tells; 0 where it does not."""
+        if self._num_server_examples is None:
+            view = self._data.server_view(self.settings.examples, None, self._seed)
+            loader = view.val_dataloader()
+            try:
+                self._num_server_examples = len(loader) * int(getattr(loader, "batch_size", None) or 0)
+            except (TypeError, RuntimeError, NotImplementedError):
+                self._num_server_examples = 0
+        return self._num_server_examples
+
+    def _choose_view(self, module: LightningModule, evaluation: ModelEvaluation) -> LightningDataModule:
+        """The server's set as the settings say; with ``auto`` in batches of the size that is fastest here."""
+        examples, size = self.settings.examples, self.settings.batch_size
+        if size != "auto":
+            return self._data.server_view(examples, size, self._seed)
+        if self._limit != 1.0:
+            raise ConfigurationError(
+                "'federation.server_evaluation.batch_size' is 'auto', but 'trainer.limit_val_batches' counts batches: the "
+                "choice would change what is measured. Use 'federation.server_evaluation.examples' instead of the limit, or a "
+                "number."
+            )
+        seconds: dict[int, float] = {}
+        own = int(getattr(self._data.server_view(examples, None, self._seed).val_dataloader(), "batch_size", None) or 100)
+        for candidate in sorted({own, *(size for size in _BATCH_SIZES if size < self.num_server_examples)}):
+            view = self._data.server_view(examples, candidate, self._seed)
+            try:
+                evaluation.score(module, view)
+                begun = time.perf_counter()
+                evaluation.score(module, view)
+                seconds[candidate] = time.perf_counter() - begun
+            except torch.OutOfMemoryError:
+                break
+        if not seconds:
+            return self._data.server_view(examples, None, self._seed)
+        fastest = min(seconds, key=lambda candidate: seconds[candidate])
+        rank_zero_info(f"Evaluation on the server's set in batches of {fastest}: the fastest of {sorted(seconds)}.")
+        return self._data.server_view(examples, fastest, self._seed)
+
+    def _evaluation(self, metric: str | Metric, setting: str) -> ModelEvaluation:
+        key = metric if isinstance(metric, str) else id(metric)
+        if key not in self._evaluations:
+            require_server_set(metric, self._data, self._limit, setting)
+            flags = self._flags | {"limit_batches": self._limit}
+            if self.settings.precision is not None:
+                flags["precision"] = _server_precision(flags["precision"], self.settings.precision)
+            self._evaluations[key] = ModelEvaluation(metric, setting, **flags)
+        return self._evaluations[key]
+
+
+def _server_precision(local: str, wanted: str) -> str:
+    """Return the wanted precision, unless the clients' weights are kept in another dtype, which evaluation would change."""
+    if local.endswith("-true") and local != "32-true":
+        raise ConfigurationError(
+            f"'federation.server_evaluation.precision' is {wanted!r}, but the clients' models are kept in {local}. Leave "
+            "it out, or set 'federation.local.precision' to 32-true or a mixed one."
+        )
+    return wanted
+
+
+class _Agreement(Metric):
+    """The share of the target classes that a model predicts, of however many classes."""
+
+    hits: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("hits", torch.zeros((), dtype=torch.int64))
+        self.add_state("total", torch.zeros((), dtype=torch.int64))
+
+    def update(self, predictions: Tensor, target: Tensor) -> None:
+        """Logits, shape (N, C), and classes, shape (N,)."""
+        self.hits += (predictions.argmax(dim=1) == target).sum()
+        self.total += target.numel()
+
+    def compute(self) -> Tensor:
+        """From 0 to 1."""
+        return self.hits / self.total

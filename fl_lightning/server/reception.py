@@ -1,0 +1,34 @@
+"""Transforms at the server: what happens to the average of a round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.seeding import generator
+from fl_lightning.server.federation import Federation
+from fl_lightning.transforms.base import Transform
+
+
+def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int, expected: int) -> Tensor:
+    """Return the aggregate of a round after the transforms, float64, shape (d,), the same on every rank.
+
+    Args:
+        parts: the federation.
+        round_idx: from 0.
+        aggregate: the strategy's result, shape (d,).
+        received: the number of updates in it.
+        expected: the number of clients that should have delivered.
+    """
+    size = parts.server.num_parameters
+    start: Tensor | None = None
+    for number, transform in enumerate(parts.transforms):
+        if type(transform).receive is Transform.receive:  # nothing to do, and no last bit to lose
+            continue
+        start = to_float64(parts.server.vector()[:size]) if start is None else start
+        draw = generator(parts.seed, round_idx, "server", "transform", number)
+        secret = parts.privacy.secret.stream(f"transform {number}", round_idx)
+        changed = transform.receive(aggregate[:size] - start.to(aggregate), received, expected, draw, secret)
+        aggregate = torch.cat([start.to(changed) + changed, aggregate[size:]])
+    return aggregate

@@ -1,0 +1,113 @@
+"""Messages as bytes and back: values as JSON, tensors as safetensors. Nothing is pickled, and nothing is executed.
+
+A message is ``length of the JSON (8 bytes, little endian) | JSON | safetensors``. In the JSON a tensor is
+``{"tensor": number}``, a message ``{"message": name, "fields": {...}}``, a mapping ``{"map": {...}}`` with keys of text, and a
+float that is not finite ``{"float": "nan"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fl_lightning.errors import WireError
+from fl_lightning.messages import (
+    ChainReport,
+    ClientInfo,
+    ClientJob,
+    EvalOrder,
+    EvalReport,
+    ModelLayout,
+    ServerModel,
+    Settlement,
+    TrainOrder,
+)
+from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
+
+FORMAT = 1
+"""Rises when a message changes."""
+
+_KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, ServerModel, Settlement, TrainOrder)
+MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Pull, Snapshot)}
+_NOT_SENT = {"Snapshot": {"version"}}
+"""Fields that mean something in one process only."""
+
+
+def to_bytes(message: Any) -> bytes:
+    """Return a message of :mod:`fl_lightning.messages` as bytes.
+
+    Raises:
+        WireError: for a value that no message may hold.
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps({"format": FORMAT, "content": _plain(message, tensors)}, allow_nan=False).encode()
+    return len(text).to_bytes(8, "little") + text + save(tensors)
+
+
+def from_bytes(content: bytes) -> Any:
+    """Return the message that :func:`to_bytes` made these bytes of.
+
+    Raises:
+        WireError: if they are no such message, or of another format.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        size = int.from_bytes(content[:8], "little")
+        envelope = json.loads(content[8 : 8 + size])
+        tensors = load(content[8 + size :])
+    except (ValueError, SafetensorError) as error:
+        raise WireError(f"The bytes are not a message of fl_lightning ({error}).") from error
+    if not isinstance(envelope, dict) or envelope.get("format") != FORMAT:
+        came = envelope.get("format") if isinstance(envelope, dict) else envelope
+        raise WireError(f"The message has format {came!r}, but this version of fl_lightning reads format {FORMAT}.")
+    return _restored(envelope.get("content"), tensors)
+
+
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON has it, with its tensors put aside under numbers."""
+    if isinstance(value, Tensor):
+        number = str(len(tensors))
+        tensors[number] = value.detach().cpu().contiguous().clone()  # a view would bring all that it is a part of
+        return {"tensor": number}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, tensors) for item in value]
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise WireError(f"A mapping with the keys {list(value)[:3]} cannot be sent: its keys must be text.")
+        return {"map": {key: _plain(item, tensors) for key, item in value.items()}}
+    name = type(value).__name__
+    if is_dataclass(value) and MESSAGES.get(name) is type(value):
+        sent = [field.name for field in fields(value) if field.name not in _NOT_SENT.get(name, ())]
+        return {"message": name, "fields": {field: _plain(getattr(value, field), tensors) for field in sent}}
+    raise WireError(f"A value of type {name} cannot be sent: messages hold plain values and tensors.")
+
+
+def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return tuple(_restored(item, tensors) for item in value)
+    if not isinstance(value, dict):
+        return value
+    try:
+        if "tensor" in value:
+            return tensors[value["tensor"]]
+        if "float" in value:
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[value["float"]]
+        if "map" in value:
+            return {key: _restored(item, tensors) for key, item in value["map"].items()}
+        kind = MESSAGES[value["message"]]
+        return kind(**{name: _restored(item, tensors) for name, item in value["fields"].items()})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise WireError(f"The message has a part that cannot be read ({error!r}).") from error

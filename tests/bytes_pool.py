@@ -1,0 +1,222 @@
+"""A pool whose clients live in processes of their own, and get everything as bytes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import lightning as L
+import torch
+from federations import Consecutive
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
+from fl_lightning.clients.assembly import ClientAssembly, Workplace
+from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.site import Site
+from fl_lightning.collectives import Collectives
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.server.assembly import Assembly, client_settings
+from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.wire import from_bytes, to_bytes
+
+Make = Callable[[], tuple[L.LightningModule, FederatedOrchestrator]]
+
+
+class Share(L.LightningDataModule):
+    """One client's examples and nothing else: training, and its own parts for validation and test."""
+
+    def __init__(self, parts: dict[str, tuple[torch.Tensor, ...]], batch_size: int, shuffle: bool) -> None:
+        super().__init__()
+        self.parts, self.batch_size, self.shuffle = parts, batch_size, shuffle
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*self.parts["training"]), batch_size=self.batch_size, shuffle=self.shuffle)
+
+
+class _Whole(Partitioner):
+    needs_labels = False
+
+    def partition(self, num_examples: int, labels: Any) -> list[torch.Tensor]:
+        return [torch.arange(num_examples)]
+
+
+class ShareOf:
+    """The data of the one client that is here, under the number by which the server knows it."""
+
+    def __init__(self, share: Share, client: int) -> None:
+        self._client, self._views = client, {}
+        for part, tensors in share.parts.items():
+            own = Share({"training": tensors}, share.batch_size, share.shuffle)
+            view = self._views[part] = FederatedDataModule(own, _Whole())
+            view.setup("fit")
+
+    def _here(self, client: int) -> None:
+        assert client == self._client, f"data of client {client} are asked of client {self._client}"
+
+    def num_examples(self, client: int) -> int:
+        self._here(client)
+        return self._views["training"].num_examples(0)
+
+    def client(self, client: int, *args: Any) -> L.LightningDataModule:
+        self._here(client)
+        return self._views["training"].client(0, *args)
+
+    def client_evaluation_view(self, client: int, part: Any) -> L.LightningDataModule:
+        self._here(client)
+        return self._views[part].client_evaluation_view(0, "training")
+
+    def poisson_batches(self, client: int, *args: Any) -> Any:
+        self._here(client)
+        return self._views["training"].poisson_batches(0, *args)
+
+
+def serve(connection: Connection, make: Make, share: Share, client: int, num_clients: int) -> None:
+    """Be a client until the connection ends."""
+    torch.set_num_threads(1)
+    module, federation = make()
+    clients = ClientAssembly(
+        module=client_copy(module),
+        data=ShareOf(share, client),
+        settings=client_settings(federation, num_clients),
+        place=Workplace(),
+        memory=ClientMemory(),
+        secret=SecretKey.draw(),
+    )
+    site = Site(clients.runtime(in_place=False))
+    while True:
+        try:
+            content = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            connection.send_bytes(b"\0" + site.answer(content))
+        except Exception as error:
+            connection.send_bytes(b"\1" + str(error).encode())
+
+
+class Workers:
+    """Processes of the clients, which outlive the server."""
+
+    def __init__(self, make: Make, data: L.LightningDataModule, sizes: Sequence[int], parts: dict[str, Any]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connections: list[Connection] = []
+        self.sizes = sizes
+        self._processes = []
+        for client in range(len(sizes)):
+            mine, theirs = context.Pipe()
+            own = {name: tuple(t[part[client]] for t in data.train) for name, part in parts.items()}
+            share = Share(own, data.batch_size, data.shuffle)
+            process = context.Process(target=serve, args=(theirs, make, share, client, len(sizes)), daemon=True)
+            process.start()
+            theirs.close()
+            self.connections.append(mine)
+            self._processes.append(process)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join(10)
+        for connection in self.connections:
+            connection.close()
+
+
+class BytesPool:
+    """The clients of :class:`Workers`; see :class:`ClientPool`."""
+
+    simulated = False
+    engine = "trainer"
+
+    def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:
+        self._workers, self.comm = workers, comm
+        self.sent = self.received = 0
+
+    def _send(self, client: int, message: Any) -> None:
+        content = to_bytes(message)
+        self.sent += len(content)
+        self._workers.connections[client].send_bytes(content)
+
+    def _receive(self, client: int) -> Any:
+        reply = self._workers.connections[client].recv_bytes()
+        self.received += len(reply)
+        if reply[:1] == b"\1":
+            raise ClientError(reply[1:].decode())
+        return from_bytes(reply[1:]) if len(reply) > 1 else None
+
+    def clients(self) -> tuple[ClientInfo, ...]:
+        return tuple(ClientInfo(str(k), size) for k, size in enumerate(self._workers.sizes))
+
+    def publish(self, model: ServerModel) -> None:
+        for client in range(len(self._workers.sizes)):
+            self._send(client, model)
+        for client in range(len(self._workers.sizes)):
+            self._receive(client)
+
+    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
+        """Single clients side by side, and their reports last first; chains one after another."""
+        single = [order for order in orders if len(order.jobs) == 1]
+        for order in single:
+            self._send(order.jobs[0].client, order)
+        for order in reversed(single):
+            yield self._receive(order.jobs[0].client)
+        for order in orders:
+            if len(order.jobs) > 1:
+                yield self._relay(order)
+
+    def _relay(self, order: TrainOrder) -> ChainReport:
+        start, updates, failures = order.start, list[ClientUpdate](), []
+        for job in order.jobs:
+            last = job is order.jobs[-1]
+            self._send(job.client, TrainOrder(order.version, (job,), start, order.delivers and last))
+            report = self._receive(job.client)
+            failures += report.failures
+            if report.updates:
+                updates = [*(update.without_state() for update in updates), *report.updates]
+                start = updates[-1].snapshot
+        return ChainReport(tuple(updates), tuple(failures))
+
+    def answer(self) -> Iterator[ChainReport]:
+        return iter(())
+
+    def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
+        reports = []
+        for order in orders:
+            self._send(order.client, order)
+            reports.append(self._receive(order.client))
+        return reports
+
+    def own_models(self) -> list[Snapshot | None]:
+        raise NotImplementedError
+
+    def releases(self) -> dict[str, dict[int, int]]:
+        return {"sent": {}, "steps": {}}
+
+    def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
+        return {}
+
+    def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
+        for client in range(len(self._workers.sizes)):
+            self._send(client, Settlement(round_idx, tuple(accepted), saved_round))
+            self._receive(client)
+        return {}
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {}
+
+
+class RemoteOrchestrator(FederatedOrchestrator):
+    """The orchestrator of a federation whose clients are elsewhere."""
+
+    workers: Workers
+
+    def _build_pool(self, assembly: Assembly) -> BytesPool:
+        self.pool = BytesPool(self.workers, Collectives(assembly._trainer))
+        return self.pool
+
+
+__all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers"]

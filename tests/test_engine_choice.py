@@ -1,0 +1,100 @@
+"""The engine ``auto``: the lean loop where it gives a Trainer's bits, and a Trainer everywhere else, without a stopwatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from federations import Plain, federate, same_bits, weights
+from torch import Tensor
+
+from fl_lightning import FederatedOrchestrator, LocalTraining
+from fl_lightning.clients.engines.base import EngineSettings
+from fl_lightning.clients.engines.selection import ENGINES, automatic_engine, possible_engines
+from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ServerModel
+
+
+class Manual(Plain):
+    """Only a Trainer follows manual optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+        return loss
+
+
+class Late(Plain):
+    """Asks in the third step of client 1, which has most, for something that only a Trainer has."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if batch_idx == 2 and self.trainer.num_training_batches == 4:
+            assert self.trainer.fit_loop is not None
+        return super().training_step(batch, batch_idx)
+
+
+def trained(kind: type[Plain], engine: Any, rounds: int = 2) -> tuple[Plain, FederatedOrchestrator]:
+    torch.manual_seed(5)
+    module = kind()
+    run = federate(module, rounds, local=LocalTraining(engine=engine, max_epochs=2))
+    return module, next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))
+
+
+@pytest.mark.parametrize(("kind", "engine"), [(Plain, "fabric"), (Manual, "trainer"), (Late, "trainer")])
+def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
+    expected, _ = trained(kind, "trainer")
+    with caplog.at_level("INFO"):
+        module, federation = trained(kind, "auto")
+    assert same_bits(weights(expected), weights(module))
+    assert federation._run.engine == engine
+    said = [record.getMessage() for record in caplog.records if "Local training" in record.getMessage()]
+    assert said[0].startswith("Local training by the engine 'trainer': Manual optimizes manually") == (kind is Manual)
+    if kind is Late:
+        assert said[1].startswith("Local training continues with the engine 'trainer'. Late asks for 'trainer.fit_loop'")
+
+
+def test_auto_takes_a_trainer_where_equality_has_not_been_tested():
+    resident = ResidentModel(Plain())
+    settings = EngineSettings(local=LocalTraining(), precision="32-true", device=torch.device("cuda", 0))
+    name, reason = automatic_engine(resident, settings)
+    assert name == "trainer"
+    assert "'cuda'" in reason
+
+
+def test_flags_say_what_the_settings_may_stand_for():
+    assert {kind.__name__ for kind in possible_engines("auto")} == {"TrainerEngine", "FabricEngine"}
+    assert possible_engines("fastest") == list(ENGINES.values())
+    assert [name for name, kind in ENGINES.items() if kind.side_by_side] == ["stacked"]
+    assert all(kind.equals_trainer and kind.pulls and kind.checks_between_steps for kind in possible_engines("auto"))
+
+
+def test_a_resident_model_loads_nothing_twice(monkeypatch):
+    module = Plain()
+    resident = ResidentModel(module)
+    server = Plain()
+    state = ModelState(server)
+    resident.publish(ServerModel(1, 0, state.tensors(), state.layout))
+    fills = []
+    fill = ResidentModel.fill
+    monkeypatch.setattr(ResidentModel, "fill", lambda self, *args: fills.append(1) or fill(self, *args))
+    resident.load()
+    resident.load()
+    assert len(fills) == 1
+    assert same_bits(weights(module), weights(server))
+    with torch.no_grad():
+        next(module.parameters()).add_(1)
+    own = resident.snapshot(resident.view())
+    assert resident.load(own) is module
+    assert len(fills) == 1  # what was trained here is here
+    resident.load()
+    resident.load(own)
+    assert len(fills) == 3
+    assert torch.equal(resident.view().vector(), own.vector)

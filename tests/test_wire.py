@@ -1,0 +1,167 @@
+"""Messages as bytes and back: the same values, the same bits, and nothing that is executed."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
+
+from fl_lightning.errors import WireError
+from fl_lightning.messages import (
+    ChainReport,
+    ClientInfo,
+    ClientJob,
+    EvalOrder,
+    EvalReport,
+    ModelLayout,
+    ServerModel,
+    Settlement,
+    TrainOrder,
+)
+from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
+from fl_lightning.wire import FORMAT, MESSAGES, from_bytes, to_bytes
+
+ODD = (
+    torch.tensor([1.5, math.nan, math.inf, -math.inf, -0.0]),
+    torch.tensor(3.25, dtype=torch.bfloat16),
+    torch.tensor([1.0, 1e-40], dtype=torch.float64),
+    torch.zeros(0),
+    torch.zeros(2, 0, 3, dtype=torch.float16),
+    torch.tensor(7),
+    torch.tensor([True, False]),
+    torch.arange(12.0).view(3, 4)[:, 1],  # a view with gaps
+    torch.tensor([-(2**63), 2**63 - 1]),
+)
+SNAPSHOT = Snapshot(ODD[0], ODD[8])
+LAYOUT = ModelLayout((True, False), {"": (True, None), "net.0": (False, True)})
+UPDATE = ClientUpdate(
+    3,
+    1,
+    10,
+    4,
+    0.5,
+    {"loss": math.nan},
+    score=1.0,
+    normalizer=None,
+    optimizer="SGD",
+    model=SNAPSHOT,
+    extras={"control": ODD[1]},
+)
+EXAMPLES: list[Any] = [
+    ServerModel(2, 1, {f"t{k}": t for k, t in enumerate(ODD)}, LAYOUT, {"c": ODD[2]}),
+    TrainOrder(2, (ClientJob(0, 1), ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True)), SNAPSHOT, False, 100),
+    ChainReport((UPDATE.without_state(), UPDATE), (ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),)),
+    EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientJob(0, 7),), 5),
+    EvalReport(0, -math.inf),
+    Settlement(1, (0, 3), -1),
+    ClientInfo("Krankenhaus Süd", 12, (3, 0, 9)),
+    LAYOUT,
+]
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Field by field, tensors bit by bit."""
+    if isinstance(one, Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        return same and one.contiguous().view(-1).tolist().__repr__() == other.contiguous().view(-1).tolist().__repr__()
+    if type(one) in MESSAGES.values():
+        names = [field.name for field in fields(one) if field.name != "version" or not isinstance(one, Snapshot)]
+        return type(one) is type(other) and all(equal(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_there_and_back(message):
+    assert equal(from_bytes(to_bytes(message)), message)
+
+
+def test_every_kind_of_message_is_tried():
+    seen = json.dumps([to_bytes(message)[8:2000].decode("latin1") for message in EXAMPLES])
+    assert all(f'message\\": \\"{name}\\"' in seen for name in MESSAGES)
+
+
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
+tensors = st.builds(
+    lambda dtype, shape, seed: (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 100).to(dtype),
+    dtypes,
+    st.lists(st.integers(0, 3), max_size=3),
+    st.integers(0, 99),
+)
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), tensors, max_size=3),
+    st.dictionaries(st.text(max_size=5), st.floats(), max_size=3),
+    st.none() | st.floats(),
+)
+def test_any_update_comes_back(extras, metrics, loss):
+    update = ClientUpdate(0, 0, 1, 1, loss, metrics, extras=extras)
+    assert equal(from_bytes(to_bytes(update)), update)
+
+
+def test_two_copies_are_different_contents_to_a_resident_module():
+    back = from_bytes(to_bytes(SNAPSHOT))
+    assert back.version is not SNAPSHOT.version
+
+
+def test_a_part_of_a_large_tensor_is_sent_alone():
+    assert len(to_bytes(Snapshot(torch.zeros(100_000)[:10], torch.zeros(0)))) < 2000
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "A value of type object cannot be sent"),
+        (print, "A value of type builtin_function_or_method cannot be sent"),
+        (ClientUpdate(0, 0, 1, 1, metrics={"a": object()}), "A value of type object cannot be sent"),  # type: ignore[dict-item]
+        (ClientUpdate(0, 0, 1, 1, metrics={1: 2.0}), r"A mapping with the keys \[1\] cannot be sent"),  # type: ignore[dict-item]
+    ],
+)
+def test_what_no_message_holds_is_not_sent(value, message):
+    with pytest.raises(WireError, match=message):
+        to_bytes(value)
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return setattr, (Payload, "ran", True)
+
+
+def envelope(content: Any, version: Any = FORMAT) -> bytes:
+    text = json.dumps({"format": version, "content": content}).encode()
+    return len(text).to_bytes(8, "little") + text + save({})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a message"),
+        (b"\xff" * 40, "not a message"),
+        (pickle.dumps(Payload()), "not a message"),
+        (to_bytes(EXAMPLES[0])[:-3], "not a message"),
+        (envelope({}, FORMAT + 1), f"format {FORMAT + 1}, but this version of fl_lightning reads format {FORMAT}"),
+        (envelope({"message": "Popen", "fields": {"args": "true"}}), "cannot be read"),
+        (envelope({"message": "Snapshot", "fields": {"surprise": 1}}), "cannot be read"),
+        (envelope({"tensor": "9"}), "cannot be read"),
+        (envelope({"float": "os.system"}), "cannot be read"),
+    ],
+)
+def test_other_bytes_are_refused_and_nothing_runs(content, message):
+    with pytest.raises(WireError, match=message):
+        from_bytes(content)
+    assert not Payload.ran
