@@ -71,7 +71,7 @@ class SaveRunConfig(SaveConfigCallback):
             return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed, and so checked
         origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
         for logger in trainer.loggers:
             describe_run(logger, yaml.safe_load(text), origin)

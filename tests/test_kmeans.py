@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -419,13 +418,10 @@ def test_mixed_precision_assigns_in_full():
 
 
 def test_two_ranks_give_the_centroids_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = ["-m", "fl_lightning", "fit", "--config", CONFIG, "--trainer.accelerator=cpu", "--trainer.logger=false"]
     common += ["--trainer.max_epochs=3", "--federation.clients_per_round=0.7", "--federation.strategy.empty=split"]
-    ranks = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *common]
-    launch([*ranks, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two"], 240, tmp_path)
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two"]
+    launch([*common, *ddp], 240, tmp_path, ranks=2)
     launch([*common, "--trainer.default_root_dir=one"], 240, tmp_path)
     one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert same_bits(one["state_dict"], two["state_dict"])

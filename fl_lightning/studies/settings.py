@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -43,11 +44,12 @@ class _Parser(FederationCLI):
 
 
 class SettingsReader:
-    """Reads the settings of runs; the parser is built once."""
+    """Reads the settings of runs; the parser is built once, and runs that differ in their seed alone are parsed once."""
 
     def __init__(self) -> None:
         parser: Any = _Parser().parser
         self._parser: FederationParser = parser
+        self._parsed: dict[tuple[tuple[str, ...], str], Namespace] = {}
 
     def read(self, run: Run) -> Namespace:
         """The whole configuration of a run, every default in it.
@@ -55,6 +57,19 @@ class SettingsReader:
         Raises:
             ConfigurationError: with the parser's message, naming the run.
         """
+        key = run.files, repr(run.settings)
+        if key not in self._parsed:
+            self._parsed[key] = self._parse(run)
+        config = copy.deepcopy(self._parsed[key])
+        for name in ("seed_everything", "federation.seed"):
+            config[name] = run.seed
+        for part in (config.data.partitioner, config.data.datamodule):
+            drawn = part.get("init_args")
+            if drawn is not None and "seed" in drawn:  # what draws nothing has none
+                drawn.seed = run.seed
+        return config
+
+    def _parse(self, run: Run) -> Namespace:
         arguments = ["fit", *(f"--config={file}" for file in run.files)]
         arguments += [f"--{name}={_argument(value)}" for name, value in run.settings]
         said = io.StringIO()
@@ -65,19 +80,13 @@ class SettingsReader:
             message = said.getvalue().strip().removeprefix("fl-lightning: error:").strip()
             short = f" Short names: {', '.join(SHORT)}." if "unrecognized" in message else ""
             raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}{short}") from None
-        for name in ("seed_everything", "federation.seed"):
-            config[name] = run.seed
-        for part in (config.data.partitioner, config.data.datamodule):
-            drawn = part.get("init_args")
-            if drawn is not None and "seed" in drawn:  # what draws nothing has none
-                drawn.seed = run.seed
         return config
 
     def text(self, config: Namespace) -> str:
         """As YAML, for ``fl-lightning fit --config``."""
         subcommands = subcommand_parsers(self._parser)
         assert subcommands is not None
-        return str(subcommands["fit"].dump(config, skip_none=False))
+        return str(subcommands["fit"].dump(config, skip_none=False, skip_validation=True))  # the parser has checked it
 
 
 def fingerprint(text: str) -> str:
