@@ -286,9 +286,9 @@ def test_classes_that_are_not_there():
     [
         (
             ["--federation.attackers.clients=[1]"],
-            "who attacks, and how, are given together",
+            "together with at least one of the others (how they attack)",
         ),
-        (["--federation.attackers.model=SignFlip"], "who attacks, and how, are given together"),
+        (["--federation.attackers.model=SignFlip"], "together with at least one of the others (how they attack)"),
         (["clients=[9]", "model=SignFlip"], "'federation.attackers.clients' must be clients from 0 to 5"),
         (["clients=1.5", "model=SignFlip"], "'federation.attackers.clients' must be ids, or a share from 0 to below 1"),
         (["clients=[1]", "model=SignFlip", "model.scale=0"], "'federation.attackers.model.scale' must be above 0"),

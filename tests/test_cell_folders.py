@@ -203,7 +203,7 @@ def test_images_of_several_sizes_need_one(tables):
 def test_a_dot_outside_of_its_image(line, tables):
     (tables / "a.csv").write_text(f"x,y\n1,1\n{line}\n")
     x, y = line.split(",")
-    place = rf"a.csv, line 3: x {float(x):g}, y {y} lies outside .* 20 x 16 pixels. .*'data.datamodule.root'"
+    place = rf"a.csv, line 3: the dot at x {float(x):g}, y {y} is outside .* 20 x 16 pixels. .*'data.datamodule.root'"
     with pytest.raises(DataError, match=place.replace("+", r"\+")):
         set_up(tables)
 
@@ -247,7 +247,7 @@ def test_images_of_dots_that_do_not_fit(vgg):
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
-        ("own/a.csv", r"own/a.png' has no annotation beside it. Under 'data.datamodule.root' each image needs one"),
+        ("own/a.csv", r"own/a.png' has no annotation next to it. Each image under 'data.datamodule.root' needs one"),
         ("own/a.png", r"own/a.csv' is an annotation without its image"),
         ("vgg/delft/002dots.png", r"delft/002cell.png' has no annotation beside it"),
         ("vgg/delft/002cell.png", r"delft/002dots.png' is an annotation without its image"),
@@ -280,16 +280,16 @@ def test_an_image_whose_name_ends_in_dots(tables):
 
 
 def test_folders_that_are_not_of_the_form(tables, vgg, tmp_path):
-    with pytest.raises(DataError, match=r"nowhere' is no folder. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"nowhere' is not a folder. Set 'data.datamodule.root'"):
         set_up(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty' holds no images. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"empty' contains no images. Set 'data.datamodule.root'"):
         set_up(tmp_path / "empty")
     (vgg / "brno").mkdir()
-    with pytest.raises(DataError, match=r"brno' holds no images. Give it some .*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"brno' contains no images. Add some .*'data.datamodule.root'"):
         set_up(vgg)
     (tables / "more").mkdir()
-    with pytest.raises(DataError, match=r"own' holds images beside the folder 'more': .* Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"own' contains images as well as the folder 'more', .* Set 'data.datamodule.root'"):
         set_up(tables)
     with pytest.raises(DataError, match=r"'data.datamodule.test_root' .* lies in 'root'"):
         set_up(vgg, test_root=str(vgg / "delft"))
@@ -297,7 +297,7 @@ def test_folders_that_are_not_of_the_form(tables, vgg, tmp_path):
 
 def test_an_image_that_is_not_one(tables):
     (tables / "b.jpg").write_text("no picture")
-    with pytest.raises(DataError, match=r"b.jpg \(not an image\) cannot be read. Mend or remove it.*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*b.jpg \(not an image\). Fix or remove .*'data.datamodule.root'"):
         set_up(tables)
     (tables / "c.tif").write_bytes((tables / "c.tif").read_bytes()[:50])
     with pytest.raises(DataError, match=r"b.jpg \(not an image\) and 1 more cannot be read"):

@@ -198,7 +198,7 @@ def test_the_best_checkpoint_by_its_name(fl):
     assert status == 0, text
     status, text = fl("test", *common, "--ckpt_path=best", "--trainer.default_root_dir=elsewhere")
     assert status == 1
-    assert "'ckpt_path best' finds no 'elsewhere/checkpoints/best.ckpt'" in text
+    assert "'ckpt_path' is 'best', but there is no 'elsewhere/checkpoints/best.ckpt'" in text
 
 
 def test_a_run_in_a_file(fl):
@@ -286,7 +286,9 @@ def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
         raise OSError("Network is unreachable") if kwargs.get("download") else RuntimeError("Dataset not found")
 
     monkeypatch.setattr("fl_lightning.data.mnist.MNIST", no_network)
-    with pytest.warns(UserWarning, match=r"could not be downloaded \(OSError: Network is unreachable\).*not the paper's"):
+    with pytest.warns(
+        UserWarning, match=r"download failed \(OSError: Network is unreachable\).*not comparable with the paper's"
+    ):
         status, _ = small(fl, "--data.datamodule.source=auto")
     assert status == 0
 

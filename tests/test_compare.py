@@ -379,7 +379,7 @@ def test_a_report_of_several_tables():
 def test_a_study_at_work_is_left_alone():
     with (
         only_one(Path("here")),
-        pytest.raises(ConfigurationError, match="Wait for it, end it"),
+        pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"),
         only_one(Path("here")),
     ):
         pass

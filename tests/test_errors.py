@@ -114,7 +114,7 @@ class Labelled(Blobs):
 
 
 LARGE = r"Classes are numbered from 0 to below 1,000,000, but example 5 has the label 1000000000000\. Correct it"
-SMALL = r"Classes are numbered from 0, but example 5 has the label -1\. Give it a class"
+SMALL = r"Example 5 has the label -1, but classes are numbered from 0\. Assign it a class"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (L.LightningDataModule(), "has no 'train_dataloader': there is nothing to spread over clients"),
+        (L.LightningDataModule(), "has no 'train_dataloader', so there is nothing to divide among clients"),
         (data_with([1, 2]), r"train_dataloader\(\) gives a list; a federation needs one torch DataLoader"),
         (data_with(DataLoader(Stream())), "trains on an iterable dataset"),
         (data_with(DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 6, 6))), "uses WeightedRandomSampler"),

@@ -219,7 +219,7 @@ def test_a_public_share_that_takes_too_much():
         def train_dataloader(self):
             return DataLoader(TensorDataset(self.train[0]), batch_size=5)
 
-    with pytest.raises(DataError, match="gives no integer label"):
+    with pytest.raises(DataError, match="has no integer label"):
         FederatedDataModule(Unlabelled(), IIDPartitioner(2), public_share=0.1).setup("fit")
 
 

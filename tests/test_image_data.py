@@ -156,7 +156,7 @@ def test_images_take_the_clients_precision(by_class, precision):
 def test_folders_without_domains(by_class):
     for limit in (4.0, 0.0):
         data = FederatedDataModule(ImageFolderDataModule(str(by_class), memory_limit=limit), DomainPartitioner())
-        with pytest.raises(DataError, match=r"examples have none. Put each client's files.*partitioner"):
+        with pytest.raises(DataError, match=r"examples have no domains. Put each client's files.*partitioner"):
             data.setup("fit")
 
 
@@ -189,7 +189,7 @@ def test_from_disk_is_as_from_memory(by_class):
 @pytest.mark.parametrize("limit", [4.0, 0.0])
 def test_images_of_several_sizes_need_one(by_class, limit, unreadable):
     paint(by_class / "cat", 1, size=20, kind="bmp")
-    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize them all"):
+    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize all of them"):
         set_up(root=str(by_class), memory_limit=limit, unreadable=unreadable)
     data = set_up(root=str(by_class), image_size=8, memory_limit=limit, unreadable=unreadable)
     assert data.train_dataloader().dataset[0][0].shape == (3, 8, 8)
@@ -217,24 +217,24 @@ def test_a_half_image_found_while_training_from_disk(by_class):
 
 
 def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
-    with pytest.raises(DataError, match=r"is no folder. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"is not a folder. Set 'data.datamodule.root'"):
         set_up(root=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty' holds no folders"):
         set_up(root=str(tmp_path / "empty"))
     paint(tmp_path / "one" / "cat", 2)
-    with pytest.raises(DataError, match=r"one' holds the single class 'cat'"):
+    with pytest.raises(DataError, match=r"one' contains the single class 'cat'"):
         set_up(root=str(tmp_path / "one"))
     (tmp_path / "one" / "dog").mkdir()
-    with pytest.raises(DataError, match=r"dog' holds no images \(.jpg"):
+    with pytest.raises(DataError, match=r"dog' contains no images \(.jpg"):
         set_up(root=str(tmp_path / "one"))
     paint(by_domain / "dslr" / "images" / "emu", 1)
-    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Give every domain a folder for every class"):
+    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Add a folder for every class to every domain"):
         set_up(root=str(by_domain))
     paint(tmp_path / "far" / "a" / "b" / "cat", 1)
     paint(tmp_path / "far" / "a" / "b" / "dog", 1)
     paint(tmp_path / "far" / "a" / "c" / "cat", 1)
-    with pytest.raises(DataError, match=r"is nested deeper than root/domain/class/image: 'b' holds folders"):
+    with pytest.raises(DataError, match=r"is nested more deeply than root/domain/class/image: 'b' contains folders"):
         set_up(root=str(tmp_path / "far"))
     paint(tmp_path / "few" / "cat", 1)
     paint(tmp_path / "few" / "dog", 1)
@@ -244,7 +244,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
     (tmp_path / "bad" / "dog").mkdir()
     (tmp_path / "bad" / "dog" / "0.png").write_text("")
     with (
-        pytest.raises(DataError, match=r"Then no image of class 'dog' is left"),
+        pytest.raises(DataError, match=r"Without them class 'dog' has no images left"),
         pytest.warns(UserWarning, match="are skipped"),
     ):
         set_up(root=str(tmp_path / "bad"), unreadable="skip")
@@ -262,7 +262,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
         ({"memory_limit": -1}, "'data.datamodule.memory_limit' must be 0 or above"),
         ({"num_workers": -1}, "'data.datamodule.num_workers' must be 0 or above"),
         ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
-        ({"mean": [0.5]}, "'data.datamodule.std' must be above 0, one for each of 'mean'"),
+        ({"mean": [0.5]}, "'data.datamodule.std' must be above 0, with one value for each value of 'mean'"),
         ({"mean": [0.5], "std": [0.5]}, "'data.datamodule.mean' must be one number for each of 3 channels"),
         ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "'data.datamodule.std' must be above 0"),
     ],

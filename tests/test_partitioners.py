@@ -120,7 +120,7 @@ def test_labels_are_read_however_a_dataset_gives_them():
 
 
 def test_data_without_labels():
-    with pytest.raises(DataError, match=r"gives no integer label .* a partitioner that needs no labels"):
+    with pytest.raises(DataError, match=r"has no integer label .* a partitioner that needs no labels"):
         read_labels(TensorDataset(torch.zeros(3, 2)))
     with pytest.raises(DataError, match=r"one whole number per example, but TensorDataset has torch.float32"):
         read_labels(TensorDataset(torch.zeros(3, 2), torch.zeros(3)))

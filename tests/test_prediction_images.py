@@ -204,7 +204,7 @@ def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
     said = [str(w.message) for w in caught if "PredictionImages" in str(w.message)]
     assert len(said) == 1
     assert re.search(why, said[0])
-    assert "take it out of 'trainer.callbacks'" in said[0]
+    assert "remove it from 'trainer.callbacks'" in said[0]
     assert not list(Path().rglob("*.png"))
 
 

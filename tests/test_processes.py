@@ -127,9 +127,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"cannot be written .* The one before is as it was\. Make room"):
+        with pytest.raises(
+            CheckpointError, match=r"Cannot write the checkpoint .* The previous checkpoint is unchanged\. Free some space"
+        ):
             io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, path)
-        with pytest.raises(CheckpointError, match="There is none before it"):
+        with pytest.raises(CheckpointError, match="There is no previous checkpoint"):
             io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, tmp_path / "other.ckpt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -20,8 +20,8 @@ from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
-from fl_lightning.callbacks import folder_lock
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.plugins import folder_lock
 from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
 
@@ -201,7 +201,7 @@ def test_an_evaluation_takes_the_best_checkpoint_of_the_run(fl, verb):
 def test_an_evaluation_without_a_trained_model_is_refused(fl, verb):
     status, text = fl(verb, *EVALUATE, "--trainer.default_root_dir=empty")
     assert status == 1
-    assert f"error: '{verb}' needs a trained model, and there is no 'empty/checkpoints/best.ckpt'" in text
+    assert f"error: '{verb}' needs a trained model, but there is no 'empty/checkpoints/best.ckpt'" in text
     assert "'--ckpt_path', set" in text
     assert not Path("empty").exists()
     Path("empty/checkpoints").mkdir(parents=True)

@@ -49,7 +49,7 @@ WRONG = [
         ["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"],
         "Expected a typing.Literal['max', 'min']. Got: up",
     ),
-    (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
+    (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
     (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
@@ -78,7 +78,7 @@ WRONG = [
     (["--data.partitioner=ShardPartitioner", "--data.partitioner.num_clients=4000"], "cannot be cut into 8000 shards"),
     (
         ["--data.partitioner=DomainPartitioner"],
-        "DomainPartitioner makes clients of domains, and the 4000 training examples have none",
+        "DomainPartitioner makes one client of each domain, but the 4000 training examples have no domains",
     ),
     (["--data.server_set=clients"], "'clients' with 'data.client_test' above 0, but is 'clients'"),
     (["--data.client_test=1.5"], "'data.client_test' must be at least 0 and below 1, but is 1.5"),
@@ -93,7 +93,7 @@ WRONG = [
         "'federation.client_evaluation.metric' is 'val_f1', which ClassificationTask does not log in validation. Did you mean",
     ),
     (["--partition_report.max_clients=0"], "'partition_report.max_clients' must be at least 1"),
-    (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is no folder"),
+    (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is not a folder"),
 ]
 
 
