@@ -1,4 +1,4 @@
-"""What the ranks of a federation tell each other, once per round."""
+"""Exchanges between the ranks of a federation, once per round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAITED = [0.0]
 
 
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
-"""What backends say of a process that is gone."""
+"""What backends report about a process that has ended."""
 
 
 def forget_waiting() -> None:
@@ -51,8 +51,8 @@ def lost_rank(error: BaseException) -> RankError | None:
         return None
     told = text.strip().splitlines()[0][:200]
     return RankError(
-        f"Another rank is gone in the middle of a round, which is lost with it. {told} Look above for what it said itself "
-        "(nothing where it was killed), then go on from the last checkpoint: --ckpt_path last."
+        f"Another rank ended in the middle of a round, and the round is lost. {told} See its own error above (a killed process "
+        "leaves none), then resume from the last checkpoint: --ckpt_path last."
     )
 
 

@@ -26,14 +26,14 @@ EXAMPLES = """examples:
 
 
 def over_rounds(title: str, metrics: list[str], unit: str, by: str | None = STRATEGY, x: str = "round") -> Any:
-    """RoundPlan lines over rounds, or another metric: the mean over seeds with a band, by strategy; or each run by itself."""
+    """Draw lines over rounds, or another metric: the mean over seeds with a band, by strategy; or each run by itself."""
     wr = _package("reports.v2")
     grouped = {"groupby": by, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if by else {}
     return wr.LinePlot(title=title, x=x, y=metrics, title_x=x.rpartition("/")[2], title_y=unit, **grouped)
 
 
 def matching(title: str, prefix: str, unit: str) -> Any:
-    """RoundPlan all metrics ``<prefix>/<number>``, or the quantiles that stand for many clients."""
+    """Draw all metrics ``<prefix>/<number>``, or the quantiles that stand for many clients."""
     wr = _package("reports.v2")
     return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/{_MEMBERS}$", title_x="round", title_y=unit)
 

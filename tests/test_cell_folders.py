@@ -248,9 +248,9 @@ def test_images_of_dots_that_do_not_fit(vgg):
     ("gone", "message"),
     [
         ("own/a.csv", r"own/a.png' has no annotation next to it. Each image under 'data.datamodule.root' needs one"),
-        ("own/a.png", r"own/a.csv' is an annotation without its image"),
-        ("vgg/delft/002dots.png", r"delft/002cell.png' has no annotation beside it"),
-        ("vgg/delft/002cell.png", r"delft/002dots.png' is an annotation without its image"),
+        ("own/a.png", r"own/a.csv' is an annotation without an image"),
+        ("vgg/delft/002dots.png", r"delft/002cell.png' has no annotation next to it"),
+        ("vgg/delft/002cell.png", r"delft/002dots.png' is an annotation without an image"),
     ],
 )
 def test_images_and_annotations_come_in_pairs(gone, message, tables, vgg, tmp_path):
@@ -261,7 +261,7 @@ def test_images_and_annotations_come_in_pairs(gone, message, tables, vgg, tmp_pa
 
 def test_pairs_that_are_not_clear(tables, vgg):
     picture(tables / "a.tif")
-    with pytest.raises(DataError, match="own/a' are several images"):
+    with pytest.raises(DataError, match="own/a' has several images"):
         set_up(tables)
     (vgg / "oxford" / "000cell.csv").write_text("1,1")
     with pytest.raises(DataError, match=r"000cell.png' has two annotations, .csv and dots"):
@@ -269,7 +269,7 @@ def test_pairs_that_are_not_clear(tables, vgg):
     (vgg / "oxford" / "000cell.csv").unlink()
     for k in (0, 1, 2):
         (vgg / "oxford" / f"00{k}dots.png").unlink()
-    with pytest.raises(DataError, match=r"000cell.png' has no annotation beside it \(and 2 more like it\)"):
+    with pytest.raises(DataError, match=r"000cell.png' has no annotation next to it \(and 2 more like it\)"):
         set_up(vgg)
 
 

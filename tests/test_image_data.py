@@ -199,7 +199,7 @@ def test_images_of_several_sizes_need_one(by_class, limit, unreadable):
 def test_an_image_that_is_not_one(by_class, limit):
     (by_class / "dog" / "0.png").write_text("no picture")
     whole = (by_class / "emu" / "1.png").read_bytes()
-    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Mend or remove them"):
+    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Fix or remove them"):
         set_up(root=str(by_class), memory_limit=limit)
     (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
     with pytest.warns(UserWarning, match=r"2 of 21 images cannot be read: .*0.png.*1.png.*They are skipped"):
@@ -220,7 +220,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
     with pytest.raises(DataError, match=r"is not a folder. Set 'data.datamodule.root'"):
         set_up(root=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty' holds no folders"):
+    with pytest.raises(DataError, match=r"empty' contains no folders"):
         set_up(root=str(tmp_path / "empty"))
     paint(tmp_path / "one" / "cat", 2)
     with pytest.raises(DataError, match=r"one' contains the single class 'cat'"):

@@ -144,7 +144,7 @@ def test_the_sanity_check_and_validate_leave_it_alone():
 
 
 def test_a_module_that_never_calls_its_loss_in_validation():
-    with pytest.raises(ConfigurationError, match=r"and Own has not called it\. Let 'validation_step' compute the loss"):
+    with pytest.raises(ConfigurationError, match=r"but Own did not call it\. Compute the loss in 'validation_step'"):
         federate(Own(F1WeightedCrossEntropy(3)))
 
 
@@ -167,7 +167,7 @@ def test_a_loss_that_does_not_say_what_it_adapts_to():
 
 def test_a_metric_without_a_value_for_each_class():
     loss = MetricWeightedCrossEntropy(MulticlassRecall(3, average="macro"), 3)
-    with pytest.raises(ConfigurationError, match=r"each of 3 classes, but its metric gives shape \(\).*'average: none'"):
+    with pytest.raises(ConfigurationError, match=r"each of 3 classes, but its metric returns shape \(\).*'average: none'"):
         federate(ClassificationTask(Plain().net, 3, loss))
 
 
@@ -201,7 +201,9 @@ def test_a_metric_for_other_data(metric, message):
 
 def test_a_metric_that_leaves_its_range():
     loss = MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2)
-    with pytest.raises(ConfigurationError, match=r"wants values in \[0, 1\], higher being better, but its metric gives \[-0.5"):
+    with pytest.raises(
+        ConfigurationError, match=r"needs values in \[0, 1\], for which higher is better, but its metric returns \[-0.5"
+    ):
         loss.adapt(torch.tensor([-0.5, 0.2]))
 
 

@@ -107,10 +107,10 @@ def test_local_only_by_the_loss_keeps_the_lowest():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, of which lower is better"),
+        (lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, for which lower is better"),
         (lambda: FedLoss(MulticlassAccuracy(3)), "'federation.strategy.loss' must be a loss"),
         (lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
-        (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. of which higher is better"),
+        (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. for which higher is better"),
         (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric of which"),
     ],
 )

@@ -71,10 +71,10 @@ def test_weights_from_a_file(tmp_path):
     with pytest.raises(ConfigurationError, match=r"are not those of torchvision's resnet18: Missing key"):
         ResNet18(weights=str(path))
     torch.save([1, 2], path)
-    with pytest.raises(ConfigurationError, match="holds a list, not a state dict"):
+    with pytest.raises(ConfigurationError, match="contains a list, not a state dict"):
         ResNet18(weights=str(path))
     path.write_text("nothing")
-    with pytest.raises(ConfigurationError, match="is no file of weights that torch can read"):
+    with pytest.raises(ConfigurationError, match="is not a file of weights that torch can read"):
         ResNet18(weights=str(path))
 
 

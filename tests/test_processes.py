@@ -152,9 +152,9 @@ def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
     stderr = launch([*FIT, *ranks, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
-    message = "fl-lightning: error: Another rank is gone in the middle of a round, which is lost with it. "
+    message = "fl-lightning: error: Another rank ended in the middle of a round, and the round is lost. "
     assert message in stderr
-    assert "then go on from the last checkpoint: --ckpt_path last." in stderr
+    assert "then resume from the last checkpoint: --ckpt_path last." in stderr
     assert "Traceback" not in stderr
     assert not [noise for noise in ("sync_dist", "LeafSpec", "litlogger") if noise in stderr]
     assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0

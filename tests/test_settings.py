@@ -1,4 +1,4 @@
-"""Wrong settings, as a user types them: each ends in one message that says how to mend it."""
+"""Wrong settings, as a user types them: each ends in one message that says how to fix it."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ WRONG_ALGORITHMS = [
     ([*to("Focus"), "--trainer.limit_val_batches=0"], "by val_loss on the server's validation set, and there is none"),
     (
         to("FedNova"),
-        "FedNova has no rule for the clients' optimizer, Adadelta. It has rules for torch.optim.SGD: plain",
+        "FedNova does not support the clients' optimizer, Adadelta. It supports torch.optim.SGD, plain",
     ),
-    ([*to("FedNova"), "--model.optimizer=torch.optim.Adam"], "no rule for the clients' optimizer, Adam."),
+    ([*to("FedNova"), "--model.optimizer=torch.optim.Adam"], "does not support the clients' optimizer, Adam."),
     (to("Scaffold"), "SCAFFOLD is defined for plain SGD with one learning rate, but the clients train with Adadelta"),
     ([*to("Scaffold"), *SGD, "--model.optimizer.momentum=0.9"], "but the clients train with SGD with momentum 0.9"),
     (
@@ -146,7 +146,7 @@ WRONG_ALGORITHMS = [
     (by("RingFed", gamma=-0.1), "'federation.route.gamma' must be from 0 to 1, but is -0.1"),
     (by("RingFed", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
     (by("FedStar", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
-    (by("FedStar", metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] of which higher is better"),
+    (by("FedStar", metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"),
     (by("FedStar", metric="val_acuracy"), "It logs: val_accuracy"),
     (by("Mediators", clients_per_mediator=0), "'federation.route.clients_per_mediator' must be 1 or above"),
     (by("WarmStart", rounds=0), "'federation.route.rounds' must be 1 or above"),

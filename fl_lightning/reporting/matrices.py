@@ -18,7 +18,7 @@ _FEW = 12
 def draw_matrix(
     axis: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], show: Callable[[float], str]
 ) -> Any:
-    """RoundPlan a matrix from 0 upwards, its cells named where they are few.
+    """Draw a matrix from 0 upwards, its cells named where they are few.
 
     Args:
         axis: of matplotlib.

@@ -27,7 +27,7 @@ _MOST_LINES = len(COLOURS) * len(STYLES)
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
-    """RoundPlan whatever the table has figures for, as PNG and SVG.
+    """Draw whatever the table has figures for, as PNG and SVG.
 
     Args:
         table: of a study.

@@ -55,7 +55,7 @@ def mean_curve(curves: Curves) -> dict[int, float]:
 
 
 def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seeds: int) -> str:
-    """RoundPlan curves with a mark for each, and the last value of each below.
+    """Draw curves with a mark for each, and the last value of each below.
 
     Args:
         curves: the value of each round, from 0, by name; at most six.

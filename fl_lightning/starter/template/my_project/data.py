@@ -26,7 +26,7 @@ class Moons(L.LightningDataModule):
         self.batch_size = batch_size
 
     def setup(self, stage: str) -> None:
-        """RoundPlan the points, the same in each run."""
+        """Draw the points, the same in each run."""
         generator = torch.Generator().manual_seed(0)
         self.train_set = self._draw(self.examples, generator)
         self.val_set = self._draw(self.examples // 4, generator)
