@@ -213,11 +213,11 @@ def test_a_run_in_a_file(fl):
     [
         (
             "federation: {client_evaluation: null}",
-            "'federation.client_evaluation' must hold settings, but is None. Leave it out",
+            "'federation.client_evaluation' must contain settings, but is None. Leave it out",
         ),
-        ("federation: {faults: null}", "'federation.faults' must hold settings, but is None"),
-        ("federation: 7", "'federation' must hold settings, but is 7"),
-        ("client_table: 0.5", "'client_table' must hold settings, but is 0.5"),
+        ("federation: {faults: null}", "'federation.faults' must contain settings, but is None"),
+        ("federation: 7", "'federation' must contain settings, but is 7"),
+        ("client_table: 0.5", "'client_table' must contain settings, but is 0.5"),
     ],
 )
 def test_sections_that_hold_no_settings(fl, written, message):
@@ -330,7 +330,7 @@ def test_a_checkpoint_that_would_run_code_is_not_loaded(fl, command):
     torch.save(torch.load(path, weights_only=True) | {"more": Mischief()}, path)
     status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", f"--ckpt_path={path}")
     assert status == 1
-    assert "holds other things than tensors and plain values, which might run code and are not loaded" in text
+    assert "contains more than tensors and plain values, which could run code and is not loaded" in text
     assert "weights_only" not in text
     assert not Path("touched").exists()
 
@@ -340,7 +340,7 @@ def test_an_earlier_run_is_not_written_over(fl):
     before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
     status, text = small(fl, "--seed_everything=5")
     assert status == 1
-    assert "already holds a run (best.ckpt, last.ckpt). Go on with it by '--ckpt_path last'" in text
+    assert "already contains a run (best.ckpt, last.ckpt). Resume it with '--ckpt_path last'" in text
     assert before == {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
 
 
@@ -367,7 +367,7 @@ def test_a_run_killed_between_its_first_two_checkpoints_goes_on(fl):
     Path("killed/checkpoints/last.ckpt").unlink()
     status, text = small(fl, "--trainer.default_root_dir=killed")
     assert status == 1
-    assert "'killed/checkpoints' already holds a run (best.ckpt). Go on with it by '--ckpt_path last'" in text
+    assert "'killed/checkpoints' already contains a run (best.ckpt). Resume it with '--ckpt_path last'" in text
     status, text = small(fl, "--trainer.default_root_dir=killed", "--ckpt_path=last", rounds=2)
     assert status == 0, text
     ended, whole = (torch.load(f"{name}/checkpoints/last.ckpt", weights_only=True) for name in ("killed", "whole"))

@@ -172,7 +172,9 @@ def test_a_metric_without_a_value_for_each_class():
 
 
 def test_a_metric_of_which_lower_is_better():
-    with pytest.raises(ConfigurationError, match=r"'model.loss.metric' must be a metric of which higher is better"):
+    with pytest.raises(
+        ConfigurationError, match=r"'model.loss.metric' must be a metric that sets its class attribute 'higher_is_better'"
+    ):
         MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3)
 
 

@@ -111,7 +111,7 @@ def test_local_only_by_the_loss_keeps_the_lowest():
         (lambda: FedLoss(MulticlassAccuracy(3)), "'federation.strategy.loss' must be a loss"),
         (lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
         (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. for which higher is better"),
-        (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric of which"),
+        (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric that sets"),
     ],
 )
 def test_rules_of_one_direction_refuse_the_other(make, message):

@@ -91,7 +91,7 @@ def test_weights_by_name(monkeypatch):
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
     with pytest.raises(ConfigurationError, match=r"could not be downloaded \(unreachable\). Set 'model.network.weights'"):
         ResNet18(weights="IMAGENET1K_V1")
-    with pytest.raises(ConfigurationError, match="must be null where 'channels' is not 3"):
+    with pytest.raises(ConfigurationError, match="must be null if 'channels' is not 3"):
         ResNet18(channels=1, weights="DEFAULT")
 
 

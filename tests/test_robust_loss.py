@@ -158,7 +158,7 @@ def test_nothing_seen_leaves_the_loss_mild_to_none():
         ({"shape": 2.5}, r"'model.loss.shape' must be at most 2, but is 2.5"),
         ({"shape": -2.0}, r"'model.loss.shape' must be from 0.0 to 2.0 where 'adaptive' is true, but is -2.0"),
         ({"lowest": -0.5}, r"'model.loss.lowest' must be from 0 to 'highest', 2.0, which is at most 2, but is -0.5"),
-        ({"adaptive": False, "adapt_scale": True}, r"'model.loss.adapt_scale' must be false where 'adaptive' is false"),
+        ({"adaptive": False, "adapt_scale": True}, r"'model.loss.adapt_scale' must be false if 'adaptive' is false"),
     ],
 )
 def test_settings_outside_their_range(settings, message):

@@ -212,8 +212,8 @@ def test_a_round_with_too_few_ends_the_run():
         (["strategy={class_path: Krum, init_args: {attackers: 1}}"], "Krum must see every client's model"),
         (["strategy=FedAvg", "route=FedCyclic"], "on the route FedCyclic clients pass models to each other or keep them"),
         (["strategy=FedAvg", "route=LocalOnly"], "on the route LocalOnly clients pass models to each other or keep them"),
-        (["secure_aggregation=true"], "It holds settings, or null for none: {threshold: ...}."),
-        (["attackers.backdoor=3"], "It holds settings, or null for none: {target: ..., share: ..., size: ..., value: ...}."),
+        (["secure_aggregation=true"], "It takes settings, or null for none: {threshold: ...}."),
+        (["attackers.backdoor=3"], "It takes settings, or null for none: {target: ..., share: ..., size: ..., value: ...}."),
         (
             ["strategy=FedAvg", "secure_aggregation.threshold=0.5"],
             "'federation.secure_aggregation.threshold' must be above 0.5 and",

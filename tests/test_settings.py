@@ -22,7 +22,7 @@ WRONG = [
     (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
     (
         ["--federation.local.devices=2"],
-        "a flag of the federation's Trainer that a client's own cannot have: set",
+        "a setting of the federation's Trainer, not of a client's: set",
     ),
     (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
     (["--federation.local.max_epochs=1.5"], "Expected a int"),

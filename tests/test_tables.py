@@ -335,7 +335,7 @@ def test_clients_and_classes_that_are_missing():
         ({"test_share": 1.0}, "'data.datamodule.test_share' must be at least 0 and below 1"),
         ({"kind": "ranking"}, "'data.datamodule.kind' must be regression or classification, but is 'ranking'"),
         ({"kind": "classification", "target": None}, "'data.datamodule.kind' must be left out without a 'target'"),
-        ({"client_column": "target"}, "'data.datamodule.client_column' must be another column than 'target'"),
+        ({"client_column": "target"}, "'data.datamodule.client_column' must be a column other than 'target'"),
         ({"batch_size": 0}, "'data.datamodule.batch_size' must be 1 or above"),
         ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
     ],
