@@ -49,8 +49,8 @@ def test_it_asks_whose_it_is(capsys):
     status, said = refused(capsys)
     assert status == 2
     assert said == (
-        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only the specification. All "
-        "settings: fl-lightning dashboard --help."
+        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only the specification. "
+        "All settings: fl-lightning dashboard --help."
     )
 
 

@@ -63,8 +63,8 @@ def test_clients_are_sorted_by_their_numbers():
     ("content", "message"),
     [
         (None, "cannot be read"),
-        (b"", "is no run table: its columns are none; wanted are run, one for each axis, seed, round, metric, value"),
-        (b"a,b,c\n1,2,3\n", "is no run table: its columns are a, b, c"),
+        (b"", "is not a run table: its columns are none, but it needs run, one for each axis, and seed, round, metric, value"),
+        (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
         (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, the header 6"),
     ],
@@ -276,7 +276,7 @@ def test_better_is_said_only_where_it_holds():
     assert other[0] == "FedAvg"
     assert other[-1] == "worse"
     noisy = cells(paired_table(table(), panel, Measure("val_accuracy", last=4)))
-    assert noisy[0][-1] == "not told apart"
+    assert noisy[0][-1] == "no significant difference"
     lower_is_better = cells(paired_table(table(), panel, Measure(higher=False)))
     assert lower_is_better[0][-1] == "worse"
 
