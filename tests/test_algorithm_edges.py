@@ -148,7 +148,7 @@ def test_fedloss_rejects_weights_that_its_loss_does_not_see():
 
 
 def test_a_trimmed_mean_names_who_diverged():
-    with pytest.warns(UserWarning, match="TrimmedMean ignores weights of client 0 in round 0 that are not finite"):
+    with pytest.warns(UserWarning, match="TrimmedMean ignores the weights of client 0 in round 0 that are not finite"):
         module, _ = fit_spoilt(TrimmedMean(1))
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
@@ -161,7 +161,7 @@ def test_other_rules_end_the_run_and_name_who_diverged(strategy):
 
 def test_fedmedian_outvotes_a_client_that_diverged():
     """numpy puts NaN last, too: the median of three is then the larger of the two others."""
-    with pytest.warns(UserWarning, match="FedMedian ignores weights of client 0 in round 0 that are not finite"):
+    with pytest.warns(UserWarning, match="FedMedian ignores the weights of client 0 in round 0 that are not finite"):
         module, net = fit_spoilt(FedMedian())
     world = World(torch.float32)
     others = [world.train(net, k)[0] for k in (1, 2)]
@@ -282,7 +282,7 @@ def test_examples_that_are_not_pairs():
             return DataLoader(Examples(), batch_size=5)
 
     data = FederatedDataModule(Named(), Consecutive())
-    with pytest.raises(DataError, match=r"need examples of \(input, label, ...\), but Examples gives a dict"):
+    with pytest.raises(DataError, match=r"need examples of the form \(input, label, ...\), but Examples returns a dict"):
         trainer(1, FederatedOrchestrator(attackers=Attackers({1: 1.0}))).fit(Plain(), data)
 
 
@@ -333,7 +333,7 @@ def test_weights_too_large_to_be_summed_exactly():
 
     update = ClientUpdate(4, 2, 10, 1, score=1e-20, state=torch.ones(3))
     strategy.epsilon = 1e-12
-    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2; those above 6\.87e\+10"):
+    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2, but weights above 6\.87e\+10"):
         strategy.accumulate(update, Sums())
 
 

@@ -237,7 +237,7 @@ def test_images_of_dots_that_do_not_fit(vgg):
     with pytest.raises(DataError, match=r"001dots.png has 16 x 20 pixels, but its image has 20 x 16. .*'data.datamodule.root'"):
         set_up(vgg)
     Image.new("L", (20, 16), 255).save(path)
-    with pytest.raises(DataError, match=r"001dots.png has more pixels that are not black .*root', make its background black"):
+    with pytest.raises(DataError, match=r"001dots.png has more coloured than black pixels.*root', make its background black"):
         set_up(vgg)
     path.write_text("no picture")
     with pytest.raises(DataError, match=r"001dots.png cannot be read .*'data.datamodule.root'"):
@@ -291,7 +291,7 @@ def test_folders_that_are_not_of_the_form(tables, vgg, tmp_path):
     (tables / "more").mkdir()
     with pytest.raises(DataError, match=r"own' contains images as well as the folder 'more', .* Set 'data.datamodule.root'"):
         set_up(tables)
-    with pytest.raises(DataError, match=r"'data.datamodule.test_root' .* lies in 'root'"):
+    with pytest.raises(DataError, match=r"'data.datamodule.test_root' is .* inside 'root'"):
         set_up(vgg, test_root=str(vgg / "delft"))
 
 

@@ -278,7 +278,7 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["no.such.Class"], r"'federation.trusted_classes' names 'no.such.Class', which cannot be imported"),
+        (["no.such.Class"], r"'federation.trusted_classes' contains 'no.such.Class', which cannot be imported"),
         (["collections.NoSuch"], "which cannot be imported"),
         (["os.system"], "'os.system', which can run any code"),
         (["builtins.eval"], "which can run any code"),

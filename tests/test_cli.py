@@ -205,7 +205,7 @@ def test_a_run_in_a_file(fl):
     Path("there").write_text("")
     status, text = small(fl, "--trainer.default_root_dir=there")
     assert status == 1
-    assert "error: 'trainer.default_root_dir' is 'there', a file. Set it to a folder for the run." in text
+    assert "error: 'trainer.default_root_dir' is the file 'there'. Set it to a folder for the run." in text
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_corrupt_checkpoint_is_one_message(fl):
     status, text = small(fl, f"--ckpt_path={path}")
     assert status == 1
     assert "is not a readable checkpoint" in text
-    assert "the same folder holds best.ckpt" in text
+    assert "such as best.ckpt, the newest complete one in the folder" in text
     assert path.stat().st_size == 5000
     status, text = small(fl, "--ckpt_path=last")
     assert status == 1

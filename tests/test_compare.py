@@ -102,7 +102,7 @@ def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path
     study, quiet, killed = write_study(over, seeds=1), tmp_path / "quiet", tmp_path / "killed"
     status, text = compare("--config", study, "--folder", quiet)
     assert status == 0, text
-    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds); 0 done before." in text
+    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds), 0 of them finished." in text
     kill_when(study, killed, lambda: any(killed.glob("runs/*/checkpoints/last.ckpt")))
     kill_when(study, killed, lambda: finished(killed) >= 2)
     status, text = compare("--config", study, "--folder", killed)
@@ -112,7 +112,7 @@ def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path
     assert without_times(quiet / "table.csv") == without_times(killed / "table.csv")
     before = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
     status, text = compare("--config", study, "--folder", killed)
-    assert "4 done before" in text
+    assert "4 of them finished" in text
     assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
     study = write_study({"rate": {"good": None, "bad": {rate: 0.5}}}, seeds=[7], settings=settings)
     status, text = compare("--config", study)
     assert status == 0, text
-    assert "1 done before" in text
+    assert "1 of them finished" in text
     assert (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns == good
     check_report(study, folder)
 
@@ -352,7 +352,7 @@ def test_runs_done_elsewhere_are_not_run_again(capsys):
     study = write_study({"strategy": ["FedAvg"]}, seeds="1,0", report={"every": 2, "after": 2, "also": []})
     status, text = compare("--config", study, "--known", "there.csv")
     assert status == 0, text
-    assert "2 runs (1 strategy x 2 seeds); 1 done before" in text
+    assert "2 runs (1 strategy x 2 seeds), 1 of them finished" in text
     assert "(2 of 2 runs)" in text
     folder = Path("runs/studies/mine")
     assert [path.name for path in folder.glob("runs/*")] == ["strategy=FedAvg,seed=1"]

@@ -311,8 +311,8 @@ def wrong():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("broken.yaml", "'broken.yaml', line 3, column 6 is no valid YAML: did not find expected ',' or ']'"),
-        ("tab.yaml", "'tab.yaml', line 2, column 1 is no valid YAML: found character that cannot start any token"),
+        ("broken.yaml", "'broken.yaml', line 3, column 6 is not valid YAML: did not find expected ',' or ']'"),
+        ("tab.yaml", "'tab.yaml', line 2, column 1 is not valid YAML: found character that cannot start any token"),
         ("latin.yaml", "The configuration 'latin.yaml' cannot be read"),
         ("empty.yaml", "The configuration 'empty.yaml' is empty. Write settings such as"),
         ("list.yaml", "The configuration 'list.yaml' has no settings with names"),
@@ -322,7 +322,7 @@ def wrong():
         ("number.yaml", "'number.yaml', line 2: 'base' must name a configuration file, or a list of them"),
         ("mapping.yaml", "'mapping.yaml', line 1: 'base' must name"),
         ("missing.yaml", "There is no configuration 'adafed_mnst': no file"),
-        ("adafed_mnst", "Did you mean adafed_mnist? All of the package: fl-lightning configs."),
+        ("adafed_mnst", "Did you mean adafed_mnist? List those of the package: fl-lightning configs."),
         ("brokn.yaml", "Did you mean broken.yaml?"),
         ("label_skew", "Did you mean data/label_skew?"),
         ("configs/fednova_mnist.yaml", "Did you mean fednova_mnist?"),

@@ -113,7 +113,7 @@ class Labelled(Blobs):
         self.train[1][5] = label
 
 
-LARGE = r"Classes are numbered from 0 to below 1,000,000, but example 5 has the label 1000000000000\. Correct it"
+LARGE = r"Example 5 has the label 1000000000000, but classes are numbered from 0 to below 1,000,000\. Correct the label"
 SMALL = r"Example 5 has the label -1, but classes are numbered from 0\. Assign it a class"
 
 
@@ -176,7 +176,9 @@ class Shrinking(Blobs):
 @pytest.mark.parametrize("faults", [Faults(), Faults("skip")])
 def test_a_training_set_that_shrinks_in_a_run(faults, settings):
     run = trainer(3, FederatedOrchestrator(faults=faults, **settings), Shrinks())
-    message = r"The training set has 20 examples now, but had 40 when they were divided among the clients\. Let Sized keep"
+    message = (
+        r"The training set has 20 examples now, but had 40 when they were divided among the clients\. Make sure that Sized"
+    )
     with pytest.raises((DataError, ClientError), match=message):
         run.fit(Plain(), FederatedDataModule(Shrinking(), IIDPartitioner(4), client_test=0.2))
 
@@ -308,7 +310,7 @@ TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
     ("data", "message"),
     [
         (L.LightningDataModule(), "has no 'train_dataloader', so there is nothing to divide among clients"),
-        (data_with([1, 2]), r"train_dataloader\(\) gives a list; a federation needs one torch DataLoader"),
+        (data_with([1, 2]), r"train_dataloader\(\) returns a list, but a federation needs one torch DataLoader"),
         (data_with(DataLoader(Stream())), "trains on an iterable dataset"),
         (data_with(DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 6, 6))), "uses WeightedRandomSampler"),
     ],

@@ -266,7 +266,7 @@ def test_buffers_that_are_no_counts():
     strategy.start_round(RoundStart(0, (0,), 1, torch.zeros(4), 2))
     for wrong in (0.5, -1.0):
         update = ClientUpdate(0, 0, 3, 1, state=torch.tensor([2.0, 2.0, 3.0, wrong]))
-        with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are no counts"):
+        with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are not counts"):
             strategy.accumulate(update, Sums())
 
 
@@ -444,7 +444,7 @@ def test_the_config_is_fitted(fl):
     assert "test_distance" in text
     status, text = fl("fit", "--config", CONFIG, *quiet, "--federation.strategy=FedAvg", "--trainer.default_root_dir=r")
     assert status == 1
-    assert "error: FedAvg does not know how many examples each centroid stands for" in text
+    assert "error: FedAvg does not know how many examples each centroid represents" in text
 
 
 # ------------------------------------------------------------------ what is refused
@@ -482,7 +482,7 @@ def test_settings_of_the_strategy():
         ),
         ({"local": LocalTraining(engine="fabric")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'trainer'"),
         ({"local": LocalTraining(engine="stacked")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'train"),
-        ({"local": LocalTraining(precision="bf16-true")}, "counts examples, which torch.bfloat16 cannot. Set 'trainer.precis"),
+        ({"local": LocalTraining(precision="bf16-true")}, "counts examples, but torch.bfloat16 cannot .* Set 'trainer.precis"),
         ({"data": NoValidation()}, r"'model.init' is kmeans\+\+, which draws .* there is no such set. Add a 'val_dataloader'"),
     ],
 )

@@ -563,7 +563,7 @@ def test_a_corrupt_checkpoint_is_named_with_the_others(tmp_path):
     federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes((tmp_path / "last.ckpt").read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"broken.ckpt' is not a readable checkpoint .* the same folder holds last.ckpt"):
+    with pytest.raises(CheckpointError, match=r"broken.ckpt' is not a readable checkpoint .* such as last.ckpt"):
         federate(Plain(), 2, ckpt_path=str(broken))
 
 

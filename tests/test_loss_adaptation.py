@@ -161,7 +161,7 @@ def test_a_loss_that_does_not_say_what_it_adapts_to():
             super().__init__()
             del self.signal
 
-    with pytest.raises(ConfigurationError, match=r"Silent does not say what it adapts to. Set self.signal in its __init__"):
+    with pytest.raises(ConfigurationError, match=r"Silent has no signal to adapt to. Set self.signal in its __init__"):
         federate(Own(Silent()))
 
 

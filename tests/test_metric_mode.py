@@ -124,7 +124,7 @@ def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
         def on_validation_epoch_end(self) -> None:
             self.log("score", 2.0)
 
-    message = "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'score' gave values from 2 to 2"
+    message = "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'score' returned values from 2 to 2"
     with pytest.raises(ConfigurationError, match=message):
         federate(Large(), 1, route=FedStar(metric="score"))
 

@@ -89,7 +89,9 @@ def test_weights_by_name(monkeypatch):
         raise OSError("unreachable")
 
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
-    with pytest.raises(ConfigurationError, match=r"could not be downloaded \(unreachable\). Set 'model.network.weights'"):
+    with pytest.raises(
+        ConfigurationError, match=r"Cannot download the weights .* \(unreachable\). Set 'model.network.weights'"
+    ):
         ResNet18(weights="IMAGENET1K_V1")
     with pytest.raises(ConfigurationError, match="must be null if 'channels' is not 3"):
         ResNet18(channels=1, weights="DEFAULT")
@@ -213,7 +215,7 @@ def test_other_networks_and_data_are_left_alone(caplog):
 
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         federate(module, 1, FeatureCache(), data=Wrapped(), partitioner=IIDPartitioner(2))
-    assert "Wrapped is no ImageDataModule" in caplog.text
+    assert "Wrapped is not an ImageDataModule" in caplog.text
 
 
 def test_a_frozen_backbone_stays_in_evaluation():

@@ -281,7 +281,7 @@ def test_data_without_a_target():
             return TensorLoader((self.x,), 16)
 
     with pytest.raises(
-        ConfigurationError, match=r"RegressionTask learns from batches of \(input, target\), but the data give inputs"
+        ConfigurationError, match=r"RegressionTask learns from batches of \(input, target\), but the data return only inputs"
     ):
         federate(RegressionTask(nn.Linear(3, 1)), 1, data=Alone(*linear_data()), partitioner=Consecutive(SIZES))
 

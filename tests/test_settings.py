@@ -60,9 +60,12 @@ WRONG = [
     (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
     (
         ["--data.partitioner=DirichletPartitioner", "--data.partitioner={num_clients: 100, min_examples: 41}"],
-        "100 clients of at least 41 examples need 4100, but there are 4000. Lower 'data.partitioner.min_examples'",
+        "100 clients with at least 41 examples each need 4100, but there are only 4000. Lower 'data.partitioner.min_examples'",
     ),
-    (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
+    (
+        ["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"],
+        "'data.datamodule.source' is 'mnist'; 'auto' also allows",
+    ),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a float. Got value: x"),
@@ -183,7 +186,7 @@ WRONG_ALGORITHMS = [
         "'federation.attackers.discard_global' must be clients from 0 to 5",
     ),
     (["--data.client_validation=1"], "'data.client_validation' must be at least 0 and below 1"),
-    (["--data.client_validation=0.999"], "'data.client_validation' 0.999 leaves none to train on"),
+    (["--data.client_validation=0.999"], "'data.client_validation' is 0.999, which leaves client 0 no examples to train on"),
 ]
 
 

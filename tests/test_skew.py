@@ -340,7 +340,7 @@ def test_columns_name_their_clients():
     partition = ColumnPartitioner("hospital", min_examples=2).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
     assert partition.names == ("Bonn", "Lund")
     assert [part.tolist() for part in partition] == [[1, 4], [0, 2, 5]]
-    with pytest.raises(DataError, match=r"'hospital' has 4 examples; the most has 3. .*'data.partitioner.min_examples'"):
+    with pytest.raises(DataError, match=r"'hospital' has 4 examples; the largest has 3. .*'data.partitioner.min_examples'"):
         ColumnPartitioner("hospital", min_examples=4).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
 
 

@@ -185,7 +185,7 @@ def test_flower_loses_nobody(flower, labels, clients):
     if len(labels) >= clients:
         assert_shared_out(partitioner.partition(len(labels), labels), clients, range(len(labels)))
         return
-    with pytest.raises(DataError, match="IidPartitioner of flwr-datasets refuses: "):
+    with pytest.raises(DataError, match="IidPartitioner of flwr-datasets rejects the data: "):
         partitioner.partition(len(labels), labels)
 
 

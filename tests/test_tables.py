@@ -305,7 +305,7 @@ def test_places_that_hold_no_table():
     with pytest.raises(DataError, match=r"'nowhere' is neither a file nor a folder. Set 'data.datamodule.test_path'"):
         set_up("c", test_path="nowhere")
     for path in ("c", "c/x.csv"):
-        with pytest.raises(DataError, match=r"'c/x.csv' lies in 'c.*': its rows would be trained on, too"):
+        with pytest.raises(DataError, match=r"'c/x.csv' is inside 'c.*', so its rows would be trained on, too"):
             set_up(path, test_path="c/x.csv")
     with pytest.raises(DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' 'c' is"):
         set_up("c", client_column="a")
@@ -360,5 +360,5 @@ def test_the_training_file_within_the_test_folder():
     write("test/train.csv", GOOD)
     write("test/other.csv", GOOD)
     data = TableDataModule("test/train.csv", test_path="test")
-    with pytest.raises(DataError, match=r"'test/train.csv' lies in 'test': its rows would be tested on, too"):
+    with pytest.raises(DataError, match=r"'test/train.csv' is inside 'test', so its rows would be tested on, too"):
         data.setup("fit")
