@@ -118,7 +118,7 @@ def test_a_validation_folder_beside_the_test_folder(tmp_path):
     assert len(batches(data.test_dataloader())[0]) == len(batches(data.predict_dataloader())[0]) == 4
     with pytest.raises(
         DataError,
-        match=r"'data.datamodule.test_root' is .*VAL, which is inside 'root' ..split, so the federation would train on",
+        match=r"'data.datamodule.test_root' is .*VAL, which is inside 'root' .*split, so the federation would train on",
     ):
         set_up(root=str(root), test_root=str(root / "VAL"))
 
