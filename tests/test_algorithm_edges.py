@@ -263,7 +263,7 @@ def test_a_single_class_cannot_be_wrong():
             self.train[1].zero_()
 
     run = trainer(1, FederatedOrchestrator(attackers=Attackers({0: 1.0})))
-    with pytest.raises(DataError, match="a single class: no label can be wrong"):
+    with pytest.raises(DataError, match="a single class, so no label can be wrong"):
         run.fit(Plain(), FederatedDataModule(One(), Consecutive()))
 
 

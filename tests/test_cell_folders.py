@@ -227,7 +227,7 @@ def test_a_table_that_is_not_numbers(text, number, line, tables):
 
 def test_a_table_that_is_no_text(tables):
     (tables / "a.csv").write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(DataError, match=r"a.csv cannot be read .* under 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*a.csv .* under 'data.datamodule.root'"):
         set_up(tables)
 
 
@@ -240,7 +240,7 @@ def test_images_of_dots_that_do_not_fit(vgg):
     with pytest.raises(DataError, match=r"001dots.png has more coloured than black pixels.*root', make its background black"):
         set_up(vgg)
     path.write_text("no picture")
-    with pytest.raises(DataError, match=r"001dots.png cannot be read .*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*001dots.png .*'data.datamodule.root'"):
         set_up(vgg)
 
 
@@ -312,7 +312,9 @@ def test_no_cells_to_learn_from(tables):
 
 
 def test_a_share_that_leaves_nothing(tables):
-    with pytest.raises(DataError, match=r"'data.datamodule.test_share' 0.99 leaves none of the 4 images to train on. Lower it"):
+    with pytest.raises(
+        DataError, match=r"'data.datamodule.test_share' is 0.99, which leaves none of the 4 images to train on. Lower it"
+    ):
         set_up(tables, test_share=0.99)
 
 

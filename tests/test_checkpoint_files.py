@@ -86,7 +86,7 @@ def test_no_stage_runs_what_a_checkpoint_holds(verb, enabled, source):
         getattr(run, verb)(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=source)
     assert "\n" not in str(refused.value)
     assert "weights_only" not in str(refused.value)
-    assert "'subprocess.call' can run any code" in str(refused.value)
+    assert "'subprocess.call' can run arbitrary code" in str(refused.value)
     assert not Path("touched").exists()
 
 
@@ -280,7 +280,7 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
     [
         (["no.such.Class"], r"'federation.trusted_classes' contains 'no.such.Class', which cannot be imported"),
         (["collections.NoSuch"], "which cannot be imported"),
-        (["os.system"], "'os.system', which can run any code"),
+        (["os.system"], "'os.system', which can run arbitrary code"),
         (["builtins.eval"], "which can run any code"),
         (["torch.os.system"], "which can run any code"),
         (["subprocess.Popen"], "which can run any code"),

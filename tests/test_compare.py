@@ -255,7 +255,7 @@ def refused(capsys, *arguments: str) -> str:
         (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves, such as 3,5"),
         (["--base", ADAFED, "--seeds", "3,5,3"], "'seeds' must be numbers that differ, but is '3,5,3'"),
         (["--base", ADAFED, "--seeds", "1.5"], "1.5"),
-        (["--base", ADAFED, "--known", "nowhere.csv"], "The run table 'nowhere.csv' cannot be read"),
+        (["--base", ADAFED, "--known", "nowhere.csv"], "Cannot read the run table 'nowhere.csv'"),
         (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
         (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Cannot configure the run 'strategy=FedAvgg,seed=0'"),

@@ -227,7 +227,7 @@ def test_configs_are_listed_shown_and_copied(capsys):
         (["show", "fednov"], 1, "There is no configuration 'fednov'"),
         (["copy", "iid"], 1, "Did you mean data/iid?"),
         (["copy", "data/iid", "there.yaml"], 1, "'there.yaml' already exists and was not changed. Name another file."),
-        (["copy", "data/iid", "no/folder.yaml"], 1, "'no/folder.yaml' cannot be written"),
+        (["copy", "data/iid", "no/folder.yaml"], 1, "Cannot write 'no/folder.yaml'"),
         (["sho"], 2, "'configs' has no action 'sho'. Did you mean show?"),
         (["fednova"], 2, "Did you mean show fednova_mnist"),
         (["show"], 2, "'configs show' got 0 arguments"),
@@ -313,7 +313,7 @@ def wrong():
     [
         ("broken.yaml", "'broken.yaml', line 3, column 6 is not valid YAML: did not find expected ',' or ']'"),
         ("tab.yaml", "'tab.yaml', line 2, column 1 is not valid YAML: found character that cannot start any token"),
-        ("latin.yaml", "The configuration 'latin.yaml' cannot be read"),
+        ("latin.yaml", "Cannot read the configuration 'latin.yaml'"),
         ("empty.yaml", "The configuration 'empty.yaml' is empty. Write settings such as"),
         ("list.yaml", "The configuration 'list.yaml' has no settings with names"),
         ("twice.yaml", "'twice.yaml', line 4: 'trainer' occurs twice, first in line 1"),

@@ -70,7 +70,7 @@ def test_the_missing_extra_is_named(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb_workspaces.reports.v2", raising=False)
     status, said = refused(capsys, "--entity", "me")
     assert status == 1
-    assert said.endswith("Install it: pip install 'fl_lightning[dashboard]'.")
+    assert said.endswith("Install it with pip install 'fl_lightning[dashboard]'.")
 
 
 @pytest.mark.usefixtures("_no_wandb")

@@ -83,7 +83,7 @@ def test_weights_that_are_not_finite():
 
 
 def test_a_strategy_that_needs_a_validation_set():
-    message = "measures models by val_acc on the server's validation set, and there is none.*such as FedAvg"
+    message = "measures models by val_acc on the server's validation set, but there is no.*such as FedAvg"
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), data=NoValidation(), strategy=AdaFed("val_acc"))
 
@@ -95,7 +95,7 @@ def test_fedavg_needs_no_validation_set():
 def test_an_adaptive_loss_without_a_validation_set():
     task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
     with pytest.raises(
-        ConfigurationError, match=r"adapts to the MulticlassF1Score on the server's validation set, and there is none"
+        ConfigurationError, match=r"adapts to the MulticlassF1Score on the server's validation set, but there is no"
     ):
         federate(task, data=NoValidation())
 
@@ -188,7 +188,7 @@ def test_a_metric_whose_scores_are_negative():
         def on_validation_epoch_end(self) -> None:
             self.log("score", -0.5)
 
-    with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0; weights must be finite"):
+    with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite"):
         federate(Negative(), strategy=AdaFed("score", mode="max"))
 
 

@@ -144,7 +144,7 @@ def test_hidden_folders_and_those_that_could_be_anything(tmp_path):
     data = set_up(root=str(root))
     assert data.origin.endswith("train (4 + 4 images, 2 classes, no domains)")
     paint(root / "unlabelled" / "cat", 1)
-    with pytest.raises(DataError, match=r"holds 'train' and 'test' beside unlabelled: .* Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"contains unlabelled next to 'train' and 'test', .* Set 'data.datamodule.root'"):
         set_up(root=str(root))
 
 
@@ -215,7 +215,7 @@ def test_a_half_image_found_while_training_from_disk(by_class):
     whole = (by_class / "emu" / "1.png").read_bytes()
     (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
     data = set_up(root=str(by_class), memory_limit=0)  # the header is fine
-    with pytest.raises(DataError, match=r"emu/1.png cannot be read .* set 'data.datamodule.unreadable' to skip"):
+    with pytest.raises(DataError, match=r"Cannot read .*emu/1.png .* set 'data.datamodule.unreadable' to 'skip'"):
         batches(data.train_dataloader())
 
 
@@ -241,7 +241,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
         set_up(root=str(tmp_path / "far"))
     paint(tmp_path / "few" / "cat", 1)
     paint(tmp_path / "few" / "dog", 1)
-    with pytest.raises(DataError, match=r"'data.datamodule.test_share' 0.99 leaves none of the 2 images to train on"):
+    with pytest.raises(DataError, match=r"'data.datamodule.test_share' is 0.99, which leaves none of the 2 images to train on"):
         set_up(root=str(tmp_path / "few"), test_share=0.99)
     paint(tmp_path / "bad" / "cat", 2)
     (tmp_path / "bad" / "dog").mkdir()
@@ -422,7 +422,7 @@ def test_random_crops_are_windows_of_the_padded_image():
 def test_a_model_with_more_classes_than_the_data(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
     run, module = trainer(1, FederatedOrchestrator()), ClassificationTask(LeNet(3, 16, 10))
-    with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes: .* 'model.num_classes'"):
+    with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes. .* 'model.num_classes'"):
         run.fit(module, data)
     assert run.callback_metrics["val_f1/9"] == 0
 

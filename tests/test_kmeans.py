@@ -527,7 +527,7 @@ def test_validation_sets_that_give_no_first_centroids():
 
 def test_ranks_without_a_federation(monkeypatch):
     monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 2))
-    with pytest.raises(ConfigurationError, match=r"runs in one process, but there are 2\. Set 'trainer.devices' to 1"):
+    with pytest.raises(ConfigurationError, match=r"runs in one process, but this run has 2\. Set 'trainer.devices' to 1"):
         trainer(1).fit(KMeansTask(2, 4), DataLoader(TensorDataset(blobs(9, 1)[0]), batch_size=3))
 
 

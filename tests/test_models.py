@@ -79,7 +79,10 @@ def test_weights_from_a_file(tmp_path):
 
 
 def test_weights_by_name(monkeypatch):
-    with pytest.raises(ConfigurationError, match=r"neither a file nor one of torchvision's for resnet18: IMAGENET1K_V1"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"neither a file nor one of torchvision's for resnet18. Set it to a file, or to one of IMAGENET1K_V1",
+    ):
         ResNet18(weights="IMAGENET9")
     theirs = torchvision.models.resnet18().state_dict()
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", lambda self, progress: theirs)

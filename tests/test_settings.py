@@ -52,7 +52,7 @@ WRONG = [
     (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
-    (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
+    (["--config_version=2"], "'config_version' is 2, but fl_lightning 0.1.0 reads version 1"),
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
     (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
     (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
@@ -87,7 +87,7 @@ WRONG = [
     (["--data.client_test=1.5"], "'data.client_test' must be at least 0 and below 1, but is 1.5"),
     (
         ["--data.public_share=0.999", "--data.partitioner=IIDPartitioner"],
-        "takes 400 examples of each class, but class 0 has 400",
+        "takes 400 examples of each class, but class 0 has only 400",
     ),
     (["--data.feature_noise=-1"], "'data.feature_noise' must be 0 or above"),
     (["--federation.client_evaluation.every_n_rounds=1"], "Set 'data.client_test' to the share"),

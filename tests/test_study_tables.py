@@ -66,7 +66,7 @@ def test_clients_are_sorted_by_their_numbers():
         (b"", "is not a run table: its columns are none, but it needs run, one for each axis, and seed, round, metric, value"),
         (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
-        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, the header 6"),
+        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, but the header has 6"),
     ],
 )
 def test_what_is_no_run_table_is_refused(content, message, tmp_path):

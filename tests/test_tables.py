@@ -218,7 +218,7 @@ def test_the_config_is_fitted_on_top_of_a_task(fl):
         assert [row[0] for row in csv.reader(file)][1:4] == ["x", "y", "z"]
     status, text = fl("fit", *configs, *flags, *own[1:], "--trainer.default_root_dir=r")
     assert status == 1
-    assert "error: 'data/table.csv' has no column 'target': it has a, client, b. Set 'data.datamodule.target'" in text
+    assert "error: 'data/table.csv' has no column 'target'. Its columns are a, client, b. Set 'data.datamodule.target'" in text
 
 
 # ------------------------------------------------------------------ what a user is told
@@ -307,7 +307,9 @@ def test_places_that_hold_no_table():
     for path in ("c", "c/x.csv"):
         with pytest.raises(DataError, match=r"'c/x.csv' is inside 'c.*', so its rows would be trained on, too"):
             set_up(path, test_path="c/x.csv")
-    with pytest.raises(DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' 'c' is"):
+    with pytest.raises(
+        DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' is the folder 'c'"
+    ):
         set_up("c", client_column="a")
 
 
@@ -315,7 +317,9 @@ def test_clients_and_classes_that_are_missing():
     write("x.csv", "a,site,target", "1,n,u", "2,,v")
     with pytest.raises(DataError, match=r"x.csv, line 3: the column 'site' is empty. Fill it, or remove the row"):
         set_up("x.csv", client_column="site", kind="classification")
-    with pytest.raises(DataError, match=r"has no column 'place': it has a, site, target. Set 'data.datamodule.client_column"):
+    with pytest.raises(
+        DataError, match=r"has no column 'place'. Its columns are a, site, target. Set 'data.datamodule.client_column"
+    ):
         set_up("x.csv", client_column="place")
     write("y.csv", "a,target", "1,u", "2,")
     with pytest.raises(DataError, match=r"y.csv, line 3: the column 'target' is empty. Fill it"):
