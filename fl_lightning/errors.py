@@ -19,7 +19,7 @@ class ConfigurationError(FederationError, ValueError):
 
 
 class DataError(FederationError, ValueError):
-    """The data do not fit what was asked of them."""
+    """The data do not fit their use."""
 
 
 class ClientError(FederationError, RuntimeError):
