@@ -27,12 +27,12 @@ _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transpo
 
 
 def forget_waiting() -> None:
-    """A fit begins."""
+    """Reset the waiting time at the start of a fit."""
     _WAITED[0] = 0.0
 
 
 def leave_at_exit(ranks: int) -> None:
-    """Let this process leave its group before it ends: threads of gloo that are still busy then can abort it."""
+    """Leave the process group before the process ends: busy threads of gloo could abort it then."""
     if ranks > 1:
         atexit.unregister(_leave)  # of an earlier fit
         atexit.register(_leave)
@@ -58,10 +58,10 @@ def lost_rank(error: BaseException) -> RankError | None:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Around an exchange: measures how long it took, and says who is missing.
+    """Measure how long an exchange takes, and report a missing process.
 
     Raises:
-        RankError: if another process is gone.
+        RankError: if another process has ended.
     """
     begun = time.perf_counter()
     try:
@@ -90,11 +90,11 @@ def gather_updates(trainer: Trainer, updates: list[ClientUpdate], failure: Excep
 
     Args:
         trainer: the outer Trainer.
-        updates: of this rank.
-        failure: what went wrong on this rank, if anything did.
+        updates: updates of this rank.
+        failure: error on this rank, if there was one.
 
     Raises:
-        ClientError: on every rank, if another rank failed: nobody is left waiting. The rank itself raises its own error.
+        ClientError: on every rank, if another rank failed, so that no rank waits. That rank itself raises its own error.
     """
     if trainer.world_size > 1:  # a GPU's tensors would arrive on the sender's device
         device = trainer.strategy.root_device
@@ -122,7 +122,7 @@ def gather_or_raise(trainer: Trainer, mine: Any, failure: Exception | None) -> l
 
 
 def spread(trainer: Trainer, count: int, measure: Callable[[int], float]) -> list[float]:
-    """``measure(0) .. measure(count - 1)`` on every rank, each taken on one rank only.
+    """Return ``measure(0) .. measure(count - 1)`` on every rank, each measured on one rank only.
 
     Raises:
         ClientError: on every rank, if another rank failed; the rank itself raises its own error.
@@ -138,7 +138,7 @@ def spread(trainer: Trainer, count: int, measure: Callable[[int], float]) -> lis
 
 
 def add_sums(trainer: Trainer, sums: Sums) -> None:
-    """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
+    """Add the ranks' sums by name, in place; the sums are exact, so the number of ranks does not matter."""
     if trainer.world_size == 1:
         return
     for integers in sums.integers(gather(trainer, sums.loads())):
@@ -147,7 +147,7 @@ def add_sums(trainer: Trainer, sums: Sums) -> None:
 
 
 def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
-    """The largest value over the ranks, element by element, int64, shape (c,)."""
+    """Return the elementwise maximum over the ranks, int64, shape (c,)."""
     if trainer.world_size > 1 and counters.numel():
         with _together():
             trainer.strategy.reduce(counters, reduce_op="max")
@@ -155,15 +155,15 @@ def elementwise_maximum(trainer: Trainer, counters: Tensor) -> Tensor:
 
 
 def no_counters(like: Tensor) -> Tensor:
-    """The neutral element of :func:`elementwise_maximum`."""
+    """Return the neutral element of :func:`elementwise_maximum`."""
     return torch.full_like(like, torch.iinfo(torch.int64).min)
 
 
 def share_memory(trainer: Trainer, memory: ClientMemory) -> dict[str, float]:
-    """Let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it.
+    """Share what clients keep with every rank: any rank may train them next, and rank 0 saves it.
 
     Returns:
-        On several ranks ``waiting_seconds``, what a rank has lost in the round on average by waiting for the others.
+        On several ranks ``waiting_seconds``, the mean time that a rank waited for the others in the round.
     """
     memory.settle({client: size for sizes in gather(trainer, memory.sizes()) for client, size in sizes.items()})
     changes = memory.changes()

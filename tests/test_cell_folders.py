@@ -300,7 +300,7 @@ def test_an_image_that_is_not_one(tables):
     with pytest.raises(DataError, match=r"Cannot read .*b.jpg \(not an image\). Fix or remove .*'data.datamodule.root'"):
         set_up(tables)
     (tables / "c.tif").write_bytes((tables / "c.tif").read_bytes()[:50])
-    with pytest.raises(DataError, match=r"b.jpg \(not an image\) and 1 more cannot be read"):
+    with pytest.raises(DataError, match=r"b.jpg \(not an image\) and 1 more\. Fix"):
         set_up(tables)
 
 

@@ -18,7 +18,7 @@ def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> 
         higher_is_better: whether the lowest or the highest value is the worst.
 
     Returns:
-        ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients fall short of, by linear
+        ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients do worse than, by linear
         interpolation between two clients; ``client_std``, the unweighted standard deviation over the K clients.
     """
     worst, tenth = (values.min(), 0.1) if higher_is_better else (values.max(), 0.9)
