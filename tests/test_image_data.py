@@ -430,7 +430,7 @@ def test_a_model_with_more_classes_than_the_data(by_class):
 def test_a_network_for_other_images(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
     with pytest.raises(
-        ConfigurationError, match=r"LeNet cannot take inputs of shape \(\d, 3, 16, 16\): .* Set 'model.network'"
+        ConfigurationError, match=r"LeNet cannot take inputs of shape \(\d, 3, 16, 16\): .* Change 'model.network'"
     ):
         trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(1, 16, 3), 3), data)
     with pytest.raises(

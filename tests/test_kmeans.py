@@ -521,7 +521,7 @@ def test_validation_sets_that_give_no_first_centroids():
     data.val[0][3, 1] = torch.nan
     with pytest.raises(DataError, match="The validation set has numbers that are not finite"):
         federate(KMeansTask(2, 4), 1, data=data, strategy=FederatedKMeans())
-    with pytest.raises(ConfigurationError, match=r"'model.init' is kmeans\+\+, draws .* there is none"):
+    with pytest.raises(ConfigurationError, match=r"'model.init' is kmeans\+\+, which draws .* there is no such set"):
         trainer(1).fit(KMeansTask(2, 4), NoValidation())
 
 

@@ -210,7 +210,9 @@ def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
 
 def test_without_matplotlib_there_is_a_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.warns(UserWarning, match=r"a picture needs matplotlib: pip install 'fl_lightning\[plots\]'"):
+    with pytest.warns(
+        UserWarning, match=r"drawing needs matplotlib, which is not installed \(pip install 'fl_lightning\[plots\]'\)"
+    ):
         trainer(1, PredictionImages()).fit(Draws(), cells())
 
 

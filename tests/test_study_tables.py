@@ -62,7 +62,7 @@ def test_clients_are_sorted_by_their_numbers():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read"),
+        (None, "Cannot read the run table"),
         (b"", "is not a run table: its columns are none, but it needs run, one for each axis, and seed, round, metric, value"),
         (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
@@ -81,7 +81,7 @@ def test_half_a_compressed_table_is_refused(tmp_path):
     path = tmp_path / "table.csv.gz"
     table().write(path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="Cannot read the run table"):
         RunTable.read(path)
 
 
