@@ -115,7 +115,7 @@ class KMeansTask(LoadsSafely, LightningModule):
                 f"K-means without a federation runs in one process, but this run has {self.trainer.world_size}. Set "
                 "'trainer.devices' to 1."
             )
-        if hasattr(data, "division"):
+        if hasattr(data, "splits"):
             training = data.splits.training.order.numel() + data.splits.public.numel()
             wanted = f"at most the clients' {training} training examples"
             require(self.num_clusters <= training, "model.num_clusters", wanted, self.num_clusters)
