@@ -83,7 +83,7 @@ def test_weights_that_are_not_finite():
 
 
 def test_a_strategy_that_needs_a_validation_set():
-    message = "measures models by val_acc on the server's validation set, but there is no.*such as FedAvg"
+    message = "measures models by val_acc on the server's validation set, and there is none.*such as FedAvg"
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), data=NoValidation(), strategy=AdaFed("val_acc"))
 

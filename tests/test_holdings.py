@@ -215,7 +215,7 @@ def test_sharing_brings_clients_nearer_to_the_whole():
 
 def test_a_public_share_that_takes_too_much():
     with pytest.raises(
-        DataError, match=r"'data.public_share' is 0.9, which takes \d+ examples of each class, but class \d has \d+"
+        DataError, match=r"'data.public_share' is 0.9, which takes \d+ examples of each class, but class \d has only \d+"
     ):
         held(public_share=0.9)
 

@@ -190,7 +190,7 @@ class Large(Whole):
             Blobs,
             r"Plain does not: a batch of inputs and targets must have the shape .* but got \(4, 4\) and",
         ),
-        (Silent, Boring, r"Silent does not: a batch .* but there is no tensor and no tensor"),
+        (Silent, Boring, r"Silent does not: a batch .* but got no tensor and no tensor"),
         (Whole, cells, r"Whole does not: predictions must have the shape \(N, C, H, W\), but got \(4,\)"),
         (Large, cells, r"Large does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
     ],
