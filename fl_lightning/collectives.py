@@ -18,11 +18,11 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
 
 _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
-"""What backends say of a process that is gone."""
+"""What backends report about a process that has ended."""
 
 
 def leave_at_exit(ranks: int) -> None:
-    """Let this process leave its group before it ends: threads of gloo that are still busy then can abort it."""
+    """Leave the process group before the process ends: busy threads of gloo could abort it then."""
     if ranks > 1:
         atexit.unregister(_leave)  # of an earlier fit
         atexit.register(_leave)
@@ -41,8 +41,8 @@ def lost_rank(error: BaseException) -> RankError | None:
         return None
     told = text.strip().splitlines()[0][:200]
     return RankError(
-        f"Another rank is gone in the middle of a round, which is lost with it. {told} Look above for what it said itself "
-        "(nothing where it was killed), then go on from the last checkpoint: --ckpt_path last."
+        f"Another rank ended in the middle of a round, and the round is lost. {told} See its own error above (a killed process "
+        "leaves none), then resume from the last checkpoint: --ckpt_path last."
     )
 
 

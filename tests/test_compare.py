@@ -115,17 +115,17 @@ def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(compare,
     study, quiet, killed = write_study(over, seeds=1), tmp_path / "quiet", tmp_path / "killed"
     status, text = compare("--config", study, "--folder", quiet)
     assert status == 0, text
-    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds); 0 done before." in text
+    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds), 0 of them finished." in text
     kill_when(study, killed, lambda: any(killed.glob("runs/*/checkpoints/last.ckpt")))
     kill_when(study, killed, lambda: finished(killed) >= 2)
     status, text = compare("--config", study, "--folder", killed)
     assert status == 0, text
-    assert any(f"{done} done before" in text for done in (2, 3))
+    assert any(f"{done} of them finished" in text for done in (2, 3))
     assert any(killed.glob("runs/*/csv/version_1"))  # one went on from its checkpoint
     assert without_times(quiet / "table.csv") == without_times(killed / "table.csv")
     before = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
     status, text = compare("--config", study, "--folder", killed)
-    assert "4 done before" in text
+    assert "4 of them finished" in text
     assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(compare, tmp_
     status, text = compare("--config", study)
     folder = Path("runs/studies/mine")
     assert status == 1
-    assert "Failed: 1 of 2 runs, which are not in the table. The next call tries them again." in text
+    assert "Failed: 1 of 2 runs. They are not in the table; the next call repeats them." in text
     assert "too large to be summed" in text
     assert "Traceback" not in text
     assert {line.split(",")[2] for line in (folder / "table.csv").read_text().splitlines()[1:]} == {"good"}
@@ -146,7 +146,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(compare, tmp_
     study = write_study({"rate": {"good": None, "bad": {rate: 0.5}}}, seeds=[7], settings=settings)
     status, text = compare("--config", study)
     assert status == 0, text
-    assert "1 done before" in text
+    assert "1 of them finished" in text
     assert (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns == good
     check_report(study, folder)
 
@@ -185,7 +185,7 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert text.endswith("Stopped. The same command goes on from here.\n")
+    assert text.endswith("Stopped. Run the same command again to continue.\n")
     assert not _runs_of(folder)
 
 
@@ -260,16 +260,16 @@ def refused(capsys, *arguments: str) -> str:
         (["--config", "mine.yaml"], "Did you mean --seeds?"),
         (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
         (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
-        (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves such as 3,5"),
+        (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves, such as 3,5"),
         (["--base", ADAFED, "--seeds", "3,5,3"], "'seeds' must be numbers that differ, but is '3,5,3'"),
         (["--base", ADAFED, "--seeds", "1.5"], "1.5"),
-        (["--base", ADAFED, "--known", "nowhere.csv"], "The run table 'nowhere.csv' cannot be read"),
+        (["--base", ADAFED, "--known", "nowhere.csv"], "Cannot read the run table 'nowhere.csv'"),
         (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
         (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
-        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "The run 'strategy=FedAvgg,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Cannot configure the run 'strategy=FedAvgg,seed=0'"),
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Known: AdaFed"),
         (["--base", ADAFED, "--over.federation.stratgy", "[1]"], "federation.strategy"),
-        (["--base", ADAFED, "--over.mu", "0,high"], "The run 'mu=high,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--over.mu", "0,high"], "Cannot configure the run 'mu=high,seed=0'"),
         (["--base", ADAFED, "--settings.trainer.max_epochs", "ten"], "max_epochs"),
         (["--base", ADAFED, "--report.every", "0"], "'report.every' must be at least 1"),
         (["--base", ADAFED, "--report.compare", "x"], "the study's axes are: none"),
@@ -372,7 +372,7 @@ def test_runs_done_elsewhere_are_not_run_again(compare, capsys):
     study = write_study({"strategy": ["FedAvg"]}, seeds="1,0", report={"every": 2, "after": 2, "also": []})
     status, text = compare("--config", study, "--known", "there.csv")
     assert status == 0, text
-    assert "2 runs (1 strategy x 2 seeds); 1 done before" in text
+    assert "2 runs (1 strategy x 2 seeds), 1 of them finished" in text
     assert "(2 of 2 runs)" in text
     folder = Path("runs/studies/mine")
     assert [path.name for path in folder.glob("runs/*")] == ["strategy=FedAvg,seed=1"]
@@ -399,7 +399,7 @@ def test_a_report_of_several_tables():
 def test_a_study_at_work_is_left_alone():
     with (
         only_one(Path("here")),
-        pytest.raises(ConfigurationError, match="Wait for it, end it"),
+        pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"),
         only_one(Path("here")),
     ):
         pass

@@ -51,7 +51,7 @@ WRONG = [
     (
         "cell_counting",
         ["--data.datamodule.density_scale=10"],
-        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' 10",
+        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' is 10",
     ),
     (
         "linear_regression_simulated",

