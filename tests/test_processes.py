@@ -6,6 +6,7 @@ import math
 import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -38,7 +39,11 @@ def on_two_ranks(tmp_path_factory):
     """The final weights of every algorithm on two ranks, from a single launch."""
     out = tmp_path_factory.mktemp("ranks") / "finals.pt"
     script = str(Path(__file__).with_name("run_algorithms.py"))
-    stderr = launch([script, str(out)], 300, out.parent, ranks=2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]  # as the documentation says
+    stderr = launch([*torchrun, script, str(out)], 300, out.parent)
     assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
     return torch.load(out, weights_only=True)
 
