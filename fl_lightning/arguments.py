@@ -1,4 +1,4 @@
-"""Options of the small commands, ``init`` and ``dashboard``."""
+"""The argument parser of the small commands, ``init`` and ``dashboard``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NoReturn
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Answers a wrong argument with one message."""
+    """Report a wrong argument in one message."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the message; exit status 2."""
+        """Print the message and exit with status 2."""
         print(f"{self.prog}: error: {message.rstrip('.')}. All settings: {self.prog} --help.", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Reading checkpoints: the whole file or nothing, and without running what is in it."""
+"""Read checkpoints, only if they are complete, and without running code that they contain."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from fl_lightning.compat.python import MODULES_TODAY
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-"""How files of torch.save begin, those of today and in its old format."""
+"""First bytes of files of torch.save, in its current and its old format."""
 _HARMLESS = ("argparse", "builtins", "collections", "datetime", "decimal", "enum", "fractions", "functools", "pathlib", "uuid")
-"""Modules of Python's own whose classes only hold values. Anything else of Python's own could be used to run code."""
-_OTHER_THINGS = "holds other things than tensors and plain values, which might run code and are not loaded"
+"""Modules of the standard library whose classes only hold values. Any other could be used to run code."""
+_OTHER_THINGS = "contains more than tensors and plain values, which could run code and is not loaded"
 
 Source = str | os.PathLike[str] | IO[bytes]
 """A file, a URL, or an open file."""
 
 
 def read_checkpoint(source: Source, map_location: Any = None, trusted: Sequence[str] = ()) -> Any:
-    """Read a checkpoint with ``weights_only=True``, wherever it comes from.
+    """Read a checkpoint with ``weights_only=True``, from any source.
 
     Args:
         source: a file, a URL of any protocol that fsspec knows, or an open file.
-        map_location: as for ``torch.load``.
-        trusted: dotted paths of classes that may be made beside tensors and plain values.
+        map_location: device to load to, as for ``torch.load``.
+        trusted: dotted paths of classes that may be created besides tensors and plain values.
 
     Raises:
-        CheckpointError: if it is missing, damaged, or holds anything else.
+        CheckpointError: if it is missing or damaged, or contains anything else.
     """
     with checked(source, trusted) as file:
         try:
@@ -55,20 +55,20 @@ def read_checkpoint(source: Source, map_location: Any = None, trusted: Sequence[
 
 
 def refuse_unsafe(weights_only: bool | None) -> None:
-    """Refuse ``weights_only=False``.
+    """Reject ``weights_only=False``.
 
     Raises:
         CheckpointError: if it is False.
     """
     if weights_only is False:
         raise CheckpointError(
-            "'weights_only' is False, which would let whoever wrote the checkpoint run code here. Leave it out; if the "
-            "checkpoint needs classes of yours, name them in 'federation.trusted_classes'."
+            "'weights_only' is False, which would let the author of the checkpoint run code here. Remove it. If the "
+            "checkpoint needs your own classes, name them in 'federation.trusted_classes'."
         )
 
 
 class LoadsSafely:
-    """Goes before LightningModule or LightningDataModule: ``load_from_checkpoint`` runs nothing, also from a URL."""
+    """Make ``load_from_checkpoint`` safe, also for URLs; inherit from it before LightningModule or LightningDataModule."""
 
     @class_only
     def load_from_checkpoint(
@@ -78,10 +78,10 @@ class LoadsSafely:
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Load as Lightning does, but tensors, plain values and ``torch.serialization.add_safe_globals`` only.
+        """Load as Lightning does, but only tensors, plain values and ``torch.serialization.add_safe_globals``.
 
         Raises:
-            CheckpointError: if the file is missing, damaged, or holds anything else.
+            CheckpointError: if the file is missing or damaged, or contains anything else.
         """
         refuse_unsafe(weights_only)
         with checked(checkpoint_path) as file:
@@ -90,7 +90,7 @@ class LoadsSafely:
 
 @contextmanager
 def checked(source: Source, trusted: Sequence[str] = ()) -> Iterator[IO[bytes]]:
-    """Open a checkpoint that is whole and holds nothing that is not trusted; see :func:`read_checkpoint`."""
+    """Open a checkpoint after checking that it is complete and contains only trusted classes; see :func:`read_checkpoint`."""
     with ExitStack() as stack:
         try:
             file = stack.enter_context(_opened(source))
@@ -106,34 +106,34 @@ def checked(source: Source, trusted: Sequence[str] = ()) -> Iterator[IO[bytes]]:
             raise unreadable(source, error) from error
         try:
             yield file
-        except UnpicklingError as error:  # which the list of classes did not show, such as filling a dict of another class
+        except UnpicklingError as error:  # not visible in the list of classes, such as filling a dict of another class
             raise unreadable(source, error) from error
 
 
 @contextmanager
 def trusting(names: Sequence[str]) -> Iterator[None]:
-    """Let torch make objects of these classes, too, for the time of a block."""
+    """Let torch also create objects of these classes while a block runs."""
     with safe_globals([(find_trusted(name), name) for name in names]):
         yield
 
 
 def find_trusted(name: str) -> Any:
-    """Return the class, or function of a package, with a dotted path.
+    """Return the class, or the function of a package, with a dotted path.
 
     Raises:
-        ConfigurationError: if it cannot be imported, or could run any code.
+        ConfigurationError: if it cannot be imported, or could run arbitrary code.
     """
     try:
         found = pkgutil.resolve_name(_name_today(name))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"'federation.trusted_classes' names '{name}', which cannot be imported ({error}). Set the dotted path of a class, "
-            "package.module.Class."
+            f"'federation.trusted_classes' contains '{name}', which cannot be imported ({error}). Set the dotted path of a "
+            "class, package.module.Class."
         ) from error
     if _runs_code(name, found):
         raise ConfigurationError(
-            f"'federation.trusted_classes' names '{name}', which can run any code: a checkpoint that may use it can do "
-            "anything. Leave it out."
+            f"'federation.trusted_classes' contains '{name}', which can run arbitrary code, so a checkpoint that may use it "
+            "could do anything. Remove it."
         )
     return found
 
@@ -156,16 +156,16 @@ def require_trusted(names: Sequence[str] | None) -> list[str]:
 
 
 def untrusted(file: IO[bytes]) -> list[str]:
-    """Return the dotted paths of what a checkpoint needs beside tensors, plain values and what is trusted here, sorted."""
+    """Return the sorted dotted paths of what a checkpoint needs besides tensors, plain values and trusted classes."""
     file.seek(0)
     try:
         return sorted(get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # torch's old format, or no checkpoint: reading it says what is wrong
+    except Exception:  # torch's old format, or not a checkpoint: reading it reports the reason
         return []
 
 
 def can_run_code(name: str) -> bool:
-    """Whether what has this dotted path could run any code; nothing is imported to find out."""
+    """Return whether the object with this dotted path could run arbitrary code; nothing is imported to find out."""
     module, _, attribute = _name_today(name).rpartition(".")
     return _runs_code(name, getattr(sys.modules.get(module), attribute, None))
 
@@ -177,7 +177,7 @@ def _runs_code(name: str, found: Any) -> bool:
 
 
 def _name_today(name: str) -> str:
-    """Return a dotted path with Python 3's name of a module: pickle writes Python 2's, such as commands for subprocess."""
+    """Return a dotted path with Python 3's name of a module; pickle writes Python 2's, such as commands for subprocess."""
     module, _, attribute = name.rpartition(".")
     return f"{MODULES_TODAY.get(module, module)}.{attribute}" if module else name
 
@@ -188,7 +188,7 @@ def _refuse_untrusted(file: IO[bytes], source: Source) -> None:
         return
     bad = [_name_today(name) for name in names if can_run_code(name)]
     if bad:
-        remedy = f"'{bad[0]}' can run any code and cannot be trusted. Use another checkpoint."
+        remedy = f"'{bad[0]}' can run arbitrary code and cannot be trusted. Use another checkpoint."
     else:
         remedy = (
             f"If you trust its author, set 'federation.trusted_classes' to [{', '.join(names)}] (for 'load_from_checkpoint': "
@@ -212,38 +212,38 @@ def _opened(source: Source) -> Iterator[IO[bytes]]:
 
 
 def _damage(file: IO[bytes]) -> str:
-    """Return what is wrong with a file by its checksums, which torch's old format does not have; nothing if it is whole."""
+    """Return what is wrong with a file by its checksums, which torch's old format does not have; empty if it is complete."""
     file.seek(0)
     begins = file.read(len(_ZIP))
     if begins != _ZIP and not zipfile.is_zipfile(file):
-        return "" if begins.startswith(_PICKLE) else "torch.save writes no such file"
+        return "" if begins.startswith(_PICKLE) else "it was not written by torch.save"
     try:
         with zipfile.ZipFile(file) as archive:
             entry = archive.testzip()
     except Exception as error:
-        return f"it is cut off or damaged: {error}"
+        return f"it is truncated or damaged: {error}"
     return f"its entry '{entry}' is damaged" if entry else ""
 
 
 def unreadable(source: Source, cause: Exception | str) -> CheckpointError:
-    """Return the error for a checkpoint that cannot be read, with the newest of its folder that is whole."""
+    """Return the error for a checkpoint that cannot be read; it names the newest complete one in the same folder."""
     said = str(cause) or type(cause).__name__
-    if "weights_only" in said:  # torch's advice, to load it all the same, would let whoever made it run code here
+    if "weights_only" in said:  # torch advises to load it anyway, which would let its author run code here
         return CheckpointError(f"'{_name(source)}' {_OTHER_THINGS} ({refusal(said)}). Use another checkpoint.")
     whole = _newest_whole(source)
-    remedy = f"; the same folder holds {whole}, the newest that is whole" if whole else ", or start again without 'ckpt_path'"
+    remedy = f", such as {whole}, the newest complete one in the folder" if whole else ", or start again without 'ckpt_path'"
     why = said.splitlines()[0][:200]
     return CheckpointError(f"'{_name(source)}' is not a readable checkpoint ({why}). Use another{remedy}.")
 
 
 def refusal(said: str) -> str:
-    """Return what torch does not load, out of the paragraphs that it says."""
+    """Extract from torch's message what it does not load."""
     detail = said.rpartition("WeightsUnpickler error: ")[2].strip()
     return re.split(r"\. Please|\n", detail)[0].replace("via `add_safe_globals`", "as trusted")[:200]
 
 
 def _newest_whole(source: Source) -> str:
-    """Return the name of the newest whole checkpoint beside this one, or nothing."""
+    """Return the name of the newest complete checkpoint in the same folder; empty if there is none."""
     if not isinstance(source, str | os.PathLike) or "://" in str(source):
         return ""
     broken = Path(source)

@@ -1,4 +1,4 @@
-"""The command line: Lightning's, with a ``federation`` section."""
+"""The command line: Lightning's command line with a ``federation`` section."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
 
-# typing takes Union[int, float] and Union[float, int] for the same and keeps whichever was written first in the process:
-# where that was the latter, the parser would read '2' batches as the share 2.0.
+# typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process.
+# If that is the latter, the parser would read '2' batches as the share 2.0.
 for _limit in ("train", "val", "test", "predict"):
     inspect.unwrap(Trainer.__init__).__annotations__[f"limit_{_limit}_batches"] = int | float | None
 
@@ -55,7 +55,7 @@ CONFIG_VERSION = 1
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Writes the whole configuration beside the checkpoints; a resumed run writes its own again."""
+    """Write the whole configuration next to the checkpoints; a resumed run writes it again."""
 
     describes_runs = True
 
@@ -63,7 +63,7 @@ class SaveRunConfig(SaveConfigCallback):
         super().__init__(*args, **{**kwargs, "overwrite": True})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: a run that is refused must not leave its settings behind."""
+        """Write nothing yet: a run that is rejected must not leave its settings behind."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write ``config.yaml`` into the run's folder, once."""
@@ -71,7 +71,7 @@ class SaveRunConfig(SaveConfigCallback):
             return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed, and so checked
         origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
         for logger in trainer.loggers:
             describe_run(logger, yaml.safe_load(text), origin)
@@ -80,14 +80,14 @@ class SaveRunConfig(SaveConfigCallback):
 
 
 class FederationParser(Completable, LightningArgumentParser):
-    """Answers a wrong setting with one message instead of the usage of every option."""
+    """Answer a wrong setting with one message instead of the usage of every option."""
 
     files: ClassVar[list[str]] = []
-    """The configurations of the command that is parsed, for what is said of them."""
+    """The configurations of the command that is being parsed, for messages."""
     _is_expanded = False
 
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
-        """See jsonargparse; configurations may go by their names, and come after their bases."""
+        """Parse as jsonargparse does; configurations may be given by name, and are loaded after their bases."""
         given = sys.argv[1:] if args is None else list(args)
         nested = subcommand_parsers(self)
         given = expand(given) if nested is None else behind_subcommand(given, nested)
@@ -96,8 +96,8 @@ class FederationParser(Completable, LightningArgumentParser):
         return parsed
 
     def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
-        """See jsonargparse; without the ``base`` of a file, which :meth:`parse_args` has seen to."""
-        self._is_expanded = Path(path).is_file()  # no address and no pipe
+        """Parse as jsonargparse does, without the ``base`` of a file, which :meth:`parse_args` has handled."""
+        self._is_expanded = Path(path).is_file()  # neither a URL nor a pipe
         try:
             parsed: Namespace = super().parse_path(path, *others, **settings)
         finally:
@@ -105,7 +105,7 @@ class FederationParser(Completable, LightningArgumentParser):
         return parsed
 
     def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
-        """See :meth:`parse_path`."""
+        """Parse as :meth:`parse_path` does."""
         parsed: Namespace = super().parse_string(without_base(content) if self._is_expanded else content, *others, **settings)
         return parsed
 
@@ -154,11 +154,11 @@ class FederationCLI(OpenCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Lightning's, and ``partition``."""
+        """Return Lightning's subcommands and ``partition``."""
         return {**OpenCLI.subcommands(), "partition": {"model", "datamodule"}}
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        """Give settings to the command that was typed alone: those of one take 0.06 s."""
+        """Add settings only to the subcommand that was typed: adding them to one takes 0.06 s."""
         if self._typed in (None, subcommand):
             return super().prepare_subcommand(klass, subcommand, **kwargs)
         return self.bare_subcommand(subcommand, **kwargs)
@@ -176,13 +176,13 @@ class FederationCLI(OpenCLI):
             "--keep_freed_memory",
             type=bool,
             default=True,
-            help="Let the C library keep freed memory instead of faulting it in anew each step; see docs/speed.md.",
+            help="Let the C library keep freed memory instead of faulting it in again at each step; see docs/speed.md.",
         )
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
         parser.set_defaults({"trainer.default_root_dir": "runs/default"})
 
     def before_instantiate_classes(self) -> None:
-        """Check where a fit starts, before anything is built, and choose W&B's mode."""
+        """Check where a fit starts before anything is built, and choose W&B's mode."""
         config = self._config
         if config.keep_freed_memory and self.subcommand == "fit":
             keep_freed_memory()
@@ -199,35 +199,35 @@ class FederationCLI(OpenCLI):
         return config
 
     def _settle_folders(self) -> None:
-        """Check what can be checked at once, and settle the folders of the run and of its checkpoints."""
+        """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
         refuse_wrong_sections(config)
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
-                f"This configuration has 'config_version' {config.config_version}; fl_lightning {fl_lightning.__version__} "
-                f"reads version {CONFIG_VERSION}. Install the release it was written for, or see CHANGELOG.md."
+                f"'config_version' is {config.config_version}, but fl_lightning {fl_lightning.__version__} reads version "
+                f"{CONFIG_VERSION}. Install the release that the configuration was written for, or see CHANGELOG.md."
             )
         config.trainer.default_root_dir = sweep_folder(config.trainer.default_root_dir)
         root = Path(config.trainer.default_root_dir)
         if root.exists() and not root.is_dir():
-            raise ConfigurationError(f"'trainer.default_root_dir' is '{root}', a file. Set it to a folder for the run.")
+            raise ConfigurationError(f"'trainer.default_root_dir' is the file '{root}'. Set it to a folder for the run.")
         for section in ("best_checkpoint", "last_checkpoint"):
             config[section].dirpath = config[section].dirpath or str(root / "checkpoints")
 
     def _choose_start(self, folder: Path) -> None:
-        """Refuse to resume from nothing, and to write over an earlier run."""
+        """Reject resuming without a checkpoint, and overwriting an earlier run."""
         found = sorted(path.name for path in folder.glob("*.ckpt"))
         resumes, debugs = self._config.ckpt_path, self._config.trainer.fast_dev_run
         if resumes == "last" and not found:
             raise nothing_to_resume(str(folder))
         if not resumes and found and not debugs:
             raise ConfigurationError(
-                f"'{folder}' already holds a run ({', '.join(found)}). Go on with it by '--ckpt_path last', or start another "
-                "in a folder of its own by '--trainer.default_root_dir'."
+                f"'{folder}' already contains a run ({', '.join(found)}). Resume it with '--ckpt_path last', or start another "
+                "run in its own folder with '--trainer.default_root_dir'."
             )
 
     def _prepare_wandb(self, root: Path) -> None:
-        """Offline without a key; a resumed run and a test continue the id."""
+        """Choose offline mode without an API key; let a resumed run or a test continue the run's id."""
         prefer_offline()
         kept = root / "wandb_run_id.txt"
         if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
@@ -241,7 +241,7 @@ class FederationCLI(OpenCLI):
         os.environ.setdefault("WANDB_SILENT", "true")
 
     def run_command(self, subcommand: str) -> None:
-        """Run the command; a fit has its folder to itself."""
+        """Run the command; a fit locks its folder."""
         root = Path(self.trainer.default_root_dir)
         cast(FederationTrainer, self.trainer).makes_folder = not root.exists()
         drop_deprecated(self.trainer.loggers)
@@ -249,18 +249,18 @@ class FederationCLI(OpenCLI):
             super().run_command(subcommand)
             return
         with lock_folder(root):
-            self._choose_start(Path(self._config.last_checkpoint.dirpath))  # another run may have ended meanwhile
+            self._choose_start(Path(self._config.last_checkpoint.dirpath))  # another run may have ended in the meantime
             super().run_command(subcommand)
 
     def before_fit(self) -> None:
-        """Say what will train; keep W&B's id for those who resume, now that everything could be built."""
+        """Print what will be trained, and save W&B's id for later runs, now that everything could be built."""
         if self.trainer.is_global_zero:
             print(describe_model(self.model))
         if self._wandb_id:
             (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id)
 
     def instantiate_classes(self) -> None:
-        """Build everything; what a constructor refuses is a wrong setting."""
+        """Build everything; report an error in a constructor as a wrong setting."""
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -271,10 +271,10 @@ class FederationCLI(OpenCLI):
                 raise
             frame = traceback.extract_tb(cause.__traceback__)[-1]
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
-            raise ConfigurationError(f"A setting is refused by {where}: {cause}. Change it.") from error
+            raise ConfigurationError(f"A setting is rejected by {where}: {cause}. Change it.") from error
 
     def read_checkpoint_settings(self) -> None:
-        """Choose the checkpoint; one that cannot be read ends in one message."""
+        """Choose the checkpoint, and report one that cannot be read in one message."""
         if not self.config.get("subcommand"):
             return
         self._settle_folders()
@@ -293,12 +293,12 @@ class FederationCLI(OpenCLI):
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command line; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it)."""
+    """Run the command line; a wrong setting ends in one message and exit status 1 (2 if the parser rejects it)."""
     try:
         with without_tips():
             FederationCLI(args)
     except SIGTERMException:
-        print("Stopped by SIGTERM. The rounds that were saved are kept: go on with --ckpt_path last.", file=sys.stderr)
+        print("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
     except (KeyboardInterrupt, SystemExit) as error:
         if not interrupted(error):
@@ -313,14 +313,14 @@ def main(args: ArgsType = None) -> None:
 
 
 def _expected(error: BaseException | None) -> BaseException | None:
-    """The error made for the user in a chain of causes; jsonargparse wraps those of constructors."""
+    """Return the error made for the user in a chain of causes; jsonargparse wraps the errors of constructors."""
     while error is not None and not isinstance(error, FederationError | MisconfigurationException):
         error = error.__cause__
     return error
 
 
 def _default_loggers(root: Path) -> list[Namespace]:
-    """W&B, named like the run's folder, and CSV beside it; ``--trainer.logger false`` for none."""
+    """Return W&B, named after the run's folder, and CSV next to it; ``--trainer.logger false`` disables both."""
     wandb = {"project": "fl_lightning", "name": root.name, "save_dir": str(root)}
     csv = {"save_dir": str(root), "name": "csv"}
     names = ("lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.CSVLogger")
@@ -328,5 +328,5 @@ def _default_loggers(root: Path) -> list[Namespace]:
 
 
 def _is_first_rank() -> bool:
-    """Whether this process writes; the others would trip over its files, or write them twice."""
+    """Return whether this process writes files; other ranks would overwrite or duplicate them."""
     return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]

@@ -29,10 +29,10 @@ _MODULES = {"network": "fl_lightning.models", "loss": "fl_lightning.losses"}
 
 
 class TopicHelp(HelpAction):
-    """``--help`` with a topic: nothing shows what a user sets first, ``all`` shows every setting."""
+    """``--help`` with an optional topic: without one it shows what a user sets first, with ``all`` every setting."""
 
     def __init__(self, option_strings: Sequence[str], dest: str = argparse.SUPPRESS, **_: Any) -> None:
-        super().__init__(option_strings, dest, argparse.SUPPRESS, "show this help message, or that of TOPIC, and exit")
+        super().__init__(option_strings, dest, argparse.SUPPRESS, "show this help message, or the help on TOPIC, and exit")
         self.nargs, self.metavar = "?", "TOPIC"
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -55,12 +55,12 @@ def help_on(parser: argparse.ArgumentParser, topic: str, command: str) -> str:
     """Return the help on a topic.
 
     Args:
-        parser: of the command.
+        parser: parser of the command.
         topic: ``all``, a section, a setting, or a class by name or dotted path.
-        command: such as ``fit``.
+        command: name of the command, such as ``fit``.
 
     Raises:
-        ConfigurationError: if there is no such topic.
+        ConfigurationError: if the topic does not exist.
     """
     settings = [action for action in actions_of(parser) if is_setting(action)]
     name = topic.removeprefix("--").removesuffix(".help")
@@ -75,20 +75,22 @@ def help_on(parser: argparse.ArgumentParser, topic: str, command: str) -> str:
     above = next((action.dest for action in settings if name.startswith(f"{action.dest}.")), None)
     if above:
         raise ConfigurationError(
-            f"'{name}' is a setting of the class of '{above}'. Ask for that class: fl-lightning {command} --help CLASS."
+            f"'{name}' is a setting of the class given by '{above}'. Ask for that class: fl-lightning {command} --help CLASS."
         )
     known = [*SECTIONS, *(action.dest for action in settings), *fl_lightning.__all__]
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     guess = f" Did you mean '{close[0]}'?" if close else ""
-    raise ConfigurationError(f"No help on '{topic}': neither a setting nor a class.{guess} See fl-lightning {command} --help.")
+    raise ConfigurationError(
+        f"There is no help on '{topic}', which is neither a setting nor a class.{guess} See fl-lightning {command} --help."
+    )
 
 
 def class_help(parser_class: Callable[[], Any], found: type) -> str:
-    """Return what a class does and its settings.
+    """Return the description of a class and its settings.
 
     Args:
-        parser_class: makes a parser that reads signatures.
-        found: the class.
+        parser_class: function that creates a parser of signatures.
+        found: class to describe.
     """
     parser = parser_class()
     skipped = {"params"} if issubclass(found, Optimizer) else {"optimizer"} if issubclass(found, LRScheduler) else set()
@@ -104,8 +106,8 @@ def nested_class_help(path: str, key: str, actions: Iterable[argparse.Action]) -
 
     Args:
         path: dotted path of the class.
-        key: of the setting.
-        actions: of the parser that was made for the class.
+        key: name of the setting.
+        actions: actions of the parser that was made for the class.
     """
     found = _find_class(path)
     assert found is not None
@@ -126,7 +128,7 @@ def _class_page(found: type, settings: Sequence[argparse.Action], key: str) -> s
 
 def _all_settings(settings: Sequence[argparse.Action], command: str) -> str:
     groups = sorted(dict.fromkeys(map(_group, settings)), key=lambda group: (*_ORDER, group).index(group.split(".")[0]))
-    lines = [f"All settings of fl-lightning {command}. With more words: fl-lightning {command} --help SETTING."]
+    lines = [f"All settings of fl-lightning {command}. For the full text: fl-lightning {command} --help SETTING."]
     for group in groups:
         lines += ["", f"{group}: {SECTIONS[group]}" if group in SECTIONS else group]
         for action in settings:
@@ -136,7 +138,7 @@ def _all_settings(settings: Sequence[argparse.Action], command: str) -> str:
 
 
 def _section(chosen: Sequence[argparse.Action], name: str, command: str) -> str:
-    """The settings right below; of the sections further below what they are about."""
+    """Return the settings directly in a section, and a line about each of its subsections."""
     below = sorted({group for group in SECTIONS if group.startswith(f"{name}.")})
     direct = [a for a in chosen if not any(a.dest.startswith(f"{group}.") for group in below)]
     lines = [f"{name}: {SECTIONS[name]}", ""] if name in SECTIONS else []
@@ -149,12 +151,12 @@ def _section(chosen: Sequence[argparse.Action], name: str, command: str) -> str:
 
 
 def _group(action: argparse.Action) -> str:
-    """The narrowest section that holds a setting."""
+    """Return the narrowest section that contains a setting."""
     return max((section for section in SECTIONS if f"{action.dest}.".startswith(f"{section}.")), key=len, default="others")
 
 
 def _entry(action: argparse.Action, name: str, full: bool) -> list[str]:
-    """The setting, its type and default; what it means; the classes that it takes."""
+    """Return a setting with its type and default, its meaning, and the classes that it accepts."""
     hint = type_of(action)
     default = "required" if action.required else _shown(action.default)
     text = _plain(action.help or "")
@@ -178,7 +180,7 @@ def _shown(default: Any) -> str:
 
 
 def _type_name(hint: Any) -> str:
-    """A type as a user would say it."""
+    """Return a type in words that a user knows."""
     arguments = get_args(hint)
     origin = get_origin(hint)
     if origin is Literal:
@@ -201,7 +203,7 @@ def _classes(hint: Any) -> list[type]:
 
 
 def _known(hint: Any, setting: str) -> list[str]:
-    """The names of fl_lightning that a setting takes. Any module of torch could be a network: its name says which are meant."""
+    """Return the names of fl_lightning that a setting accepts; for torch modules, the setting's name decides which fit."""
     bases = tuple(base for base in _classes(hint) if base.__module__.split(".")[0] in ("fl_lightning", "lightning", "torch"))
     meant = _MODULES.get(setting, "none") if nn.Module in bases else "fl_lightning"
     found = ((name, getattr(fl_lightning, name)) for name in fl_lightning.__all__) if bases else ()
@@ -230,7 +232,7 @@ def _find_class(name: str) -> type | None:
 
 
 def _description(found: type) -> str:
-    """The docstring above its settings."""
+    """Return the part of the docstring above its Args."""
     try:
         parsed = parse(inspect.getdoc(found) or "")
     except ParseError:
@@ -239,7 +241,7 @@ def _description(found: type) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the marks of reStructuredText."""
+    """Remove the markup of reStructuredText."""
     text = re.sub(r":\w+:`[~!]?(?:[^`<]*\.)?([^`.<]+?)(?: <[^`]*>)?`", r"\1", text)
     return re.sub(r"``([^`]*)``", r"\1", text)
 
@@ -250,7 +252,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    """Paragraphs and lists as they are, lines filled."""
+    """Fill lines, and keep paragraphs and lists."""
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if paragraph.startswith(".. "):  # a formula or note for the typeset documentation

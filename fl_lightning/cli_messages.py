@@ -1,4 +1,4 @@
-"""One readable message from what the parser says."""
+"""Readable messages for what the parser rejects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NOISE = re.compile(
 
 
 def refuse_wrong_sections(config: Namespace) -> None:
-    """Refuse what the parser lets pass: a section that holds no settings, and whole numbers beyond 64 bits.
+    """Reject what the parser accepts by mistake: sections without settings, and whole numbers beyond 64 bits.
 
     Raises:
         ConfigurationError: naming the setting.
@@ -57,21 +57,21 @@ def refuse_wrong_sections(config: Namespace) -> None:
         held = config.get(section)
         if not isinstance(held, Namespace):
             raise ConfigurationError(
-                f"'{section}' must hold settings, but is {held!r}. Leave it out for its defaults, or set what is in it one by "
-                "one."
+                f"'{section}' must contain settings, but is {held!r}. Leave it out to use its defaults, or set its settings "
+                "one by one."
             )
     for name, value in config.items():
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise ConfigurationError(f"'{name}' is {value}: whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
+            raise ConfigurationError(f"'{name}' is {value}, but whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
 
 
 def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()) -> str:
-    """Say what was wrong, what is allowed, and how to see more.
+    """Return a message that says what was wrong, what is allowed, and how to see more.
 
     Args:
-        message: the parser's own.
-        options: every option there is, for a guess at what was meant.
-        files: the configurations of the command, one of which may hold what is wrong.
+        message: the parser's own message.
+        options: all existing options, to guess which one was meant.
+        files: the command's configurations, one of which may contain the mistake.
     """
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
@@ -87,14 +87,14 @@ def _remedy(message: str, options: Sequence[str]) -> str:
     classes = re.findall(r"class_path '([\w.]+)'", message)
     if keys and keys[-1] in _SETTINGS and "dot import path" in message:
         names = inspect.signature(_SETTINGS[keys[-1]]).parameters
-        return f" It holds settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
+        return f" It takes settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     if choice:
         return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
     if "data.datamodule" in message and "are required" in message:
-        return " A configuration has them: fl-lightning fit --config adafed_mnist; for all of them, fl-lightning configs."
+        return " Use a configuration that sets them: fl-lightning fit --config adafed_mnist. List all: fl-lightning configs."
     if 'expected "subcommand"' in message:
-        return " Type it first: fl-lightning fit ..."
+        return " Add it: fl-lightning fit ..."
     wrong = wrong_name(message)
     unknown = re.search(r"(?:unrecognized arguments: |[Oo]ption '|[Kk]ey ')(?:--)?([\w.]+)", message)
     said = _on_class(message, wrong, keys[-1]) if keys and wrong else ""
@@ -112,7 +112,7 @@ def _on_class(message: str, name: str, key: str) -> str:
     known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
     near = did_you_mean(name, known) or nearest_class(name, key.split(".")[-1])
     if known and "dot import path" in message:
-        return f"{near} Known: {', '.join(known)}; any other by its dotted path, package.module.Class."
+        return f"{near} Known: {', '.join(known)}; use any other by its dotted path, package.module.Class."
     if "No module named" in message:
         advice = "A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
         return f"{near} {advice}"
@@ -124,8 +124,8 @@ def _on_option(name: str, options: Sequence[str]) -> str:
     flag = name.removeprefix("federation.local.")
     if flag != name and flag in inspect.signature(Trainer.__init__).parameters:
         return (
-            f" '{flag}' is a flag of the federation's Trainer that a client's own cannot have: set 'trainer.{flag}'. What "
-            "a client takes: fl-lightning fit --help."
+            f" '{flag}' is a setting of the federation's Trainer, not of a client's: set 'trainer.{flag}'. For the settings of "
+            "a client, see fl-lightning fit --help."
         )
     plain = [option for option in options if not option.endswith((".help", "+"))]
     return did_you_mean(f"--{name}", plain, cutoff=0.7)

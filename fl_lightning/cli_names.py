@@ -1,4 +1,4 @@
-"""The right name near a wrong one, and where a configuration file holds the wrong one."""
+"""Suggestions for misspelled names, and the line of a configuration file with the mistake."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ELSEWHERE = {
     "logger": ("lightning.pytorch.loggers",),
     "callbacks": ("lightning.pytorch.callbacks",),
 }
-"""By the last words of a setting's name: modules whose classes serve it beside ours."""
+"""Modules besides ours whose classes fit a setting, by the last words of its name."""
 
 
 def nearest_class(name: str, setting: str) -> str:
     """Return ' Did you mean ...?' for a class that does not exist, or nothing.
 
     Args:
-        name: as it was given: a class of ours, or a dotted path.
-        setting: the last part of the setting's name.
+        name: name as it was given: one of our classes, or a dotted path.
+        setting: last part of the setting's name.
     """
     module, _, last = name.rpartition(".")
     if module and module != "fl_lightning":
@@ -44,7 +44,7 @@ def nearest_class(name: str, setting: str) -> str:
 
 
 def _nearest_in_module(path: str) -> str:
-    """The longest part of a dotted path that exists, and what is nearest to the rest of it."""
+    """Return the longest part of a dotted path that exists, with the names nearest to the rest of it."""
     parts = path.split(".")
     found: Any = None
     for number, part in enumerate(parts):
@@ -63,7 +63,7 @@ def _member(above: Any, path: str, name: str) -> Any:
         return getattr(above, name)
     try:
         return import_module(path) if above is None or isinstance(above, ModuleType) else None
-    except Exception:  # whatever a module of the user's does when it is imported
+    except Exception:  # a user's module may raise anything when it is imported
         return None
 
 
@@ -75,8 +75,8 @@ def nearest_setting(name: str, class_path: str) -> str:
     """Return ' Did you mean ...?' for a setting that a class does not have.
 
     Args:
-        name: of the setting.
-        class_path: of the class.
+        name: name of the setting.
+        class_path: dotted path of the class.
     """
     module, _, last = class_path.rpartition(".")
     try:
@@ -87,11 +87,11 @@ def nearest_setting(name: str, class_path: str) -> str:
 
 
 def where(message: str, files: Sequence[str]) -> str:
-    """Return the file and line that a message of the parser is about, or nothing where no file holds what it names.
+    """Return the file and line that a parser's message is about; empty if no file contains the setting.
 
     Args:
-        message: of the parser.
-        files: configurations in the order in which they are loaded.
+        message: the parser's message.
+        files: configurations in loading order.
     """
     holds = _holds(message)
     for path in reversed(files) if holds else ():
@@ -123,7 +123,7 @@ def _holds(message: str) -> Callable[[str, Entry], bool] | None:
 
 
 def wrong_name(message: str) -> str | None:
-    """Return the class that does not exist, of a message of the parser."""
+    """Return the name of the class that does not exist, from a parser's message."""
     found = re.search(r"Expected a dot import path string: ([\w.]+)", message)
     if found:
         return found[1].rstrip(".")

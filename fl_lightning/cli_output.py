@@ -1,4 +1,4 @@
-"""What the command line says of a model, and what libraries say that concerns no user of it."""
+"""A line that describes a model, and filters for output of libraries that does not concern users."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_model(module: LightningModule) -> str:
 
 
 def drop_deprecated(loggers: Sequence[Logger]) -> None:
-    """Take an argument out of Lightning's W&B loggers that W&B warns about and ignores."""
+    """Remove an argument from Lightning's W&B loggers that W&B warns about and ignores."""
     for logger in loggers:
         settings = wandb_settings(logger) if isinstance(logger, WandbLogger) else {}
         if settings.get("anonymous", False) is None:
@@ -41,7 +41,7 @@ def drop_deprecated(loggers: Sequence[Logger]) -> None:
 
 @contextmanager
 def without_tips() -> Iterator[None]:
-    """Drop Lightning's advertisements and a deprecation in its own code; a user's warnings pass."""
+    """Hide Lightning's advertisements and a deprecation warning in its own code; warnings of the user's code are shown."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", module=r"lightning\.")
         _lightning.addFilter(_is_no_tip)

@@ -15,13 +15,13 @@ from fl_lightning.data.federated import FederatedDataModule
 
 
 class FederationTrainer(Trainer):
-    """Lightning's Trainer, with what the command ``partition`` calls; a fit without a whole round leaves no folder behind."""
+    """Add the command ``partition`` to Lightning's Trainer, and remove a new run's folder if no round was completed."""
 
     makes_folder = False
-    """Whether the run's folder was not there before."""
+    """Whether this run created its folder."""
 
     def fit(self, *args: Any, **kwargs: Any) -> None:
-        """See Lightning; where it ends before the first round is complete, a new folder goes again."""
+        """Fit as Lightning does; if the fit ends before the first round is complete, remove a folder that it created."""
         try:
             super().fit(*args, **kwargs)
         except Exception:
@@ -35,21 +35,21 @@ class FederationTrainer(Trainer):
 
         Args:
             model: not used.
-            datamodule: is set up for a fit.
+            datamodule: datamodule to set up for a fit.
         """
         (report,) = (callback for callback in self.callbacks if isinstance(callback, PartitionReport))  # type: ignore[attr-defined]
         datamodule.prepare_data()
         datamodule.setup("fit")
         folder = Path(self.default_root_dir)
         if any((folder / "checkpoints").glob("*.ckpt")):
-            print(f"'{folder}' holds a run: its files are left as they are.")
+            print(f"'{folder}' contains a run, so its files are left unchanged.")
             report.show(datamodule, None)
         else:
             report.show(datamodule, folder)
 
 
 def _finish_wandb() -> None:
-    """Else it would write on into the folder."""
+    """Finish the W&B run, which would otherwise keep writing into the folder."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
         wandb.finish(exit_code=1)

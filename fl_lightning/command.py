@@ -1,4 +1,4 @@
-"""The command ``fl-lightning``: answers what needs no training at once, and leaves the rest to :mod:`fl_lightning.cli`."""
+"""The command ``fl-lightning``: answer what needs no training directly, and leave the rest to :mod:`fl_lightning.cli`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SUBCOMMANDS = {
     "partition": "Show what each client would hold, without training.",
     "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
     "report": "Write a study's report again, from its table alone.",
-    "init": "Write a small project that runs, as a start of your own.",
+    "init": "Write a small project that runs, as a starting point for your own.",
     "dashboard": "Make a W&B workspace for the runs of a project.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 
 _STUDIES = ("compare", "report")
-"""Answered by :mod:`fl_lightning.studies.commands`."""
+"""Commands of :mod:`fl_lightning.studies.commands`."""
 _SMALL = {
     "init": "fl_lightning.starter",
     "configs": "fl_lightning.config_command",
     "dashboard": "fl_lightning.dashboard",
 }
-"""Modules whose ``main`` takes the arguments behind the command, and which don't wait for torch."""
+"""Modules whose ``main`` takes the arguments after the command, and which do not import torch."""
 
 HELP = """usage: fl-lightning [-h] [--version] [--config CONFIG] {subcommand} ...
 
@@ -50,7 +50,7 @@ A first run: fl-lightning fit --config adafed_mnist
 
 
 def main() -> None:
-    """Run the command line. Help, version and the small commands don't wait for torch, whose import takes seconds."""
+    """Run the command line. Help, version and the small commands do not import torch, which takes seconds."""
     arguments = sys.argv[1:]
     if arguments in (["--help"], ["-h"]):
         lines = "\n".join(f"  {name:<22}{text}" for name, text in SUBCOMMANDS.items())
@@ -74,7 +74,7 @@ def main() -> None:
             from fl_lightning.studies.commands import main as study
 
             study(arguments)
-        except KeyboardInterrupt:  # before a run has begun
+        except KeyboardInterrupt:  # before a run has started
             sys.exit(130)
         return
     from fl_lightning.cli import main as run
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _refuse_unknown(arguments: list[str]) -> None:
-    """Answer a subcommand that does not exist at once, with the nearest one."""
+    """Reject a subcommand that does not exist, and suggest the nearest one."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SUBCOMMANDS:
         from fl_lightning.errors import did_you_mean
 
@@ -94,9 +94,9 @@ def _refuse_unknown(arguments: list[str]) -> None:
 
 
 def _see_this_folder() -> None:
-    """Let dotted paths name modules in the current folder, as ``python -m`` does: a console script does not.
+    """Let dotted paths name modules in the current folder, as ``python -m`` does and a console script does not.
 
-    The folder comes last, so that no file in it hides an installed package. ``PYTHONSAFEPATH`` leaves it out.
+    The folder comes last, so that no file in it hides an installed package. ``PYTHONSAFEPATH`` disables this.
     """
     folder = str(Path.cwd())
     if not _is_safe() and not {"", folder} & set(sys.path):
@@ -104,5 +104,5 @@ def _see_this_folder() -> None:
 
 
 def _is_safe() -> bool:
-    """Whether Python was told to leave the current folder out; Python 3.10 cannot be."""
+    """Return whether Python was told to ignore the current folder, which Python 3.10 does not support."""
     return bool(getattr(sys.flags, "safe_path", False))

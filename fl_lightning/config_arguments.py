@@ -1,4 +1,4 @@
-"""``--config`` on the command line: names become paths, and bases come before the files that name them."""
+"""``--config`` on the command line: turn names into paths, and load bases before the files that name them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _FLAG, _SHORT = "--config", "-c"
 
 
 def name_files(arguments: Sequence[str], group: str = "") -> list[str]:
-    """Return arguments in which each ``--config`` has the path of its file.
+    """Return the arguments with the path of its file for each ``--config``.
 
     Args:
-        arguments: of a command.
-        group: a folder of the package's configurations to look into first, such as ``studies``.
+        arguments: arguments of a command.
+        group: folder of the package's configurations to search first, such as ``studies``.
 
     Raises:
-        ConfigurationError: for a file that is missing, or is no YAML.
+        ConfigurationError: if a file is missing or is not YAML.
     """
     return _replace(arguments, lambda given: ([], [[read(find(name, group=group)).path] for name in given]))
 
@@ -29,7 +29,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a subcommand with the bases of its configurations before them.
 
     Raises:
-        ConfigurationError: for a file that is missing, is no YAML, or has a base that is wrong.
+        ConfigurationError: if a file is missing, is not YAML, or has a wrong base.
     """
     return _replace(arguments, lambda given: arrange([_for_a_run(name).path for name in given]))
 
@@ -37,21 +37,21 @@ def expand(arguments: Sequence[str]) -> list[str]:
 def _for_a_run(name: str) -> ConfigFile:
     file = read(find(name))
     if "over" in file.settings:
-        raise ConfigurationError(f"'{name}' is a study of many runs. Run it by: fl-lightning compare --config {name}")
+        raise ConfigurationError(f"'{name}' is a study of many runs. Run it with: fl-lightning compare --config {name}")
     return file
 
 
 def behind_subcommand(arguments: Sequence[str], subcommands: Collection[str]) -> list[str]:
-    """Return arguments in which configurations given before the subcommand come right after it.
+    """Return the arguments with the configurations given before the subcommand moved right after it.
 
     Files with a section for each subcommand (``fit: {trainer: ...}``) stay where they are, as Lightning reads them.
 
     Args:
-        arguments: of the whole command line.
-        subcommands: all of them.
+        arguments: arguments of the whole command line.
+        subcommands: all subcommands.
 
     Raises:
-        ConfigurationError: for a file that is missing, is no YAML, or has both sections for subcommands and a base.
+        ConfigurationError: if a file is missing, is not YAML, or has both sections for subcommands and a base.
     """
     spots = _spots(arguments)
     inner = {place for start, end, _ in spots for place in range(start + 1, end)}
@@ -67,8 +67,8 @@ def behind_subcommand(arguments: Sequence[str], subcommands: Collection[str]) ->
             sections = sorted(set(subcommands) & set(file.settings))
             if sections and file.bases:
                 raise ConfigurationError(
-                    f"'{file.path}' has a section '{sections[0]}', and 'base': a base goes with settings that are the same for "
-                    "every subcommand. Write them without that section."
+                    f"'{file.path}' has both a section '{sections[0]}' and 'base', but a base only works with settings that "
+                    "are the same for every subcommand. Move them out of that section."
                 )
             kept.append([file.path] if sections else [])
             flat.extend([] if sections else [f"{_FLAG}={file.path}"])
@@ -84,7 +84,7 @@ def config_files(arguments: Sequence[str]) -> list[str]:
 
 
 def _spots(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Where configurations are given: start, end and value."""
+    """Return the configurations in the arguments: start, end and value of each."""
     found, place = [], 0
     while place < len(arguments):
         text, end = arguments[place], place + 1
@@ -100,7 +100,7 @@ def _spots(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
 
 
 def _replace(arguments: Sequence[str], choose: Callable[[list[str]], tuple[list[Path], list[list[Path]]]]) -> list[str]:
-    """The arguments with what is chosen in place of each configuration, and below all of them."""
+    """Return the arguments with each configuration replaced by the chosen files, below all of them."""
     spots = _spots(arguments)
     below, chosen = choose([value for _, _, value in spots if _is_name(value)])
     files = iter(chosen)
@@ -116,7 +116,7 @@ def _replace(arguments: Sequence[str], choose: Callable[[list[str]], tuple[list[
 
 
 def _is_name(value: str) -> bool:
-    """Whether it names a file; settings in braces, addresses and pipes are left to the parser."""
+    """Return whether a value names a file; settings in braces, URLs and pipes are left to the parser."""
     path = Path(value)
     is_pipe = len(value) < 256 and path.exists() and not path.is_file() and not path.is_dir()
     return not (is_pipe or value in ("", "-") or re.search(r"[{\n]|://|: ", value))

@@ -12,14 +12,14 @@ from fl_lightning.errors import ConfigurationError, did_you_mean
 
 _USAGE = """usage: fl-lightning configs                   list the configurations that come with the package
        fl-lightning configs show NAME         print one
-       fl-lightning configs copy NAME [TO]    copy one to a file or folder, by default here
+       fl-lightning configs copy NAME [TO]    copy one to a file or folder (default: the current folder)
 """
 _GROUPS = {
-    "": "fl-lightning fit --config NAME; several may be given, later ones on top:",
+    "": "fl-lightning fit --config NAME; several may be given, and later ones override earlier ones:",
     "data": "Data and partitions, alone or on top of any of these:",
     "attacks": "Attackers:",
     "speed": "Speed:",
-    "studies": "Studies, by fl-lightning compare --config NAME:",
+    "studies": "Studies, for fl-lightning compare --config NAME:",
 }
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command; a wrong name ends in one message and exit status 1, wrong arguments in exit status 2.
 
     Args:
-        arguments: those after ``configs``.
+        arguments: the arguments after ``configs``.
     """
     action, *rest = arguments or ["list"]
     if action in ("-h", "--help"):
@@ -51,7 +51,7 @@ def _refuse(message: str, status: int) -> None:
 
 
 def listing() -> str:
-    """Return every name with what it is for."""
+    """Return every name with a line that describes it."""
     known = names()
     width = max(map(len, known), default=0)
     groups = [*_GROUPS, *sorted({name.rpartition("/")[0] for name in known} - set(_GROUPS))]
@@ -60,11 +60,11 @@ def listing() -> str:
         lines += [_GROUPS.get(group, f"{group}:"), ""]
         lines += [f"  {name:<{width}}  {_headline(name)}" for name in known if name.rpartition("/")[0] == group]
         lines.append("")
-    return "\n".join([*lines, "Print one: fl-lightning configs show NAME. Make it yours: fl-lightning configs copy NAME.", ""])
+    return "\n".join([*lines, "Print one: fl-lightning configs show NAME. Get a copy: fl-lightning configs copy NAME.", ""])
 
 
 def _headline(name: str) -> str:
-    """The first sentence of the comment at its top."""
+    """Return the first sentence of the comment at the top of a configuration."""
     comment = []
     for line in (folder() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -79,14 +79,14 @@ def show(name: str) -> str:
 
 
 def copy(name: str, to: str = ".") -> str:
-    """Copy a configuration, and return where it is.
+    """Copy a configuration, and return where the copy is.
 
     Args:
-        name: of the configuration.
-        to: a file, or a folder that exists.
+        name: name of the configuration.
+        to: file, or an existing folder.
 
     Raises:
-        ConfigurationError: if the file is there already, or cannot be written.
+        ConfigurationError: if the file already exists or cannot be written.
     """
     source, target = find(name), Path(to).expanduser()
     target = target / source.name if target.is_dir() else target
@@ -94,7 +94,7 @@ def copy(name: str, to: str = ".") -> str:
         with target.open("x", encoding="utf-8") as file:
             file.write(source.read_text(encoding="utf-8"))
     except FileExistsError:
-        raise ConfigurationError(f"'{target}' is there already and is left as it is. Name another file.") from None
+        raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file.") from None
     except OSError as error:
-        raise ConfigurationError(f"'{target}' cannot be written: {error}. Name another file.") from None
+        raise ConfigurationError(f"Cannot write '{target}': {error}. Name another file.") from None
     return f"{target}\nUse it: fl-lightning {'compare' if source.parent.name == 'studies' else 'fit'} --config {target}\n"

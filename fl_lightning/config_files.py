@@ -1,4 +1,4 @@
-"""Configuration files: those of the package by name, and the ``base`` that a file goes on top of."""
+"""Configuration files: those of the package by name, and the ``base`` on which a file builds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import yaml
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
 BASE = "base"
-"""The key of a configuration file that names the file, or files, below it."""
+"""The key of a configuration file that names the file or files on which it builds."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def folder() -> Path:
-    """Return where the package's configurations are: in the wheel beside the modules, in a checkout beside the package."""
+    """Return the folder of the package's configurations: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).parent
     return next((path for path in (package / "configs", package.parent / "configs") if path.is_dir()), package / "configs")
 
@@ -33,17 +33,17 @@ def names() -> list[str]:
 
 
 def find(name: str, beside: Path | None = None, group: str = "") -> Path:
-    """Return the file that a name means.
+    """Return the file that a name refers to.
 
-    A path wins over a name of the package; both may leave out ``.yaml``.
+    A path takes precedence over a name of the package; both may omit ``.yaml``.
 
     Args:
-        name: a path or the name of one of the package's configurations.
-        beside: the folder that a path is relative to; the working directory by default.
-        group: a folder of the package's configurations to look into first, such as ``studies``.
+        name: a path, or the name of one of the package's configurations.
+        beside: folder that a path is relative to; the working directory by default.
+        group: folder of the package's configurations to search first, such as ``studies``.
 
     Raises:
-        ConfigurationError: if there is no such file; with the nearest names.
+        ConfigurationError: if the file does not exist; the message suggests the nearest names.
     """
     own = (beside or Path()) / Path(name).expanduser()
     for path in (own, own.with_name(f"{own.name}.yaml") if own.name else own):
@@ -58,13 +58,13 @@ def find(name: str, beside: Path | None = None, group: str = "") -> Path:
     if own.is_dir():
         where = f"'{own}' is a folder"
     raise ConfigurationError(
-        f"There is no configuration '{name}': {where}, and the package has none of that name."
-        f"{_nearest(name, own.parent)} All of the package: fl-lightning configs."
+        f"There is no configuration '{name}': {where}, and the package has no configuration of that name."
+        f"{_nearest(name, own.parent)} List those of the package: fl-lightning configs."
     )
 
 
 def _nearest(name: str, beside: Path) -> str:
-    """The nearest file beside it, the nearest name of the package, or the same name in another folder of it."""
+    """Suggest the nearest file in the folder, the nearest name of the package, or the same name in another folder of it."""
     own = [str(path) for suffix in _SUFFIXES for path in beside.glob(f"*{suffix}")] if beside.is_dir() else []
     short = name.removesuffix(".yaml").removeprefix("configs/")
     stem = short.rpartition("/")[2]
@@ -74,11 +74,11 @@ def _nearest(name: str, beside: Path) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A setting as it is written in a file.
+    """Hold a setting as it is written in a file.
 
     Attributes:
-        line: of its name, from 1.
-        node: YAML's of its value.
+        line: line of its name, from 1.
+        node: YAML node of its value.
     """
 
     line: int
@@ -86,21 +86,21 @@ class Entry:
 
     @property
     def text(self) -> str | None:
-        """Its value where that is a word or a number."""
+        """The value, if it is a word or a number."""
         return str(self.node.value) if isinstance(self.node, yaml.ScalarNode) else None
 
     @property
     def is_word(self) -> bool:
-        """Whether its value is text, and no number, truth value or null."""
+        """Whether the value is text, and not a number, truth value or null."""
         return isinstance(self.node, yaml.ScalarNode) and self.node.tag.endswith(":str")
 
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A configuration file, as far as it must be known before it is parsed.
+    """Hold what must be known of a configuration file before it is parsed.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         settings: all settings by their full names; items of lists by their numbers.
     """
 
@@ -109,7 +109,7 @@ class ConfigFile:
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Return which parts of a task it brings: a ``model``, and the ``data`` that the model is for."""
+        """Return the parts of a task that the file defines: a ``model``, and the ``data`` for the model."""
         return frozenset(part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name))
 
     def _has_class(self, name: str) -> bool:
@@ -117,15 +117,15 @@ class ConfigFile:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has a task of its own."""
+        """Whether the file defines a whole task."""
         return self.parts == {"model", "data"}
 
     @property
     def bases(self) -> list[str]:
-        """The files below it, as it names them.
+        """The files on which it builds, as it names them.
 
         Raises:
-            ConfigurationError: if ``base`` is something else than a name or a list of names.
+            ConfigurationError: if ``base`` is not a name or a list of names.
         """
         entry = self.settings.get(BASE)
         if entry is None:
@@ -144,7 +144,7 @@ def read(path: Path) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        ConfigurationError: if it cannot be read, is no YAML, or names a setting twice; with the line.
+        ConfigurationError: if it cannot be read, is not YAML, or sets a setting twice; the message gives the line.
     """
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), _LOADER)
@@ -152,27 +152,27 @@ def read(path: Path) -> ConfigFile:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error)
-        raise ConfigurationError(f"'{path}'{where} is no valid YAML: {what}. Correct it there or just before.") from None
+        raise ConfigurationError(f"'{path}'{where} is not valid YAML: {what}. Correct it there or just before.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The configuration '{path}' cannot be read: {error}.") from None
+        raise ConfigurationError(f"Cannot read the configuration '{path}': {error}. Check its path and permissions.") from None
     if not isinstance(node, yaml.MappingNode):
         raise ConfigurationError(
-            f"The configuration '{path}' {'is empty' if node is None else 'does not hold settings by name'}. Write settings "
-            "such as 'trainer: {max_epochs: 3}'; a complete example: fl-lightning configs show adafed_mnist."
+            f"The configuration '{path}' {'is empty' if node is None else 'has no settings with names'}. Write settings "
+            "such as 'trainer: {max_epochs: 3}'. For a complete example: fl-lightning configs show adafed_mnist."
         )
     settings: dict[str, Entry] = {}
     for name, entry in _entries(node):
         if name in settings:
             raise ConfigurationError(
-                f"'{path}', line {entry.line}: '{name}' is there a second time; the first is in line {settings[name].line}. "
-                "Write both as one: YAML would drop the first."
+                f"'{path}', line {entry.line}: '{name}' occurs twice, first in line {settings[name].line}. Merge both, because "
+                "YAML would drop the first."
             )
         settings[name] = entry
     return ConfigFile(path, settings)
 
 
 def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
-    """All settings below a node of YAML; a key that merges another mapping is left out."""
+    """Yield all settings below a YAML node; skip a key that merges another mapping."""
     if isinstance(node, yaml.MappingNode):
         pairs = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
         pairs = [(name, key, value) for name, key, value in pairs if not key.tag.endswith(":merge")]
@@ -186,18 +186,18 @@ def _entries(node: Any, prefix: str = "") -> Iterator[tuple[str, Entry]]:
 
 
 def arrange(given: Sequence[Path], trail: tuple[Path, ...] = ()) -> tuple[list[Path], list[list[Path]]]:
-    """Return what is loaded below all of several files, and then for each of them: its bases, and the file itself.
+    """Return what to load below all of several files, and then, for each of them, its bases and the file itself.
 
-    A base that was loaded before is not loaded again: that would undo what came in between. Bases up to a complete one (a
-    model and its data) lie below all files, and are left out where the files given bring a task themselves: nobody who puts
-    ``data/label_skew`` on top of ``fedloss_cifar10`` wants settings of ``adafed_mnist`` in between.
+    A base that has been loaded is not loaded again, because that would undo the files in between. Bases up to a complete one
+    (a model and its data) lie below all files, and are left out if the given files define a task themselves: whoever puts
+    ``data/label_skew`` on top of ``fedloss_cifar10`` does not want settings of ``adafed_mnist`` in between.
 
     Args:
-        given: files, later ones on top.
-        trail: the files whose bases these are.
+        given: files; later ones override earlier ones.
+        trail: files whose bases are being arranged.
 
     Raises:
-        ConfigurationError: if a base is missing, or a file is its own base by a circle of bases.
+        ConfigurationError: if a base is missing, or if bases form a circle.
     """
     files = [read(path) for path in given]
     loaded: set[Path] = set()
@@ -216,7 +216,7 @@ def arrange(given: Sequence[Path], trail: tuple[Path, ...] = ()) -> tuple[list[P
 
 
 def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
-    """The files below a file in the order in which they are loaded."""
+    """Return the bases of a file in loading order."""
     trail = (*trail, file.path)
     found = [find(name, beside=file.path.parent) for name in file.bases]
     for path in found:
@@ -224,14 +224,14 @@ def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
         if path.resolve() in known:
             circle = [*trail[known.index(path.resolve()) :], path]
             raise ConfigurationError(
-                f"The '{BASE}' of these configurations goes in a circle: {' -> '.join(map(str, circle))}. Remove one of them."
+                f"The '{BASE}' entries of these configurations form a circle: {' -> '.join(map(str, circle))}. Remove one."
             )
     below, placed = arrange(found, trail)
     return list(chain(below, *placed))
 
 
 def without_base(text: str) -> str:
-    """Return the text of a configuration without its ``base``, which is no setting of a run."""
+    """Return the text of a configuration without its ``base``, which is not a setting of a run."""
     node = yaml.compose(text, _LOADER)
     entries = node.value if isinstance(node, yaml.MappingNode) else []
     for number, (key, value) in enumerate(entries):

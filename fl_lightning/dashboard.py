@@ -20,26 +20,26 @@ from fl_lightning.errors import ConfigurationError, FederationError
 _MEMBERS = "([0-9]+|min|p10|median|p90|max)"
 STRATEGY = "config.federation.strategy.class_path"
 EXAMPLES = """examples:
-  fl-lightning dashboard --entity me --project fl_lightning           # make it, and print its address
-  fl-lightning dashboard --project fl_lightning --out workspace.json  # without an account: its specification
+  fl-lightning dashboard --entity me --project fl_lightning           # create it, and print its address
+  fl-lightning dashboard --project fl_lightning --out workspace.json  # without an account: write its specification
 """
 
 
 def over_rounds(title: str, metrics: list[str], unit: str, by: str | None = STRATEGY, x: str = "round") -> Any:
-    """RoundPlan lines over rounds, or another metric: the mean over seeds with a band, by strategy; or each run by itself."""
+    """Draw lines over rounds or another metric: by strategy, the mean over seeds with a band; otherwise each run."""
     wr = _package("reports.v2")
     grouped = {"groupby": by, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"} if by else {}
     return wr.LinePlot(title=title, x=x, y=metrics, title_x=x.rpartition("/")[2], title_y=unit, **grouped)
 
 
 def matching(title: str, prefix: str, unit: str) -> Any:
-    """RoundPlan all metrics ``<prefix>/<number>``, or the quantiles that stand for many clients."""
+    """Draw all metrics ``<prefix>/<number>``, or the quantiles that replace them if there are many clients."""
     wr = _package("reports.v2")
     return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/{_MEMBERS}$", title_x="round", title_y=unit)
 
 
 def workspace(entity: str, project: str) -> Any:
-    """Return the workspace, which is not sent yet.
+    """Return the workspace without sending it.
 
     Raises:
         ConfigurationError: if wandb-workspaces is not installed.
@@ -90,23 +90,23 @@ def workspace(entity: str, project: str) -> Any:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; what cannot be done ends in one message and exit status 1.
+    """Run the command; an error ends in one message and exit status 1.
 
     Args:
-        arguments: those behind ``dashboard``.
+        arguments: the arguments after ``dashboard``.
     """
     parser = ArgumentParser(
         prog="fl-lightning dashboard",
-        description="Make a W&B workspace for the runs of a project: accuracy and F1 by strategy, by class, by client; costs.",
+        description="Create a W&B workspace for a project's runs: accuracy and F1 by strategy, by class, by client; costs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--entity", default="", help="user or team; needed unless --out is given")
-    parser.add_argument("--project", default="fl_lightning", help="of the runs (default: %(default)s)")
+    parser.add_argument("--entity", default="", help="user or team; required unless --out is given")
+    parser.add_argument("--project", default="fl_lightning", help="project of the runs (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="write the specification to this file instead of sending it")
     args = parser.parse_args(arguments)
     if not args.out and not args.entity:
-        parser.error("no user or team given. Set --entity, or --out FILE for the specification alone")
+        parser.error("no user or team given. Set --entity, or --out FILE to write only the specification")
     try:
         made = workspace(args.entity, args.project)
         print(_write(made, args.out) if args.out else _send(made))
@@ -120,7 +120,7 @@ def _package(part: str) -> Any:
         return import_module(f"wandb_workspaces.{part}")
     except ImportError as error:
         raise ConfigurationError(
-            "The dashboard needs the package wandb-workspaces. Install it: pip install 'fl_lightning[dashboard]'."
+            "The dashboard needs the package wandb-workspaces. Install it with pip install 'fl_lightning[dashboard]'."
         ) from error
 
 
@@ -137,13 +137,13 @@ def _send(made: Any) -> str:
 
     if not has_api_key():
         raise ConfigurationError(
-            "W&B has no API key. Run 'wandb login' or set WANDB_API_KEY. --out FILE writes the specification and needs no key."
+            "W&B has no API key. Run 'wandb login' or set WANDB_API_KEY. --out FILE writes the specification without a key."
         )
     try:
         made.save()
-    except Exception as error:  # the network, the server, the rights: W&B has no common error for them
+    except Exception as error:  # network, server or permissions: W&B has no common error for them
         raise ConfigurationError(
-            f"W&B did not take the workspace for '{made.entity}/{made.project}' ({type(error).__name__}: {error}). Check "
-            "--entity, --project and the network; --out FILE writes the specification."
+            f"W&B did not accept the workspace for '{made.entity}/{made.project}' ({type(error).__name__}: {error}). Check "
+            "--entity, --project and the network, or use --out FILE to write the specification."
         ) from error
     return str(made.url)

@@ -1,4 +1,4 @@
-"""Errors that a user can meet. Each message says what was wanted, what came, and how to mend it.
+"""Errors for users. Each message says what is wrong, the value, and how to fix it.
 
 The command line prints the message of any :class:`FederationError` without a traceback and exits with status 1.
 """
@@ -23,7 +23,7 @@ class EngineError(ConfigurationError):
 
 
 class DataError(FederationError, ValueError):
-    """The data do not fit what was asked of them."""
+    """The data do not fit their use."""
 
 
 class ClientError(FederationError, RuntimeError):
@@ -31,7 +31,7 @@ class ClientError(FederationError, RuntimeError):
 
 
 class RankError(FederationError, RuntimeError):
-    """Another process of the run is gone."""
+    """Another process of the run has ended."""
 
 
 class CheckpointError(FederationError, RuntimeError):
@@ -43,7 +43,7 @@ class WireError(FederationError, ValueError):
 
 
 def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
-    """Raise a :class:`ConfigurationError` that names the setting unless ``condition`` holds.
+    """Raise a :class:`ConfigurationError` that names the setting if ``condition`` is false.
 
     Args:
         condition: what must be true.
@@ -59,31 +59,31 @@ def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
 
 
 def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int]) -> None:
-    """Raise a :class:`ConfigurationError` where two tensors that are compared would be broadcast.
+    """Raise a :class:`ConfigurationError` if the shapes of two compared tensors differ, which would broadcast them.
 
     Args:
-        name: of what compares them.
-        outputs: the shape of the one.
-        target: the shape of the other.
+        name: name of what compares them.
+        outputs: shape of the outputs.
+        target: shape of the targets.
 
     Raises:
         ConfigurationError: if they differ.
     """
     if tuple(outputs) != tuple(target):
         raise ConfigurationError(
-            f"{name} compares outputs and targets of one shape, but got {tuple(outputs)} and {tuple(target)}. Let the network "
-            "give what the data hold."
+            f"{name} needs outputs and targets of the same shape, but got {tuple(outputs)} and {tuple(target)}. Change the "
+            "network so that its outputs have the targets' shape."
         )
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Callable[[str], str] = str) -> str:
-    """Return ' Did you mean ...?' with the names that are nearest to a wrong one, or nothing where none is near.
+    """Return ' Did you mean ...?' with the names nearest to a wrong one; empty if no name is near.
 
     Args:
         name: the wrong name.
-        known: the names that there are.
-        cutoff: how near a name must be, from 0 to 1.
-        show: how a name is written.
+        known: the existing names.
+        cutoff: how similar a name must be, from 0 to 1.
+        show: formats a name.
     """
     wrong = name.lower()
     scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}

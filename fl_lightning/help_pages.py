@@ -1,56 +1,56 @@
-"""The first page of help of each command that trains or evaluates: what a user sets first. Needs no import of torch."""
+"""The first help page of each command that trains or evaluates: what a user sets first. Does not import torch."""
 
 from __future__ import annotations
 
 SECTIONS = {
     "trainer": "Lightning's Trainer; one epoch is one round",
     "model": "your module, or ClassificationTask, RegressionTask, KMeansTask",
-    "data": "the datamodule, who holds what, what clients and server evaluate on",
-    "federation": "strategy, route, cohorts, checkpoints' trust",
+    "data": "the datamodule, how its data are divided, what clients and server evaluate on",
+    "federation": "strategy, route, cohorts, trusted classes of checkpoints",
     "federation.local": "how a client trains",
     "federation.attackers": "clients that misbehave",
     "federation.faults": "what happens when a client fails",
     "federation.availability": "clients that drop out, are slow, or come and go",
     "federation.client_evaluation": "what is measured on the clients' own data",
-    "federation.server_evaluation": "what measuring clients' models may cost",
-    "partition_report": "the table and picture of who holds what",
+    "federation.server_evaluation": "limits on the cost of measuring clients' models",
+    "partition_report": "the table and picture of each client's data",
     "client_table": "the table of clients in the loggers",
-    "failure_log": "the file of failures",
-    "feature_cache": "outputs of frozen layers, kept",
-    "best_checkpoint": "what the best round is",
-    "last_checkpoint": "where the last round is kept",
+    "failure_log": "the file of client failures",
+    "feature_cache": "stored outputs of frozen layers",
+    "best_checkpoint": "how the best round is chosen",
+    "last_checkpoint": "where the last round is saved",
 }
 """Sections of the settings and what they are about."""
 
 _RUN = (
-    ("--config FILE", "A YAML file; several are laid over each other, the last one counts."),
-    ("--trainer.default_root_dir DIR", "Folder of the run: checkpoints, logs, config.yaml. A folder for each run."),
+    ("--config FILE", "A YAML file; several may be given, and later ones override earlier ones."),
+    ("--trainer.default_root_dir DIR", "Folder of the run: checkpoints, logs, config.yaml. Use one folder per run."),
 )
 _CHOICES = (
     ("--data.datamodule CLASS", "The data: MNISTDataModule, ImageFolderDataModule, TableDataModule, your own."),
-    ("--data.partitioner CLASS", "Who holds what: IIDPartitioner, DirichletPartitioner, ShardPartitioner, your own."),
+    ("--data.partitioner CLASS", "How to divide them: IIDPartitioner, DirichletPartitioner, ShardPartitioner, your own."),
 )
 _SEED = ("--seed_everything N", "Seed of the initial weights and of the module's random numbers.")
 _FIT = (
     *_RUN,
     ("--trainer.max_epochs N", "Rounds: one epoch of the Trainer is one communication round."),
-    ("--trainer.logger false", "No loggers; by default CSV files, and W&B, offline without an API key."),
+    ("--trainer.logger false", "Disable loggers. The default is CSV files and W&B, which is offline without an API key."),
     ("--ckpt_path last", "Resume the run in its folder, even after a kill mid-round."),
     ("--model CLASS", "The module: ClassificationTask, RegressionTask, or any LightningModule."),
     ("--model.network CLASS", "Network of these tasks: KerasCNN, LeNet, MLP, ResNet18, your own."),
     ("--model.loss CLASS", "Loss: CrossEntropy, F1WeightedCrossEntropy, torch.nn.CrossEntropyLoss, your own."),
-    ("--model.optimizer CLASS", "The clients' optimizer, such as torch.optim.SGD; its rate: --model.optimizer.lr 0.1."),
+    ("--model.optimizer CLASS", "The clients' optimizer, e.g. torch.optim.SGD; set its rate with --model.optimizer.lr 0.1."),
     *_CHOICES,
-    ("--federation.strategy CLASS", "What the server does with the updates: FedAvg, AdaFed, FedMedian, Scaffold, your own."),
-    ("--federation.clients_per_round X", "Clients of a round: a number such as 10, or a fraction such as 0.5."),
+    ("--federation.strategy CLASS", "How the server combines updates: FedAvg, AdaFed, FedMedian, Scaffold, your own."),
+    ("--federation.clients_per_round X", "Clients per round: a number such as 10, or a fraction such as 0.5."),
     ("--federation.local.max_epochs N", "Epochs of a client in each round."),
     ("--federation.enabled false", "Train centrally on the union of the clients' data, as a baseline."),
     _SEED,
 )
 _EVALUATE = (
     *_RUN,
-    ("--ckpt_path FILE", "Another checkpoint than the run's best one."),
-    ("--data.datamodule CLASS", "Other data than the run's."),
+    ("--ckpt_path FILE", "A checkpoint other than the run's best one."),
+    ("--data.datamodule CLASS", "Data other than the run's."),
     ("--trainer.accelerator NAME", "cpu, gpu, or auto."),
 )
 _PAGES = {
@@ -63,17 +63,17 @@ _PAGES = {
 
 
 def first_page(command: str) -> str:
-    """Return the help of a command: its first settings, and where the others are.
+    """Return the help of a command: its first settings, and where to find the others.
 
     Args:
-        command: such as ``fit``.
+        command: name of the command, such as ``fit``.
     """
     what, settings, config = _PAGES[command]
     lines = [f"usage: fl-lightning {command} --config FILE [--SETTING VALUE ...]", "", what, ""]
     lines.append("what a user sets first:")
     lines += [f"  {name:<34}{text}" for name, text in settings]
     lines += ["", "CLASS is a name of fl_lightning, or the dotted path of any other class: my_package.module.Classifier."]
-    lines.append("Every setting has the same name in YAML, nested: 'trainer: {max_epochs: 20}'.")
+    lines.append("In YAML, every setting has the same name, nested: 'trainer: {max_epochs: 20}'.")
     lines += ["", "more help:"]
     lines += [
         f"  {name:<50}{text}"
@@ -91,5 +91,5 @@ def first_page(command: str) -> str:
 
 
 def has_first_page(command: str) -> bool:
-    """Whether a command has such a page."""
+    """Return whether a command has a first page."""
     return command in _PAGES

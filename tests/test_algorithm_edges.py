@@ -124,7 +124,10 @@ def test_fedloss_rejects_a_client_that_diverged():
 
 
 def test_fedloss_without_anyone_left():
-    with pytest.raises(ClientError, match="has rejected every client of the round"), pytest.warns(UserWarning, match="rejects"):
+    with (
+        pytest.raises(ClientError, match="FedLoss rejected every client of the round"),
+        pytest.warns(UserWarning, match="rejects"),
+    ):
         fit_spoilt(FedLoss(), spoilt=sum(SIZES), client_validation=0.2)
 
 
@@ -154,7 +157,7 @@ def test_fedloss_rejects_weights_that_its_loss_does_not_see():
 
 
 def test_a_trimmed_mean_names_who_diverged():
-    with pytest.warns(UserWarning, match="TrimmedMean ignores weights of client 0 in round 0 that are not finite"):
+    with pytest.warns(UserWarning, match="TrimmedMean ignores the weights of client 0 in round 0 that are not finite"):
         module, _ = fit_spoilt(TrimmedMean(1))
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
@@ -167,7 +170,7 @@ def test_other_rules_end_the_run_and_name_who_diverged(strategy):
 
 def test_fedmedian_outvotes_a_client_that_diverged():
     """numpy puts NaN last, too: the median of three is then the larger of the two others."""
-    with pytest.warns(UserWarning, match="FedMedian ignores weights of client 0 in round 0 that are not finite"):
+    with pytest.warns(UserWarning, match="FedMedian ignores the weights of client 0 in round 0 that are not finite"):
         module, net = fit_spoilt(FedMedian())
     world = World(torch.float32)
     others = [world.train(net, k)[0] for k in (1, 2)]
@@ -177,7 +180,7 @@ def test_fedmedian_outvotes_a_client_that_diverged():
 
 
 def test_fedmedian_of_a_majority_that_diverged():
-    with pytest.raises(ClientError, match="The median of 3 models is not finite: half of them or more have diverged"):
+    with pytest.raises(ClientError, match="The median of 3 models is not finite: at least half of them have diverged"):
         fit_spoilt(FedMedian(), spoilt=SIZES[0] + SIZES[1])
 
 
@@ -212,7 +215,7 @@ def test_fednova_counts_steps_in_proportion_to_their_rates():
 
 
 def test_fednova_without_any_rate():
-    with pytest.raises(ClientError, match=r"add up to 0\.0: its proximal term undoes its steps, or its rate was 0"):
+    with pytest.raises(ClientError, match=r"add up to 0\.0: its proximal term undoes its steps, or its learning rate was 0"):
         federate(Still(), 1, strategy=FedNova())
 
 
@@ -269,7 +272,7 @@ def test_a_single_class_cannot_be_wrong():
             self.train[1].zero_()
 
     run = trainer(1, FederatedOrchestrator(attackers=Attackers({0: 1.0})))
-    with pytest.raises(DataError, match="a single class: no label can be wrong"):
+    with pytest.raises(DataError, match="a single class, so no label can be wrong"):
         run.fit(Plain(), FederatedDataModule(One(), Consecutive()))
 
 
@@ -288,7 +291,7 @@ def test_examples_that_are_not_pairs():
             return DataLoader(Examples(), batch_size=5)
 
     data = FederatedDataModule(Named(), Consecutive())
-    with pytest.raises(DataError, match=r"need examples of \(input, label, ...\), but Examples gives a dict"):
+    with pytest.raises(DataError, match=r"need examples of the form \(input, label, ...\), but Examples returns a dict"):
         trainer(1, FederatedOrchestrator(attackers=Attackers({1: 1.0}))).fit(Plain(), data)
 
 
@@ -319,7 +322,7 @@ def test_fedsgd_with_another_optimizer():
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters())
 
-    with pytest.raises(ConfigurationError, match="FedSGD is one step of SGD, but the clients train with Adam"):
+    with pytest.raises(ConfigurationError, match="FedSGD takes one step of SGD, but the clients train with Adam"):
         federate(WithAdam(), 1, strategy=FedSGD(), local=LocalTraining(full_batch=True))
 
 
@@ -339,7 +342,7 @@ def test_weights_too_large_to_be_summed_exactly():
 
     update = ClientUpdate(4, 2, 10, 1, score=1e-20, model=Snapshot(torch.ones(3), torch.zeros(0)))
     strategy.epsilon = 1e-12
-    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2; those above 6\.87e\+10"):
+    with pytest.raises(ClientError, match=r"AdaFed gave client 4 the weight 1e\+12 in round 2, but weights above 6\.87e\+10"):
         strategy.accumulate(update, Sums())
 
 

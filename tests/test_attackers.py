@@ -269,7 +269,7 @@ def test_classes_that_are_not_there():
     data.setup("fit")
     for attack, message in (
         (RelabelClass(3, 0), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
-        (PermutedLabels(3), "'federation.attackers.labels.shift' must be no multiple of the 3 classes"),
+        (PermutedLabels(3), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
     ):
         data.mislabel({0: attack}, 0)
         with pytest.raises(ConfigurationError, match=message):
@@ -285,9 +285,9 @@ def test_classes_that_are_not_there():
     [
         (
             ["--federation.attackers.clients=[1]"],
-            "who attacks, and how, are given together",
+            "together with at least one of the others (how they attack)",
         ),
-        (["--federation.attackers.model=SignFlip"], "who attacks, and how, are given together"),
+        (["--federation.attackers.model=SignFlip"], "together with at least one of the others (how they attack)"),
         (["clients=[9]", "model=SignFlip"], "'federation.attackers.clients' must be clients from 0 to 5"),
         (["clients=1.5", "model=SignFlip"], "'federation.attackers.clients' must be ids, or a share from 0 to below 1"),
         (["clients=[1]", "model=SignFlip", "model.scale=0"], "'federation.attackers.model.scale' must be above 0"),
@@ -299,8 +299,8 @@ def test_classes_that_are_not_there():
         (["clients=[1]", "model=GaussianUpdate", "model.std=0"], "'federation.attackers.model.std' must be above 0"),
         (["clients=[1]", "labels=RandomLabels", "labels.share=2"], "'federation.attackers.labels.share' must be from 0 to 1"),
         (["clients=[1]", "labels=PermutedLabels", "labels.shift=0"], "'federation.attackers.labels.shift' must be 1 or above"),
-        (["clients=[1]", "labels=PermutedLabels", "labels.shift=10"], "must be no multiple of the 10 classes"),
-        (["clients=[1]", "labels=RelabelClass", "labels.source=1", "labels.target=1"], "must be another class than 'source'"),
+        (["clients=[1]", "labels=PermutedLabels", "labels.shift=10"], "must be not a multiple of the 10 classes"),
+        (["clients=[1]", "labels=RelabelClass", "labels.source=1", "labels.target=1"], "must be a class other than 'source'"),
         (["clients=[1]", "labels=RelabelClass", "labels.source=-1", "labels.target=1"], "must be a class of 0 or above"),
         (["clients=[1]", "model=NoSuch"], "Known: ALIE, GaussianUpdate, InnerProductManipulation, ScaledUpdate, SignFlip"),
         (["from_round=-1"], "'federation.attackers.from_round' must be 0 or above"),

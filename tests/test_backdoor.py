@@ -169,7 +169,7 @@ def test_images_that_cannot_be_stamped():
     for inputs, came in ((torch.zeros(3), "shape (3,)"), (torch.zeros(1, 3, 9), "shape (1, 3, 9)"), ([1.0], "type list")):
         with pytest.raises(DataError) as error:
             Backdoor(size=4).stamp(inputs)
-        assert f"the dataset gives {came}. Let its transform end in such a tensor, or lower 'size'." in str(error.value)
+        assert f"the dataset returns {came}. Let its transform return such a tensor, or lower 'size'." in str(error.value)
 
 
 @pytest.mark.parametrize("value", [0.5, 300.0, -1.0])

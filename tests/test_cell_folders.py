@@ -203,7 +203,7 @@ def test_images_of_several_sizes_need_one(tables):
 def test_a_dot_outside_of_its_image(line, tables):
     (tables / "a.csv").write_text(f"x,y\n1,1\n{line}\n")
     x, y = line.split(",")
-    place = rf"a.csv, line 3: x {float(x):g}, y {y} lies outside .* 20 x 16 pixels. .*'data.datamodule.root'"
+    place = rf"a.csv, line 3: the dot at x {float(x):g}, y {y} is outside .* 20 x 16 pixels. .*'data.datamodule.root'"
     with pytest.raises(DataError, match=place.replace("+", r"\+")):
         set_up(tables)
 
@@ -227,7 +227,7 @@ def test_a_table_that_is_not_numbers(text, number, line, tables):
 
 def test_a_table_that_is_no_text(tables):
     (tables / "a.csv").write_bytes(b"\xff\xfe\x00\x81")
-    with pytest.raises(DataError, match=r"a.csv cannot be read .* under 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*a.csv .* under 'data.datamodule.root'"):
         set_up(tables)
 
 
@@ -237,20 +237,20 @@ def test_images_of_dots_that_do_not_fit(vgg):
     with pytest.raises(DataError, match=r"001dots.png has 16 x 20 pixels, but its image has 20 x 16. .*'data.datamodule.root'"):
         set_up(vgg)
     Image.new("L", (20, 16), 255).save(path)
-    with pytest.raises(DataError, match=r"001dots.png has more pixels that are not black .*root', make its background black"):
+    with pytest.raises(DataError, match=r"001dots.png has more coloured than black pixels.*root', make its background black"):
         set_up(vgg)
     path.write_text("no picture")
-    with pytest.raises(DataError, match=r"001dots.png cannot be read .*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*001dots.png .*'data.datamodule.root'"):
         set_up(vgg)
 
 
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
-        ("own/a.csv", r"own/a.png' has no annotation beside it. Under 'data.datamodule.root' each image needs one"),
-        ("own/a.png", r"own/a.csv' is an annotation without its image"),
-        ("vgg/delft/002dots.png", r"delft/002cell.png' has no annotation beside it"),
-        ("vgg/delft/002cell.png", r"delft/002dots.png' is an annotation without its image"),
+        ("own/a.csv", r"own/a.png' has no annotation next to it. Each image under 'data.datamodule.root' needs one"),
+        ("own/a.png", r"own/a.csv' is an annotation without an image"),
+        ("vgg/delft/002dots.png", r"delft/002cell.png' has no annotation next to it"),
+        ("vgg/delft/002cell.png", r"delft/002dots.png' is an annotation without an image"),
     ],
 )
 def test_images_and_annotations_come_in_pairs(gone, message, tables, vgg, tmp_path):
@@ -261,7 +261,7 @@ def test_images_and_annotations_come_in_pairs(gone, message, tables, vgg, tmp_pa
 
 def test_pairs_that_are_not_clear(tables, vgg):
     picture(tables / "a.tif")
-    with pytest.raises(DataError, match="own/a' are several images"):
+    with pytest.raises(DataError, match="own/a' has several images"):
         set_up(tables)
     (vgg / "oxford" / "000cell.csv").write_text("1,1")
     with pytest.raises(DataError, match=r"000cell.png' has two annotations, .csv and dots"):
@@ -269,7 +269,7 @@ def test_pairs_that_are_not_clear(tables, vgg):
     (vgg / "oxford" / "000cell.csv").unlink()
     for k in (0, 1, 2):
         (vgg / "oxford" / f"00{k}dots.png").unlink()
-    with pytest.raises(DataError, match=r"000cell.png' has no annotation beside it \(and 2 more like it\)"):
+    with pytest.raises(DataError, match=r"000cell.png' has no annotation next to it \(and 2 more like it\)"):
         set_up(vgg)
 
 
@@ -280,27 +280,27 @@ def test_an_image_whose_name_ends_in_dots(tables):
 
 
 def test_folders_that_are_not_of_the_form(tables, vgg, tmp_path):
-    with pytest.raises(DataError, match=r"nowhere' is no folder. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"nowhere' is not a folder. Set 'data.datamodule.root'"):
         set_up(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty' holds no images. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"empty' contains no images. Set 'data.datamodule.root'"):
         set_up(tmp_path / "empty")
     (vgg / "brno").mkdir()
-    with pytest.raises(DataError, match=r"brno' holds no images. Give it some .*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"brno' contains no images. Add some .*'data.datamodule.root'"):
         set_up(vgg)
     (tables / "more").mkdir()
-    with pytest.raises(DataError, match=r"own' holds images beside the folder 'more': .* Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"own' contains images as well as the folder 'more', .* Set 'data.datamodule.root'"):
         set_up(tables)
-    with pytest.raises(DataError, match=r"'data.datamodule.test_root' .* lies in 'root'"):
+    with pytest.raises(DataError, match=r"'data.datamodule.test_root' is .* inside 'root'"):
         set_up(vgg, test_root=str(vgg / "delft"))
 
 
 def test_an_image_that_is_not_one(tables):
     (tables / "b.jpg").write_text("no picture")
-    with pytest.raises(DataError, match=r"b.jpg \(not an image\) cannot be read. Mend or remove it.*'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"Cannot read .*b.jpg \(not an image\). Fix or remove .*'data.datamodule.root'"):
         set_up(tables)
     (tables / "c.tif").write_bytes((tables / "c.tif").read_bytes()[:50])
-    with pytest.raises(DataError, match=r"b.jpg \(not an image\) and 1 more cannot be read"):
+    with pytest.raises(DataError, match=r"b.jpg \(not an image\) and 1 more\. Fix"):
         set_up(tables)
 
 
@@ -312,7 +312,9 @@ def test_no_cells_to_learn_from(tables):
 
 
 def test_a_share_that_leaves_nothing(tables):
-    with pytest.raises(DataError, match=r"'data.datamodule.test_share' 0.99 leaves none of the 4 images to train on. Lower it"):
+    with pytest.raises(
+        DataError, match=r"'data.datamodule.test_share' is 0.99, which leaves none of the 4 images to train on. Lower it"
+    ):
         set_up(tables, test_share=0.99)
 
 

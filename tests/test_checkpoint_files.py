@@ -82,11 +82,11 @@ def test_the_payload_does_run_where_nobody_forbids_it(poisoned):
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
 def test_no_stage_runs_what_a_checkpoint_holds(verb, enabled, source):
     run = trainer(2, FederatedOrchestrator(enabled=enabled))
-    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values") as refused:
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values") as refused:
         getattr(run, verb)(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=source)
     assert "\n" not in str(refused.value)
     assert "weights_only" not in str(refused.value)
-    assert "'subprocess.call' can run any code" in str(refused.value)
+    assert "'subprocess.call' can run arbitrary code" in str(refused.value)
     assert not Path("touched").exists()
 
 
@@ -99,7 +99,7 @@ def test_weights_only_false_is_no_way_round(poisoned):
 
 def test_a_wrapped_checkpoint_io_is_made_safe_within(poisoned, served):
     run = trainer(2, FederatedOrchestrator(), plugins=[AsyncCheckpointIO()])
-    with pytest.raises(CheckpointError, match="holds other things"):
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values"):
         run.validate(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=f"{served}/{poisoned.name}")
     assert isinstance(run.strategy.checkpoint_io, AsyncCheckpointIO)
     assert not Path("touched").exists()
@@ -115,7 +115,7 @@ TASKS = {
 @pytest.mark.parametrize("task", TASKS)
 def test_load_from_checkpoint_of_the_tasks_runs_nothing(task, source):
     made = TASKS[task]
-    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values"):
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values"):
         made.func.load_from_checkpoint(source, **made.keywords)
     assert not Path("touched").exists()
     with pytest.raises(CheckpointError, match="'weights_only' is False"):
@@ -124,7 +124,7 @@ def test_load_from_checkpoint_of_the_tasks_runs_nothing(task, source):
 
 
 def test_load_from_checkpoint_of_the_data_runs_nothing(source):
-    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values"):
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values"):
         FederatedDataModule.load_from_checkpoint(source, datamodule=Blobs(), partitioner=Consecutive())
     assert not Path("touched").exists()
 
@@ -278,12 +278,12 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["no.such.Class"], r"'federation.trusted_classes' names 'no.such.Class', which cannot be imported"),
+        (["no.such.Class"], r"'federation.trusted_classes' contains 'no.such.Class', which cannot be imported"),
         (["collections.NoSuch"], "which cannot be imported"),
-        (["os.system"], "'os.system', which can run any code"),
-        (["builtins.eval"], "which can run any code"),
-        (["torch.os.system"], "which can run any code"),
-        (["subprocess.Popen"], "which can run any code"),
+        (["os.system"], "'os.system', which can run arbitrary code"),
+        (["builtins.eval"], "which can run arbitrary code"),
+        (["torch.os.system"], "which can run arbitrary code"),
+        (["subprocess.Popen"], "which can run arbitrary code"),
         ("argparse.Namespace", "must be a list of dotted paths"),
         ([3], "must be a list of dotted paths"),
     ],
@@ -326,7 +326,7 @@ def test_the_command_line_runs_nothing_from_a_url(command, fl, poisoned, served)
     address = f"--ckpt_path={served}/{poisoned.name}"
     status, text = fl(command, "--config", ADAFED, *SMALL, "--trainer.logger=false", address)
     assert status == 1
-    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' holds other things than tensors and plain values", text)
+    assert re.search(r"error: 'http://127.0.0.1:\d+/last.ckpt' contains more than tensors and plain values", text)
     assert "Traceback" not in text
     assert not Path("touched").exists()
 
@@ -361,7 +361,7 @@ def test_a_damaged_entry_is_named_and_the_newest_whole_checkpoint_offered(tmp_pa
         federate(Plain(), 2, ckpt_path=str(path))
     message = str(refused.value)
     assert f"its entry '{largest.filename}' is damaged" in message
-    assert "the same folder holds newer.ckpt, the newest that is whole" in message
+    assert "such as newer.ckpt, the newest complete one in the folder" in message
 
 
 def test_a_flipped_bit_anywhere_is_refused_or_does_no_harm(tmp_path):
@@ -401,7 +401,7 @@ def test_a_file_in_torchs_old_format_is_read_and_runs_nothing(tmp_path):
     torch.save({"a": torch.ones(3)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
     assert io.load_checkpoint(tmp_path / "old.ckpt")["a"].tolist() == [1, 1, 1]
     torch.save({"a": Payload()}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match="holds other things than tensors and plain values") as refused:
+    with pytest.raises(CheckpointError, match="contains more than tensors and plain values") as refused:
         io.load_checkpoint(tmp_path / "old.ckpt")
     assert "weights_only" not in str(refused.value)
     assert not Path("touched").exists()
@@ -439,5 +439,5 @@ def test_where_folders_cannot_be_opened(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"cannot be written .*There is none before it"):
+    with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*There is no previous checkpoint"):
         AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "file" / "below" / "last.ckpt")

@@ -222,7 +222,9 @@ def test_settings_that_make_no_sense(wrong, message):
 
 
 def test_without_test_parts():
-    with pytest.raises(ConfigurationError, match=r"each client's own test part, and there is none. Set 'data.client_test'"):
+    with pytest.raises(
+        ConfigurationError, match=r"each client's own test part, but the clients have no test parts. Set 'data.client_test'"
+    ):
         federate(Plain(), 1, client_evaluation=ClientEvaluation(1))
 
 

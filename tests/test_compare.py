@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,16 +13,18 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import ADAFED, ROOT, SMALL
+from launching import Launched, finish, launch, start
 from small_images import paint, write_cifar
 from wandb_file import records
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, command
 from fl_lightning.studies import ReportOptions, Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.execution import Job, only_one
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.settings import SettingsReader
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -48,13 +49,26 @@ def write_study(over, **more) -> Path:
     return path
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", "from fl_lightning.command import main; main()", *map(str, arguments)]
+@pytest.fixture
+def compare(capsys):
+    """Type ``compare`` in this process; its runs are copied from a process that later calls find again."""
+
+    def type_(*arguments: object) -> tuple[int, str]:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with pytest.raises(SystemExit) as end:
+                main(["compare", *map(str, arguments)])
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out + captured.err
+
+    return type_
 
 
-def compare(*arguments: object) -> tuple[int, str]:
-    done = subprocess.run(command("compare", *arguments), capture_output=True, text=True, timeout=280, check=False)
-    return done.returncode, done.stdout + done.stderr
+def begin(*arguments: object) -> Launched:
+    """Type a command in a process of its own."""
+    return start(["-m", "fl_lightning", *map(str, arguments)], Path.cwd())
 
 
 def without_times(table: Path) -> list[str]:
@@ -70,14 +84,13 @@ def finished(folder: Path) -> int:
 
 def kill_when(study: Path, folder: Path, ready) -> None:
     """Start a study, and SIGKILL it without a warning; its runs must be gone soon after."""
-    with Path("killed.log").open("w") as log:
-        process = subprocess.Popen(command("compare", "--config", study, "--folder", folder), stdout=log, stderr=log)
+    begun = begin("compare", "--config", study, "--folder", folder)
     limit = time.monotonic() + 120
-    while not ready() and process.poll() is None and time.monotonic() < limit:
+    while not ready() and begun.process.is_alive() and time.monotonic() < limit:
         time.sleep(0.02)
-    assert process.poll() is None, Path("killed.log").read_text()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert begun.process.is_alive(), finish([begun], 10)
+    begun.process.kill()
+    begun.process.join()
     while _runs_of(folder) and time.monotonic() < limit:
         time.sleep(0.05)
     assert not _runs_of(folder)
@@ -96,34 +109,34 @@ def _runs_of(folder: Path) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.timeout(600)
-def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(tmp_path):
+def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(compare, tmp_path):
     """2 strategies x 2 partitions x 1 seed; killed once in the midst of a run, and once between runs."""
     over = {"strategy": ["FedAvg", "AdaFed"], "partition": {"paper": None, "even": str(ROOT / "configs/data/iid.yaml")}}
     study, quiet, killed = write_study(over, seeds=1), tmp_path / "quiet", tmp_path / "killed"
     status, text = compare("--config", study, "--folder", quiet)
     assert status == 0, text
-    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds); 0 done before." in text
+    assert "Study 'mine': 4 runs (2 strategy x 2 partition x 1 seeds), 0 of them finished." in text
     kill_when(study, killed, lambda: any(killed.glob("runs/*/checkpoints/last.ckpt")))
     kill_when(study, killed, lambda: finished(killed) >= 2)
     status, text = compare("--config", study, "--folder", killed)
     assert status == 0, text
-    assert any(f"{done} done before" in text for done in (2, 3))
+    assert any(f"{done} of them finished" in text for done in (2, 3))
     assert any(killed.glob("runs/*/csv/version_1"))  # one went on from its checkpoint
     assert without_times(quiet / "table.csv") == without_times(killed / "table.csv")
     before = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
     status, text = compare("--config", study, "--folder", killed)
-    assert "4 done before" in text
+    assert "4 of them finished" in text
     assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
 
 
-def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
+def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(compare, tmp_path):
     settings = {**SETTINGS, "trainer": {key: value for key, value in SETTINGS["trainer"].items() if key != "logger"}}
     rate = "model.init_args.optimizer.init_args.lr"
     study = write_study({"rate": {"good": None, "bad": {rate: 1e30}}}, seeds=[7], settings=settings)
     status, text = compare("--config", study)
     folder = Path("runs/studies/mine")
     assert status == 1
-    assert "Failed: 1 of 2 runs, which are not in the table. The next call tries them again." in text
+    assert "Failed: 1 of 2 runs. They are not in the table; the next call repeats them." in text
     assert "too large to be summed" in text
     assert "Traceback" not in text
     assert {line.split(",")[2] for line in (folder / "table.csv").read_text().splitlines()[1:]} == {"good"}
@@ -133,7 +146,7 @@ def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(tmp_path):
     study = write_study({"rate": {"good": None, "bad": {rate: 0.5}}}, seeds=[7], settings=settings)
     status, text = compare("--config", study)
     assert status == 0, text
-    assert "1 done before" in text
+    assert "1 of them finished" in text
     assert (folder / "runs/rate=good,seed=7/study_run.json").stat().st_mtime_ns == good
     check_report(study, folder)
 
@@ -146,14 +159,9 @@ def check_wandb(run: Path) -> None:
 
 
 def check_report(study: Path, folder: Path) -> None:
-    """From the table alone the same tables and pictures come again."""
-    made = subprocess.run(
-        command("report", "--config", study, "--table", folder / "table.csv", "--out", "again"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    """From the table alone the same tables and pictures come again, in another process."""
+    report = ["-m", "fl_lightning", "report", "--config", str(study), "--table", str(folder / "table.csv"), "--out", "again"]
+    launch(report, 120, Path.cwd())
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".md", ".tex", ".png", ".svg"))
     assert len(names) > 5
     assert names == sorted(path.name for path in Path("again").iterdir())
@@ -164,7 +172,7 @@ def check_report(study: Path, folder: Path) -> None:
 def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     study = write_study({"mu": [0, 1]}, seeds=1)
     process = subprocess.Popen(
-        command("compare", "--config", study),
+        [sys.executable, "-m", "fl_lightning", "compare", "--config", study],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -177,7 +185,7 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     process.send_signal(signal.SIGINT)
     text, _ = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert text.endswith("Stopped. The same command goes on from here.\n")
+    assert text.endswith("Stopped. Run the same command again to continue.\n")
     assert not _runs_of(folder)
 
 
@@ -213,8 +221,8 @@ def every_choice_once(study: Study) -> list[Run]:
 
 def small_data(settings: str, monkeypatch) -> list[str]:
     """Little data for what the settings ask for, and the options that go with it."""
-    if "MNISTDataModule" in settings:
-        return SMALL
+    if "MNISTDataModule" in settings:  # 500 clients a round are no more of a check than 10
+        return [*SMALL, "--federation.clients_per_round=10"] if "num_clients: 1000\n" in settings else SMALL
     flags = [flag for flag in SMALL if flag.startswith(("--trainer", "--partition_report"))]
     flags += ["--federation.local.max_epochs=1", "--federation.local.limit_train_batches=1"]
     if "CIFAR10DataModule" in settings:
@@ -252,16 +260,16 @@ def refused(capsys, *arguments: str) -> str:
         (["--config", "mine.yaml"], "Did you mean --seeds?"),
         (["--base", ADAFED, "--seeds", "0"], "'seeds' must be at least 1, or numbers of at least 0, but is 0"),
         (["--base", ADAFED, "--seeds", "[1,1]"], "'seeds' must be numbers that differ"),
-        (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves such as 3,5"),
+        (["--base", ADAFED, "--seeds", "many"], "'seeds' must be a number of seeds, or the seeds themselves, such as 3,5"),
         (["--base", ADAFED, "--seeds", "3,5,3"], "'seeds' must be numbers that differ, but is '3,5,3'"),
         (["--base", ADAFED, "--seeds", "1.5"], "1.5"),
-        (["--base", ADAFED, "--known", "nowhere.csv"], "The run table 'nowhere.csv' cannot be read"),
+        (["--base", ADAFED, "--known", "nowhere.csv"], "Cannot read the run table 'nowhere.csv'"),
         (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
         (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
-        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "The run 'strategy=FedAvgg,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Cannot configure the run 'strategy=FedAvgg,seed=0'"),
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Known: AdaFed"),
         (["--base", ADAFED, "--over.federation.stratgy", "[1]"], "federation.strategy"),
-        (["--base", ADAFED, "--over.mu", "0,high"], "The run 'mu=high,seed=0' cannot be configured"),
+        (["--base", ADAFED, "--over.mu", "0,high"], "Cannot configure the run 'mu=high,seed=0'"),
         (["--base", ADAFED, "--settings.trainer.max_epochs", "ten"], "max_epochs"),
         (["--base", ADAFED, "--report.every", "0"], "'report.every' must be at least 1"),
         (["--base", ADAFED, "--report.compare", "x"], "the study's axes are: none"),
@@ -306,6 +314,18 @@ def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
     assert {config["federation"]["local"]["lr_decay"] for config in configs} == {0.5, 1.0}
 
 
+def test_seeds_share_what_was_parsed(monkeypatch):
+    """Each run's settings are those that it would have by itself."""
+    study = Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, seeds="4,0,7")
+    alone = {run.name: (reader := SettingsReader()).text(reader.read(run)) for run in study.runs}
+    parsed: list[Run] = []
+    parse = SettingsReader._parse
+    monkeypatch.setattr(SettingsReader, "_parse", lambda reader, run: parsed.append(run) or parse(reader, run))
+    assert {name: text for name, (_, text) in study.configurations.items()} == alone
+    assert [run.setting for run in parsed] == [("FedAvg",), ("AdaFed",)]
+    assert sorted({yaml.safe_load(text)["seed_everything"] for text in alone.values()}) == [0, 4, 7]
+
+
 def test_an_option_without_its_value(capsys):
     assert "expected" in refused(capsys, "--base", ADAFED, "--settings.trainer.max_epochs")
 
@@ -344,7 +364,7 @@ def test_gpus_are_those_that_the_user_may_see(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in Study(ADAFED, settings={"trainer.accelerator": "cpu"}, seeds=1)._places()[0]
 
 
-def test_runs_done_elsewhere_are_not_run_again(capsys):
+def test_runs_done_elsewhere_are_not_run_again(compare, capsys):
     """Seed 0 came from another machine, here with values that no run has."""
     row = "FedAvg,0,{},val_accuracy,{}\n"
     header = "run,strategy,seed,round,metric,value\n"
@@ -352,7 +372,7 @@ def test_runs_done_elsewhere_are_not_run_again(capsys):
     study = write_study({"strategy": ["FedAvg"]}, seeds="1,0", report={"every": 2, "after": 2, "also": []})
     status, text = compare("--config", study, "--known", "there.csv")
     assert status == 0, text
-    assert "2 runs (1 strategy x 2 seeds); 1 done before" in text
+    assert "2 runs (1 strategy x 2 seeds), 1 of them finished" in text
     assert "(2 of 2 runs)" in text
     folder = Path("runs/studies/mine")
     assert [path.name for path in folder.glob("runs/*")] == ["strategy=FedAvg,seed=1"]
@@ -379,7 +399,7 @@ def test_a_report_of_several_tables():
 def test_a_study_at_work_is_left_alone():
     with (
         only_one(Path("here")),
-        pytest.raises(ConfigurationError, match="Wait for it, end it"),
+        pytest.raises(ConfigurationError, match="Wait until it has finished, stop it"),
         only_one(Path("here")),
     ):
         pass
@@ -402,8 +422,10 @@ def test_a_missing_extra_is_named_before_anything_runs(capsys, monkeypatch):
     assert not Path("runs").exists()
 
 
-def test_help_names_the_commands():
-    done = subprocess.run(command("--help"), capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "100"})
-    assert "compare" in done.stdout
-    done = subprocess.run(command("compare", "--help"), capture_output=True, text=True, check=True)
-    assert "--report.targets" in done.stdout
+@pytest.mark.parametrize(("arguments", "shown"), [(["--help"], "compare"), (["compare", "--help"], "--report.targets")])
+def test_help_names_the_commands(arguments, shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "argv", ["fl-lightning", *arguments])
+    with contextlib.suppress(SystemExit):
+        command.main()
+    assert shown in capsys.readouterr().out

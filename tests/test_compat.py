@@ -48,7 +48,7 @@ def test_a_name_that_is_gone_is_named_with_the_release():
     gone = rf"^fl_lightning does not work with torch {re.escape(version('torch'))}: .*'_no_such_name'"
     with pytest.raises(ImportError, match=gone), private_names_of("torch"):
         torch._no_such_name  # noqa: B018
-    gone = rf"lightning {re.escape(version('lightning'))}: cannot import name '_Gone'.*Install the release"
+    gone = rf"lightning {re.escape(version('lightning'))}: cannot import name '_Gone'.*Install the previous release"
     with pytest.raises(ImportError, match=gone), private_names_of("lightning"):
         from lightning.pytorch import _Gone  # noqa: F401
     assert installed("Python") == sys.version.split()[0]

@@ -226,8 +226,8 @@ def test_configs_are_listed_shown_and_copied(capsys):
     [
         (["show", "fednov"], 1, "There is no configuration 'fednov'"),
         (["copy", "iid"], 1, "Did you mean data/iid?"),
-        (["copy", "data/iid", "there.yaml"], 1, "'there.yaml' is there already and is left as it is. Name another file."),
-        (["copy", "data/iid", "no/folder.yaml"], 1, "'no/folder.yaml' cannot be written"),
+        (["copy", "data/iid", "there.yaml"], 1, "'there.yaml' already exists and was not changed. Name another file."),
+        (["copy", "data/iid", "no/folder.yaml"], 1, "Cannot write 'no/folder.yaml'"),
         (["sho"], 2, "'configs' has no action 'sho'. Did you mean show?"),
         (["fednova"], 2, "Did you mean show fednova_mnist"),
         (["show"], 2, "'configs show' got 0 arguments"),
@@ -311,23 +311,23 @@ def wrong():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("broken.yaml", "'broken.yaml', line 3, column 6 is no valid YAML: did not find expected ',' or ']'"),
-        ("tab.yaml", "'tab.yaml', line 2, column 1 is no valid YAML: found character that cannot start any token"),
-        ("latin.yaml", "The configuration 'latin.yaml' cannot be read"),
+        ("broken.yaml", "'broken.yaml', line 3, column 6 is not valid YAML: did not find expected ',' or ']'"),
+        ("tab.yaml", "'tab.yaml', line 2, column 1 is not valid YAML: found character that cannot start any token"),
+        ("latin.yaml", "Cannot read the configuration 'latin.yaml'"),
         ("empty.yaml", "The configuration 'empty.yaml' is empty. Write settings such as"),
-        ("list.yaml", "The configuration 'list.yaml' does not hold settings by name"),
-        ("twice.yaml", "'twice.yaml', line 4: 'trainer' is there a second time; the first is in line 1"),
-        ("one", "goes in a circle: one.yaml -> two.yaml -> three.yaml -> one.yaml. Remove one of them."),
-        ("self", "goes in a circle: self.yaml -> self.yaml"),
+        ("list.yaml", "The configuration 'list.yaml' has no settings with names"),
+        ("twice.yaml", "'twice.yaml', line 4: 'trainer' occurs twice, first in line 1"),
+        ("one", "form a circle: one.yaml -> two.yaml -> three.yaml -> one.yaml. Remove one."),
+        ("self", "form a circle: self.yaml -> self.yaml"),
         ("number.yaml", "'number.yaml', line 2: 'base' must name a configuration file, or a list of them"),
         ("mapping.yaml", "'mapping.yaml', line 1: 'base' must name"),
         ("missing.yaml", "There is no configuration 'adafed_mnst': no file"),
-        ("adafed_mnst", "Did you mean adafed_mnist? All of the package: fl-lightning configs."),
+        ("adafed_mnst", "Did you mean adafed_mnist? List those of the package: fl-lightning configs."),
         ("brokn.yaml", "Did you mean broken.yaml?"),
         ("label_skew", "Did you mean data/label_skew?"),
         ("configs/fednova_mnist.yaml", "Did you mean fednova_mnist?"),
         ("..", "'..' is a folder"),
-        ("studies/mocha", "is a study of many runs. Run it by: fl-lightning compare --config studies/mocha"),
+        ("studies/mocha", "is a study of many runs. Run it with: fl-lightning compare --config studies/mocha"),
     ],
 )
 def test_a_wrong_file_ends_in_one_message(given, message, wrong):
@@ -338,7 +338,7 @@ def test_a_wrong_file_ends_in_one_message(given, message, wrong):
 
 
 def test_sections_of_subcommands_have_no_base(wrong):
-    with pytest.raises(ConfigurationError, match=r"'both\.yaml' has a section 'fit', and 'base'"):
+    with pytest.raises(ConfigurationError, match=r"'both\.yaml' has both a section 'fit' and 'base'"):
         behind_subcommand(["--config=both.yaml", "fit"], ["fit"])
 
 
@@ -395,8 +395,8 @@ def test_a_wrong_name_gets_the_nearest(arguments, message, wrong, reader, capsys
     ("arguments", "message"),
     [
         (["--config", "adafed_mnist", "fitt"], "Did you mean fit?"),
-        (["--config", "adafed_mnist"], "Type it first: fl-lightning fit ..."),
-        (["fit"], "A configuration has them: fl-lightning fit --config adafed_mnist"),
+        (["--config", "adafed_mnist"], "Add it: fl-lightning fit ..."),
+        (["fit"], "Use a configuration that sets them: fl-lightning fit --config adafed_mnist"),
     ],
 )
 def test_a_wrong_subcommand_or_none(arguments, message, reader, capsys):

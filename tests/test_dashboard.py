@@ -49,8 +49,8 @@ def test_it_asks_whose_it_is(capsys):
     status, said = refused(capsys)
     assert status == 2
     assert said == (
-        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE for the specification alone. All "
-        "settings: fl-lightning dashboard --help."
+        "fl-lightning dashboard: error: no user or team given. Set --entity, or --out FILE to write only the specification. "
+        "All settings: fl-lightning dashboard --help."
     )
 
 
@@ -70,7 +70,7 @@ def test_the_missing_extra_is_named(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "wandb_workspaces.reports.v2", raising=False)
     status, said = refused(capsys, "--entity", "me")
     assert status == 1
-    assert said.endswith("Install it: pip install 'fl_lightning[dashboard]'.")
+    assert said.endswith("Install it with pip install 'fl_lightning[dashboard]'.")
 
 
 @pytest.mark.usefixtures("_no_wandb")
@@ -91,7 +91,7 @@ def test_what_the_server_refuses_is_one_message(capsys, monkeypatch):
     monkeypatch.setattr(workspaces.Workspace, "save", save)
     status, said = refused(capsys, "--entity", "me", "--project", "p")
     assert status == 1
-    assert "W&B did not take the workspace for 'me/p' (ValueError: permission denied)" in said
+    assert "W&B did not accept the workspace for 'me/p' (ValueError: permission denied)" in said
 
 
 def test_its_address_is_printed(capsys, monkeypatch):

@@ -95,7 +95,7 @@ def test_fedavg_needs_no_validation_set():
 def test_an_adaptive_loss_without_a_validation_set():
     task = ClassificationTask(Plain().net, 3, F1WeightedCrossEntropy(3))
     with pytest.raises(
-        ConfigurationError, match=r"adapts to the MulticlassF1Score on the server's validation set, and there is none"
+        ConfigurationError, match=r"adapts to the MulticlassF1Score on the server's validation set, but there is no"
     ):
         federate(task, data=NoValidation())
 
@@ -113,8 +113,8 @@ class Labelled(Blobs):
         self.train[1][5] = label
 
 
-LARGE = r"Classes are numbered from 0 to below 1,000,000, but example 5 has the label 1000000000000\. Correct it"
-SMALL = r"Classes are numbered from 0, but example 5 has the label -1\. Give it a class"
+LARGE = r"Example 5 has the label 1000000000000, but classes are numbered from 0 to below 1,000,000\. Correct the label"
+SMALL = r"Example 5 has the label -1, but classes are numbered from 0\. Assign it a class"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,9 @@ class Shrinking(Blobs):
 @pytest.mark.parametrize("faults", [Faults(), Faults("skip")])
 def test_a_training_set_that_shrinks_in_a_run(faults, settings):
     run = trainer(3, FederatedOrchestrator(faults=faults, **settings), Shrinks())
-    message = r"The training set has 20 examples now, but had 40 when they were divided among the clients\. Let Sized keep"
+    message = (
+        r"The training set has 20 examples now, but had 40 when they were divided among the clients\. Make sure that Sized"
+    )
     with pytest.raises((DataError, ClientError), match=message):
         run.fit(Plain(), FederatedDataModule(Shrinking(), IIDPartitioner(4), client_test=0.2))
 
@@ -186,7 +188,7 @@ def test_a_metric_whose_scores_are_negative():
         def on_validation_epoch_end(self) -> None:
             self.log("score", -0.5)
 
-    with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0; weights must be finite"):
+    with pytest.raises(ClientError, match=r"AdaFed gave client 1 the weight -0.5 in round 0, but weights must be finite"):
         federate(Negative(), strategy=AdaFed("score", mode="max"))
 
 
@@ -307,8 +309,8 @@ TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (L.LightningDataModule(), "has no 'train_dataloader': there is nothing to spread over clients"),
-        (data_with([1, 2]), r"train_dataloader\(\) gives a list; a federation needs one torch DataLoader"),
+        (L.LightningDataModule(), "has no 'train_dataloader', so there is nothing to divide among clients"),
+        (data_with([1, 2]), r"train_dataloader\(\) returns a list, but a federation needs one torch DataLoader"),
         (data_with(DataLoader(Stream())), "trains on an iterable dataset"),
         (data_with(DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 6, 6))), "uses WeightedRandomSampler"),
     ],

@@ -42,12 +42,12 @@ from fl_lightning import (
     TopK,
     Transform,
 )
-from fl_lightning.clients import availability as availability_module
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.sampling import ClientSampler
+from fl_lightning.settings import availability as availability_module
 
 SKIP = Faults("skip")
 MARK = 1e3
@@ -298,6 +298,14 @@ class Sees(Heard):
     def on_client_failed(self, trainer, pl_module, failure):
         super().on_client_failed(trainer, pl_module, failure)
         assert trainer.datamodule.datamodule.trainer is trainer
+
+
+def test_stacked_clients_fail_each_for_itself():
+    """Client 1's data cannot be read: the two others of its stack stay in the round, with the weights of two clients."""
+    sees = Sees()
+    with pytest.warns(UserWarning, match="without client 1"):
+        federate(Plain(), 1, sees, data=WithUnreadable(shuffle=False), faults=SKIP, local=LocalTraining(engine="stacked"))
+    assert [failure[:2] for failure in sees.failures] == [(0, 1)]
 
 
 @pytest.mark.filterwarnings("ignore:Round .* goes on without")

@@ -176,7 +176,7 @@ def test_model_state_round_trip():
 
 
 def test_modules_that_cannot_be_averaged():
-    with pytest.raises(ConfigurationError, match="no parameters that are trained: there is nothing to federate"):
+    with pytest.raises(ConfigurationError, match="no trainable parameters, so there is nothing to federate"):
         ModelState(torch.nn.ReLU()).vector()
     with pytest.raises(ConfigurationError, match="'weight' is not an initialised floating-point tensor"):
         ModelState(torch.nn.LazyLinear(3))

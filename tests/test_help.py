@@ -109,7 +109,7 @@ def test_what_a_network_can_be(fl):
         ("federatoin", "Did you mean 'federation'?"),
         ("AdaFeed", "Did you mean 'AdaFed'?"),
         ("nowhere.Class", "neither a setting nor a class"),
-        ("federation.strategy.power", "is a setting of the class of 'federation.strategy'"),
+        ("federation.strategy.power", "is a setting of the class given by 'federation.strategy'"),
     ],
 )
 def test_an_unknown_topic_is_one_message(fl, topic, said):

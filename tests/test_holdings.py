@@ -108,9 +108,11 @@ def test_regression_targets_are_split_without_classes():
 
 def test_a_client_left_without_training_examples():
     for name in ("validation", "test"):
-        with pytest.raises(DataError, match=rf"Client 1 has 1 examples: 'data.client_{name}' 0.3 leaves none to train on"):
+        with pytest.raises(
+            DataError, match=rf"'data.client_{name}' is 0.3, which leaves client 1 no examples to train on: it has 1"
+        ):
             FederatedDataModule(Blobs(), Consecutive((5, 1)), **{f"client_{name}": 0.3}).setup("fit")
-    with pytest.raises(DataError, match=r"Client 0 has 2 examples: 'data.client_validation' 0.4 leaves none"):
+    with pytest.raises(DataError, match=r"'data.client_validation' is 0.4, which leaves client 0 no examples .* it has 2"):
         FederatedDataModule(Blobs(), Consecutive((2, 9)), client_test=0.4, client_validation=0.4).setup("fit")
 
 
@@ -212,14 +214,16 @@ def test_sharing_brings_clients_nearer_to_the_whole():
 
 
 def test_a_public_share_that_takes_too_much():
-    with pytest.raises(DataError, match=r"'data.public_share' 0.9 takes \d+ examples of each class, but class \d has \d+"):
+    with pytest.raises(
+        DataError, match=r"'data.public_share' is 0.9, which takes \d+ examples of each class, but class \d has only \d+"
+    ):
         held(public_share=0.9)
 
     class Unlabelled(Blobs):
         def train_dataloader(self):
             return DataLoader(TensorDataset(self.train[0]), batch_size=5)
 
-    with pytest.raises(DataError, match="gives no integer label"):
+    with pytest.raises(DataError, match="has no integer label"):
         FederatedDataModule(Unlabelled(), IIDPartitioner(2), public_share=0.1).setup("fit")
 
 
@@ -316,7 +320,7 @@ def test_noise_on_what_is_no_tensor():
 
     data = FederatedDataModule(Pictures(), IIDPartitioner(2), feature_noise=0.1)
     data.setup("fit")
-    with pytest.raises(DataError, match=r"'data.feature_noise' adds noise to tensors, but the dataset gives a str"):
+    with pytest.raises(DataError, match=r"'data.feature_noise' adds noise to tensors, but the dataset returns a str"):
         next(iter(data.client(0, seed=0).train_dataloader()))
 
 
@@ -418,7 +422,9 @@ def test_domains_keep_their_names_in_parts_and_unions():
 
 @pytest.mark.parametrize("column", [["a", None, "b"], [0.5, float("nan"), 1.0], [[1, 2]] * 3, torch.ones(3, 2)])
 def test_columns_that_tell_no_clients_apart(column):
-    with pytest.raises(DataError, match=r"The column 'user_id' of Users must hold one number or one text per example"):
+    with pytest.raises(
+        DataError, match=r"The column 'user_id' of Users must have one value per example, all numbers or all texts"
+    ):
         split(Users(column), ColumnPartitioner("user_id"))
 
 
@@ -477,7 +483,7 @@ def test_wrong_labels_of_datasets_that_transform_them(kind):
 def test_a_column_that_is_not_there():
     with pytest.raises(DataError, match=r"Users has no column 'city': an attribute of that name with one value for each"):
         split(Users([1, 2]), ColumnPartitioner("city"))
-    with pytest.raises(DataError, match=r"No value of the column 'user_id' has 9 examples; the most has 1"):
+    with pytest.raises(DataError, match=r"No value of the column 'user_id' has 9 examples; the largest has 1"):
         split(Users([1, 2]), ColumnPartitioner("user_id", min_examples=9))
 
 
@@ -489,9 +495,9 @@ def test_a_partitioner_that_gives_what_is_not_there_or_twice():
         def partition(self, num_examples, labels):
             return [torch.tensor([0, 1]), torch.tensor([1, 2])]
 
-    with pytest.raises(DataError, match="Twice gave example 1 to more than one client"):
+    with pytest.raises(DataError, match="Twice assigned example 1 more than once"):
         FederatedDataModule(Blobs(), Twice()).setup("fit")
-    with pytest.raises(DataError, match=r"Consecutive gave the indices 0 to 40, but there are 40 examples to divide"):
+    with pytest.raises(DataError, match=r"Consecutive returned indices from 0 to 40, but there are 40 examples to divide"):
         FederatedDataModule(Blobs(), Consecutive((41,))).setup("fit")
 
 

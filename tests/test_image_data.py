@@ -116,7 +116,10 @@ def test_a_validation_folder_beside_the_test_folder(tmp_path):
     assert data.origin.endswith("Training (8 + 6 + 4 images, 2 classes, no domains)")
     assert len(batches(data.val_dataloader())[0]) == 6
     assert len(batches(data.test_dataloader())[0]) == len(batches(data.predict_dataloader())[0]) == 4
-    with pytest.raises(DataError, match=r"'data.datamodule.test_root' .*VAL lies in 'root' .*split: its images"):
+    with pytest.raises(
+        DataError,
+        match=r"'data.datamodule.test_root' is .*VAL, which is inside 'root' .*split, so the federation would train on",
+    ):
         set_up(root=str(root), test_root=str(root / "VAL"))
 
 
@@ -141,7 +144,7 @@ def test_hidden_folders_and_those_that_could_be_anything(tmp_path):
     data = set_up(root=str(root))
     assert data.origin.endswith("train (4 + 4 images, 2 classes, no domains)")
     paint(root / "unlabelled" / "cat", 1)
-    with pytest.raises(DataError, match=r"holds 'train' and 'test' beside unlabelled: .* Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"contains unlabelled next to 'train' and 'test', .* Set 'data.datamodule.root'"):
         set_up(root=str(root))
 
 
@@ -156,7 +159,7 @@ def test_images_take_the_clients_precision(by_class, precision):
 def test_folders_without_domains(by_class):
     for limit in (4.0, 0.0):
         data = FederatedDataModule(ImageFolderDataModule(str(by_class), memory_limit=limit), DomainPartitioner())
-        with pytest.raises(DataError, match=r"examples have none. Put each client's files.*partitioner"):
+        with pytest.raises(DataError, match=r"examples have no domains. Put each client's files.*partitioner"):
             data.setup("fit")
 
 
@@ -189,7 +192,7 @@ def test_from_disk_is_as_from_memory(by_class):
 @pytest.mark.parametrize("limit", [4.0, 0.0])
 def test_images_of_several_sizes_need_one(by_class, limit, unreadable):
     paint(by_class / "cat", 1, size=20, kind="bmp")
-    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize them all"):
+    with pytest.raises(DataError, match=r"different sizes: .* Set 'data.datamodule.image_size' to resize all of them"):
         set_up(root=str(by_class), memory_limit=limit, unreadable=unreadable)
     data = set_up(root=str(by_class), image_size=8, memory_limit=limit, unreadable=unreadable)
     assert data.train_dataloader().dataset[0][0].shape == (3, 8, 8)
@@ -199,7 +202,7 @@ def test_images_of_several_sizes_need_one(by_class, limit, unreadable):
 def test_an_image_that_is_not_one(by_class, limit):
     (by_class / "dog" / "0.png").write_text("no picture")
     whole = (by_class / "emu" / "1.png").read_bytes()
-    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Mend or remove them"):
+    with pytest.raises(DataError, match=r"1 of 21 images cannot be read: .*dog/0.png \(not an image\). Fix or remove them"):
         set_up(root=str(by_class), memory_limit=limit)
     (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
     with pytest.warns(UserWarning, match=r"2 of 21 images cannot be read: .*0.png.*1.png.*They are skipped"):
@@ -212,45 +215,45 @@ def test_a_half_image_found_while_training_from_disk(by_class):
     whole = (by_class / "emu" / "1.png").read_bytes()
     (by_class / "emu" / "1.png").write_bytes(whole[: len(whole) // 2])
     data = set_up(root=str(by_class), memory_limit=0)  # the header is fine
-    with pytest.raises(DataError, match=r"emu/1.png cannot be read .* set 'data.datamodule.unreadable' to skip"):
+    with pytest.raises(DataError, match=r"Cannot read .*emu/1.png .* set 'data.datamodule.unreadable' to 'skip'"):
         batches(data.train_dataloader())
 
 
 def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
-    with pytest.raises(DataError, match=r"is no folder. Set 'data.datamodule.root'"):
+    with pytest.raises(DataError, match=r"is not a folder. Set 'data.datamodule.root'"):
         set_up(root=str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"empty' holds no folders"):
+    with pytest.raises(DataError, match=r"empty' contains no folders"):
         set_up(root=str(tmp_path / "empty"))
     paint(tmp_path / "one" / "cat", 2)
-    with pytest.raises(DataError, match=r"one' holds the single class 'cat'"):
+    with pytest.raises(DataError, match=r"one' contains the single class 'cat'"):
         set_up(root=str(tmp_path / "one"))
     (tmp_path / "one" / "dog").mkdir()
-    with pytest.raises(DataError, match=r"dog' holds no images \(.jpg"):
+    with pytest.raises(DataError, match=r"dog' contains no images \(.jpg"):
         set_up(root=str(tmp_path / "one"))
     paint(by_domain / "dslr" / "images" / "emu", 1)
-    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Give every domain a folder for every class"):
+    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Add a folder for every class to every domain"):
         set_up(root=str(by_domain))
     paint(tmp_path / "far" / "a" / "b" / "cat", 1)
     paint(tmp_path / "far" / "a" / "b" / "dog", 1)
     paint(tmp_path / "far" / "a" / "c" / "cat", 1)
-    with pytest.raises(DataError, match=r"is nested deeper than root/domain/class/image: 'b' holds folders"):
+    with pytest.raises(DataError, match=r"is nested more deeply than root/domain/class/image: 'b' contains folders"):
         set_up(root=str(tmp_path / "far"))
     paint(tmp_path / "few" / "cat", 1)
     paint(tmp_path / "few" / "dog", 1)
-    with pytest.raises(DataError, match=r"'data.datamodule.test_share' 0.99 leaves none of the 2 images to train on"):
+    with pytest.raises(DataError, match=r"'data.datamodule.test_share' is 0.99, which leaves none of the 2 images to train on"):
         set_up(root=str(tmp_path / "few"), test_share=0.99)
     paint(tmp_path / "bad" / "cat", 2)
     (tmp_path / "bad" / "dog").mkdir()
     (tmp_path / "bad" / "dog" / "0.png").write_text("")
     with (
-        pytest.raises(DataError, match=r"Then no image of class 'dog' is left"),
+        pytest.raises(DataError, match=r"Without them class 'dog' has no images left"),
         pytest.warns(UserWarning, match="are skipped"),
     ):
         set_up(root=str(tmp_path / "bad"), unreadable="skip")
     (tmp_path / "bad" / "cat" / "0.png").write_text("")
     (tmp_path / "bad" / "cat" / "1.png").write_text("")
-    with pytest.raises(DataError, match="None of the 3 images can be read"):
+    with pytest.raises(DataError, match=r"None of the 3 images, such as .*, can be read"):
         set_up(root=str(tmp_path / "bad"))
 
 
@@ -262,7 +265,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
         ({"memory_limit": -1}, "'data.datamodule.memory_limit' must be 0 or above"),
         ({"num_workers": -1}, "'data.datamodule.num_workers' must be 0 or above"),
         ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
-        ({"mean": [0.5]}, "'data.datamodule.std' must be above 0, one for each of 'mean'"),
+        ({"mean": [0.5]}, "'data.datamodule.std' must be above 0, with one value for each value of 'mean'"),
         ({"mean": [0.5], "std": [0.5]}, "'data.datamodule.mean' must be one number for each of 3 channels"),
         ({"mean": [0.5] * 3, "std": [0.5, 0.5, 0]}, "'data.datamodule.std' must be above 0"),
     ],
@@ -336,7 +339,7 @@ def test_a_set_that_cannot_be_had(tmp_path, monkeypatch):
     monkeypatch.setattr("torchvision.datasets.CIFAR10", no_network)
     data = CIFAR10DataModule(str(tmp_path))
     data.prepare_data()
-    with pytest.raises(DataError, match=r"CIFAR10 is not in .* could not be downloaded \(OSError: Network is unreachable\)"):
+    with pytest.raises(DataError, match=r"CIFAR10 is not in .* the download failed \(OSError: Network is unreachable\)"):
         data.setup("fit")
 
 
@@ -419,7 +422,7 @@ def test_random_crops_are_windows_of_the_padded_image():
 def test_a_model_with_more_classes_than_the_data(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
     run, module = trainer(1, FederatedOrchestrator()), ClassificationTask(LeNet(3, 16, 10))
-    with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes: .* 'model.num_classes'"):
+    with pytest.warns(UserWarning, match=r"labels go from 0 to 2, but the model has 10 classes. .* 'model.num_classes'"):
         run.fit(module, data)
     assert run.callback_metrics["val_f1/9"] == 0
 
@@ -427,10 +430,10 @@ def test_a_model_with_more_classes_than_the_data(by_class):
 def test_a_network_for_other_images(by_class):
     data = FederatedDataModule(ImageFolderDataModule(str(by_class), test_share=0.2, batch_size=5), IIDPartitioner(2))
     with pytest.raises(
-        ConfigurationError, match=r"LeNet cannot take inputs of shape \(\d, 3, 16, 16\): .* Set 'model.network'"
+        ConfigurationError, match=r"LeNet cannot take inputs of shape \(\d, 3, 16, 16\): .* Change 'model.network'"
     ):
         trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(1, 16, 3), 3), data)
     with pytest.raises(
-        ConfigurationError, match=r"LeNet gives outputs of shape \(\d, 4\) for \d inputs, but the task has 3 classes"
+        ConfigurationError, match=r"LeNet returns outputs of shape \(\d, 4\) for \d inputs, but the task has 3 classes"
     ):
         trainer(1, FederatedOrchestrator()).fit(ClassificationTask(LeNet(3, 16, 4), 3), data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -258,7 +257,9 @@ def test_the_order_of_clients_does_not_matter_and_the_mean_is_exact(clients):
 
 @pytest.mark.parametrize("batchnorm", [False, True])
 def test_a_module_without_centroids(batchnorm):
-    with pytest.raises(ConfigurationError, match=r"reads K centroids and their K counts .* Set 'model' to KMeansTask"):
+    with pytest.raises(
+        ConfigurationError, match=r"needs a module with K centroids and their K counts, .* Set 'model' to KMeansTask"
+    ):
         federate(Plain(batchnorm=batchnorm), 2, strategy=FederatedKMeans())
 
 
@@ -267,7 +268,7 @@ def test_buffers_that_are_no_counts():
     strategy.start_round(RoundStart(0, (0,), 1, torch.zeros(4), 2))
     for wrong in (0.5, -1.0):
         update = ClientUpdate(0, 0, 3, 1, model=Snapshot(torch.tensor([2.0, 2.0, 3.0, wrong]), torch.zeros(0)))
-        with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are no counts"):
+        with pytest.raises(ConfigurationError, match="client 0 sent averaged buffers that are not counts"):
             strategy.accumulate(update, Sums())
 
 
@@ -419,13 +420,10 @@ def test_mixed_precision_assigns_in_full():
 
 
 def test_two_ranks_give_the_centroids_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = ["-m", "fl_lightning", "fit", "--config", CONFIG, "--trainer.accelerator=cpu", "--trainer.logger=false"]
     common += ["--trainer.max_epochs=3", "--federation.clients_per_round=0.7", "--federation.strategy.empty=split"]
-    ranks = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *common]
-    launch([*ranks, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two"], 240, tmp_path)
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=two"]
+    launch([*common, *ddp], 240, tmp_path, ranks=2)
     launch([*common, "--trainer.default_root_dir=one"], 240, tmp_path)
     one, two = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("one", "two"))
     assert same_bits(one["state_dict"], two["state_dict"])
@@ -445,7 +443,7 @@ def test_the_config_is_fitted(fl):
     assert "test_distance" in text
     status, text = fl("fit", "--config", CONFIG, *quiet, "--federation.strategy=FedAvg", "--trainer.default_root_dir=r")
     assert status == 1
-    assert "error: FedAvg does not know how many examples each centroid stands for" in text
+    assert "error: FedAvg does not know how many examples each centroid represents" in text
 
 
 # ------------------------------------------------------------------ what is refused
@@ -483,8 +481,8 @@ def test_settings_of_the_strategy():
         ),
         ({"local": LocalTraining(engine="fabric")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'trainer'"),
         ({"local": LocalTraining(engine="stacked")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'train"),
-        ({"local": LocalTraining(precision="bf16-true")}, "counts examples, which torch.bfloat16 cannot. Set 'trainer.precis"),
-        ({"data": NoValidation()}, r"'model.init' kmeans\+\+ draws .* there is none. Give the datamodule a 'val_dataloader'"),
+        ({"local": LocalTraining(precision="bf16-true")}, "counts examples, but torch.bfloat16 cannot .* Set 'trainer.precis"),
+        ({"data": NoValidation()}, r"'model.init' is kmeans\+\+, which draws .* there is no such set. Add a 'val_dataloader'"),
     ],
 )
 def test_what_a_federation_refuses(changes, message):
@@ -504,7 +502,7 @@ def test_clusters_and_features_that_do_not_fit_the_data():
         ConfigurationError, match=r"'model.num_clusters' must be at most the clients' 40 training examples, but"
     ):
         federate(KMeansTask(41, 4), 1, strategy=FederatedKMeans())
-    wrong = r"'model.num_features' is 5, but an example has 4 numbers. Set it to 4, or give other data"
+    wrong = r"'model.num_features' is 5, but an example has 4 numbers. Set it to 4, or use other data"
     for init in ("kmeans++", "random"):
         with pytest.raises(ConfigurationError, match=wrong):
             federate(KMeansTask(2, 5, init), 1, strategy=FederatedKMeans(), flags={"num_sanity_val_steps": 0})
@@ -520,15 +518,15 @@ def test_validation_sets_that_give_no_first_centroids():
         federate(KMeansTask(3, 4), 1, data=data, strategy=FederatedKMeans())
     federate(KMeansTask(2, 4), 1, data=data, strategy=FederatedKMeans())
     data.val[0][3, 1] = torch.nan
-    with pytest.raises(DataError, match="The validation set holds numbers that are not finite"):
+    with pytest.raises(DataError, match="The validation set has numbers that are not finite"):
         federate(KMeansTask(2, 4), 1, data=data, strategy=FederatedKMeans())
-    with pytest.raises(ConfigurationError, match=r"'model.init' kmeans\+\+ draws .* there is none"):
+    with pytest.raises(ConfigurationError, match=r"'model.init' is kmeans\+\+, which draws .* there is no such set"):
         trainer(1).fit(KMeansTask(2, 4), NoValidation())
 
 
 def test_ranks_without_a_federation(monkeypatch):
     monkeypatch.setattr(L.Trainer, "world_size", property(lambda self: 2))
-    with pytest.raises(ConfigurationError, match=r"runs in one process, but there are 2\. Set 'trainer.devices' to 1"):
+    with pytest.raises(ConfigurationError, match=r"runs in one process, but this run has 2\. Set 'trainer.devices' to 1"):
         trainer(1).fit(KMeansTask(2, 4), DataLoader(TensorDataset(blobs(9, 1)[0]), batch_size=3))
 
 
@@ -542,12 +540,14 @@ def test_batches_of_inputs_alone():
 
 @pytest.mark.parametrize("settings", [{"route": WarmStart(1)}, {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1e-3)}])
 def test_other_routes_and_a_servers_optimizer_are_refused(settings):
-    with pytest.raises(ConfigurationError, match=r"'federation.server_optimizer' out, and 'federation.route' at ServerRoute"):
+    with pytest.raises(
+        ConfigurationError, match=r"Remove 'federation.server_optimizer', and set 'federation.route' to ServerRoute"
+    ):
         federate(KMeansTask(3, 4), strategy=FederatedKMeans(), local=LocalTraining(max_epochs=1), **settings)
 
 
 def test_training_examples_that_are_not_finite_without_a_federation():
     data = Blobs()
     data.train[0][3, 1] = torch.nan
-    with pytest.raises(ClientError, match="training examples hold numbers that are not finite"):
+    with pytest.raises(ClientError, match="training examples have numbers that are not finite"):
         trainer(1).fit(KMeansTask(3, 4), data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,28 @@ def test_imports_point_down(path):
     mine = part_of(path)
     for other in imports(path) - {mine}:
         assert LAYER[other] < LAYER[mine], f"{mine} (layer {LAYER[mine]}) imports {other} (layer {LAYER[other]})"
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that importing this one imports at once, by dotted name."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fl_lightning"):
+            package = ROOT.parent / (node.module or "").replace(".", "/")
+            inner = {f"{node.module}.{alias.name}" for alias in node.names if (package / f"{alias.name}.py").exists()}
+            found |= inner or {node.module or ""}
+    return found
+
+
+def test_no_import_circle():
+    """Also inside of a layer."""
+    names = {
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in ROOT.rglob("*.py")
+    }
+    graph = {name: imported_modules(path) & names.keys() for name, path in names.items()}
+    order = tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    assert len(order) == len(names)
 
 
 def test_every_part_has_a_layer():

@@ -144,7 +144,7 @@ def test_the_sanity_check_and_validate_leave_it_alone():
 
 
 def test_a_module_that_never_calls_its_loss_in_validation():
-    with pytest.raises(ConfigurationError, match=r"and Own has not called it\. Let 'validation_step' compute the loss"):
+    with pytest.raises(ConfigurationError, match=r"but Own did not call it\. Compute the loss in 'validation_step'"):
         federate(Own(F1WeightedCrossEntropy(3)))
 
 
@@ -161,18 +161,20 @@ def test_a_loss_that_does_not_say_what_it_adapts_to():
             super().__init__()
             del self.signal
 
-    with pytest.raises(ConfigurationError, match=r"Silent does not say what it adapts to. Set self.signal in its __init__"):
+    with pytest.raises(ConfigurationError, match=r"Silent has no signal to adapt to. Set self.signal in its __init__"):
         federate(Own(Silent()))
 
 
 def test_a_metric_without_a_value_for_each_class():
     loss = MetricWeightedCrossEntropy(MulticlassRecall(3, average="macro"), 3)
-    with pytest.raises(ConfigurationError, match=r"each of 3 classes, but its metric gives shape \(\).*'average: none'"):
+    with pytest.raises(ConfigurationError, match=r"each of 3 classes, but its metric returns shape \(\).*'average: none'"):
         federate(ClassificationTask(Plain().net, 3, loss))
 
 
 def test_a_metric_of_which_lower_is_better():
-    with pytest.raises(ConfigurationError, match=r"'model.loss.metric' must be a metric of which higher is better"):
+    with pytest.raises(
+        ConfigurationError, match=r"'model.loss.metric' must be a metric that sets its class attribute 'higher_is_better'"
+    ):
         MetricWeightedCrossEntropy(MulticlassHammingDistance(3, average="none"), 3)
 
 
@@ -201,7 +203,9 @@ def test_a_metric_for_other_data(metric, message):
 
 def test_a_metric_that_leaves_its_range():
     loss = MetricWeightedCrossEntropy(MulticlassRecall(2, average="none"), 2)
-    with pytest.raises(ConfigurationError, match=r"wants values in \[0, 1\], higher being better, but its metric gives \[-0.5"):
+    with pytest.raises(
+        ConfigurationError, match=r"needs values in \[0, 1\], for which higher is better, but its metric returns \[-0.5"
+    ):
         loss.adapt(torch.tensor([-0.5, 0.2]))
 
 

@@ -107,11 +107,11 @@ def test_local_only_by_the_loss_keeps_the_lowest():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, of which lower is better"),
+        (lambda: FedLoss("val_accuracy"), "'federation.strategy.loss' must be a loss, for which lower is better"),
         (lambda: FedLoss(MulticlassAccuracy(3)), "'federation.strategy.loss' must be a loss"),
         (lambda: Focus("val_f1_macro"), "'federation.strategy.loss' must be a loss"),
-        (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. of which higher is better"),
-        (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric of which"),
+        (lambda: FedStar(metric="val_loss"), "'federation.route.metric' must be a metric in .0, 1. for which higher is better"),
+        (lambda: MetricWeightedCrossEntropy(MulticlassConfusionMatrix(3), 3), "'model.loss.metric' must be a metric that sets"),
     ],
 )
 def test_rules_of_one_direction_refuse_the_other(make, message):
@@ -124,7 +124,7 @@ def test_fedstar_looks_at_the_values_of_a_metric_that_does_not_tell():
         def on_validation_epoch_end(self) -> None:
             self.log("score", 2.0)
 
-    message = "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'score' gave values from 2 to 2"
+    message = "Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' 'score' returned values from 2 to 2"
     with pytest.raises(ConfigurationError, match=message):
         federate(Large(), 1, route=FedStar(metric="score"))
 

@@ -250,7 +250,7 @@ def test_a_robust_loss_that_stays_convex_is_allowed():
     ("values", "message"),
     [
         ({"strength": -1.0}, r"'federation.route.strength' must be 0 or above, but is -1.0"),
-        ({"strength": 0.0, "l2": 0.0}, r"'federation.route.l2' must be above 0 where 'strength' is 0"),
+        ({"strength": 0.0, "l2": 0.0}, r"'federation.route.l2' must be above 0 if 'strength' is 0"),
         ({"smoothing": 0.0}, r"'federation.route.smoothing' must be above 0, in units of squared weights"),
         ({"update_every": 0}, r"'federation.route.update_every' must be 1 or above, but is 0"),
     ],

@@ -71,15 +71,18 @@ def test_weights_from_a_file(tmp_path):
     with pytest.raises(ConfigurationError, match=r"are not those of torchvision's resnet18: Missing key"):
         ResNet18(weights=str(path))
     torch.save([1, 2], path)
-    with pytest.raises(ConfigurationError, match="holds a list, not a state dict"):
+    with pytest.raises(ConfigurationError, match="contains a list, not a state dict"):
         ResNet18(weights=str(path))
     path.write_text("nothing")
-    with pytest.raises(ConfigurationError, match="is no file of weights that torch can read"):
+    with pytest.raises(ConfigurationError, match="is not a file of weights that torch can read"):
         ResNet18(weights=str(path))
 
 
 def test_weights_by_name(monkeypatch):
-    with pytest.raises(ConfigurationError, match=r"neither a file nor one of torchvision's for resnet18: IMAGENET1K_V1"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"neither a file nor one of torchvision's for resnet18. Set it to a file, or to one of IMAGENET1K_V1",
+    ):
         ResNet18(weights="IMAGENET9")
     theirs = torchvision.models.resnet18().state_dict()
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", lambda self, progress: theirs)
@@ -89,9 +92,11 @@ def test_weights_by_name(monkeypatch):
         raise OSError("unreachable")
 
     monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", no_network)
-    with pytest.raises(ConfigurationError, match=r"could not be downloaded \(unreachable\). Set 'model.network.weights'"):
+    with pytest.raises(
+        ConfigurationError, match=r"Cannot download the weights .* \(unreachable\). Set 'model.network.weights'"
+    ):
         ResNet18(weights="IMAGENET1K_V1")
-    with pytest.raises(ConfigurationError, match="must be null where 'channels' is not 3"):
+    with pytest.raises(ConfigurationError, match="must be null if 'channels' is not 3"):
         ResNet18(channels=1, weights="DEFAULT")
 
 
@@ -185,14 +190,14 @@ def test_kept_features_give_the_same_losses(central):
 def test_images_that_change_are_not_kept(more, why, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         train(True, **more)
-    assert f"computed anew in each epoch: {why}" in caplog.text
+    assert f"not cached, but recomputed in every epoch: {why}" in caplog.text
 
 
 def test_other_networks_and_data_are_left_alone(caplog):
     from federations import Plain
 
     federate(Plain(), 1, FeatureCache())
-    assert "computed anew" not in caplog.text
+    assert "recomputed in every epoch" not in caplog.text
     module = task()
     module.network.head = nn.Linear(400, 3)
 
@@ -213,7 +218,7 @@ def test_other_networks_and_data_are_left_alone(caplog):
 
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         federate(module, 1, FeatureCache(), data=Wrapped(), partitioner=IIDPartitioner(2))
-    assert "Wrapped is no ImageDataModule" in caplog.text
+    assert "Wrapped is not an ImageDataModule" in caplog.text
 
 
 def test_a_frozen_backbone_stays_in_evaluation():
@@ -251,7 +256,7 @@ def test_a_backbone_that_is_thawed_is_trained_and_sent(caplog):
     run = trainer(2, FederatedOrchestrator(), FeatureCache())
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         run.fit(module, data)
-    assert "a part of it is trained" in caplog.text
+    assert "some of its parameters are trained" in caplog.text
     assert not torch.equal(module.network.backbone.layers[0].weight, before)
     assert ModelState(module).num_parameters == parameters(module.network.head) + before.numel()
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import OTHER_TASKS, QUIET, ROOT, undocumented
+from launching import launch
 
 
 def bring_data(name: str) -> None:
     """What a user brings: a folder of images with dots, or a table."""
     if name == "cells":
-        tool = [sys.executable, str(ROOT / "tools" / "simulate_cells.py"), "--out=data/cells", "--images=5", "--image_size=40"]
-        subprocess.run(tool, check=True, capture_output=True)
+        tool = [str(ROOT / "tools" / "simulate_cells.py"), "--out=data/cells", "--images=5", "--image_size=40"]
+        launch(tool, 120, Path.cwd())
     if name == "table":
         Path("data").mkdir()
         rows = (f"{k % 7},{'xyz'[k % 3]},{-k},{k % 5 - 0.5 * k}" for k in range(60))
@@ -52,7 +51,7 @@ WRONG = [
     (
         "cell_counting",
         ["--data.datamodule.density_scale=10"],
-        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' 10",
+        "'model.readout.scale' is 100.0, but 'data.datamodule.density_scale' is 10",
     ),
     (
         "linear_regression_simulated",

@@ -30,11 +30,11 @@ def test_the_table_by_hand():
     lines = summary(torch.tensor([2, 2])).text(2).splitlines()
     assert lines[0].split() == ["client", "training", "test", "classes", "EMD", "cat", "dog"]
     assert lines[1].split() == ["ann", "4", "1", "2", "0.8333", "3", "1"]
-    assert lines[3] == "... and 1 clients more"
-    assert lines[4] == "3 clients, 12 training examples: from 4 to 4 a client, 4 in the middle."
+    assert lines[3] == "... and 1 more clients"
+    assert lines[4] == "3 clients, 12 training examples: 4 to 4 per client, median 4."
     assert "mean 0.556, from 0.167 to 0.833" in lines[5]
     # with two of each: (5, 3), (3, 5), (2, 6) of 8, the whole 10 and 14 of 24: 10/24, 2/24, 8/24
-    assert lines[6] == "Every client trains on 4 public examples besides: with them the mean distance is 0.278."
+    assert lines[6] == "Every client also trains on 4 public examples; with them the mean distance is 0.278."
 
 
 def test_without_labels_there_are_sizes():
@@ -50,7 +50,7 @@ def test_text_tables_align():
 def test_a_fit_shows_the_partition(capsys):
     data = FederatedDataModule(Blobs(n=40), Consecutive((7, 20, 13)), client_test=0.2)
     trainer(1, FederatedOrchestrator(), PartitionReport(max_clients=2)).fit(Plain(), data)
-    assert "... and 1 clients more" in capsys.readouterr().out
+    assert "... and 1 more clients" in capsys.readouterr().out
     rows = list(csv.reader(Path("partition.csv").read_text().splitlines()))
     assert rows[0] == ["client", "training", "test", "classes", "EMD", "0", "1", "2"]
     labels = data.datamodule.train[1]
@@ -137,7 +137,7 @@ def test_the_command_leaves_a_finished_run_as_it_is(fl):
     status, text = fl("partition", "--config", ADAFED, *SMALL, "--data.partitioner=IIDPartitioner")
     assert status == 0, text
     assert "10 clients, 4000 training examples" in text
-    assert "'runs/adafed_mnist' holds a run: its files are left as they are." in text
+    assert "'runs/adafed_mnist' contains a run, so its files are left unchanged." in text
     assert Path("runs/adafed_mnist/partition.csv").read_text() == before
 
 

@@ -60,7 +60,7 @@ def test_adafeds_table_on_400_digits_of_each_class():
 
 def test_a_table_that_asks_for_too_much_names_class_wanted_and_available():
     labels = torch.tensor([0, 0, 1, 1, 1])
-    with pytest.raises(DataError, match=r"asks for 4 examples of class 1, but the training data have 3. .*scale_to_fit"):
+    with pytest.raises(DataError, match=r"requests 4 examples of class 1, but the training data have only 3. .*scale_to_fit"):
         TablePartitioner([[1, 2], [0, 2]]).partition(5, labels)
     parts = TablePartitioner([[1, 2], [0, 2]], scale_to_fit=True).partition(5, labels)
     assert sum(len(p) for p in parts) <= 5
@@ -120,7 +120,7 @@ def test_labels_are_read_however_a_dataset_gives_them():
 
 
 def test_data_without_labels():
-    with pytest.raises(DataError, match=r"gives no integer label .* a partitioner that needs no labels"):
+    with pytest.raises(DataError, match=r"has no integer label .* a partitioner that needs no labels"):
         read_labels(TensorDataset(torch.zeros(3, 2)))
     with pytest.raises(DataError, match=r"one whole number per example, but TensorDataset has torch.float32"):
         read_labels(TensorDataset(torch.zeros(3, 2), torch.zeros(3)))

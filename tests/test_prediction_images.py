@@ -188,10 +188,10 @@ class Large(Whole):
         (
             Plain,
             Blobs,
-            r"Plain does not: a batch of inputs and targets must be of the shape .* but there is \(4, 4\) and",
+            r"Plain does not: a batch of inputs and targets must have the shape .* but got \(4, 4\) and",
         ),
-        (Silent, Boring, r"Silent does not: a batch .* but there is no tensor and no tensor"),
-        (Whole, cells, r"Whole does not: predictions must be of the shape \(N, C, H, W\), but there is \(4,\)"),
+        (Silent, Boring, r"Silent does not: a batch .* but got no tensor and no tensor"),
+        (Whole, cells, r"Whole does not: predictions must have the shape \(N, C, H, W\), but got \(4,\)"),
         (Large, cells, r"Large does not: predictions have the shape \(4, 1, 32, 32\), targets \(4, 1, 16, 16\)"),
     ],
 )
@@ -204,13 +204,15 @@ def test_one_warning_for_a_module_that_draws_no_images(module, data, why):
     said = [str(w.message) for w in caught if "PredictionImages" in str(w.message)]
     assert len(said) == 1
     assert re.search(why, said[0])
-    assert "take it out of 'trainer.callbacks'" in said[0]
+    assert "remove it from 'trainer.callbacks'" in said[0]
     assert not list(Path().rglob("*.png"))
 
 
 def test_without_matplotlib_there_is_a_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.warns(UserWarning, match=r"a picture needs matplotlib: pip install 'fl_lightning\[plots\]'"):
+    with pytest.warns(
+        UserWarning, match=r"drawing needs matplotlib, which is not installed \(pip install 'fl_lightning\[plots\]'\)"
+    ):
         trainer(1, PredictionImages()).fit(Draws(), cells())
 
 

@@ -142,7 +142,7 @@ def test_two_ranks_hold_equal_weights(tmp_path):
     for mode in ("central", "examples"):
         folder = tmp_path / mode
         folder.mkdir()
-        launch([script, "--folder", str(folder), "--mode", mode, "--ranks", "2"], 120, folder)
+        launch([script, "--folder", str(folder), "--mode", mode, "--ranks", "2"], 120, folder, ranks=2)
         one, other = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2))
         assert same_bits(one["weights"], other["weights"])
         assert [line["round"] for line in lines(folder)] == [0, 1, 2, 3]

@@ -211,7 +211,7 @@ def test_the_hinge_wants_classes():
 
 def test_outputs_of_another_shape():
     x, y = linear_data()
-    with pytest.raises(ConfigurationError, match=r"outputs of shape \(\d+, 2\), but the targets have \(\d+,\)"):
+    with pytest.raises(ConfigurationError, match=r"outputs of shape \(\d+, 2\), but the targets have shape \(\d+,\)"):
         fit(RegressionTask(nn.Linear(3, 2)), 1, x, y)
     with pytest.raises(ConfigurationError, match=r"Linear cannot take inputs of shape"):
         fit(RegressionTask(nn.Linear(5, 1)), 1, x, y)
@@ -281,7 +281,7 @@ def test_data_without_a_target():
             return TensorLoader((self.x,), 16)
 
     with pytest.raises(
-        ConfigurationError, match=r"RegressionTask learns from batches of \(input, target\), but the data give inputs"
+        ConfigurationError, match=r"RegressionTask learns from batches of \(input, target\), but the data return only inputs"
     ):
         federate(RegressionTask(nn.Linear(3, 1)), 1, data=Alone(*linear_data()), partitioner=Consecutive(SIZES))
 

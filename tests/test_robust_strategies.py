@@ -220,7 +220,7 @@ def test_too_few_models_are_refused():
         combine(Krum(1), states)
     with pytest.raises(ConfigurationError, match="Krum against 0 attackers needs 5 models"):
         combine(Krum(0, selected=5), states)
-    with pytest.raises(ConfigurationError, match="without 2 models on either side leaves none of a round's 4"):
+    with pytest.raises(ConfigurationError, match="that removes 2 models on each side leaves none of a round's 4"):
         combine(TrimmedMean(2), states)
     with pytest.raises(ClientError, match="None of 2 updates has a mean cosine with the others above 0"):
         combine(CosineFilter(), [torch.ones(3), -torch.ones(3)])

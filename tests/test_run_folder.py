@@ -59,7 +59,7 @@ def test_a_lock_ends_with_its_process_even_if_a_worker_lives_on(tmp_path):
     holder = forked(hold)
     try:
         assert os.read(read, 4) == b"held"
-        message = rf"Another run is at work in .*\(process {holder} on"
+        message = rf"Another run is using .*\(process {holder} on"
         with pytest.raises(ConfigurationError, match=message), lock_folder(tmp_path):
             pass
         os.kill(holder, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_second_command_in_the_folder_of_a_running_one_is_refused(fl, argument
         before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
         status, text = small(fl, *arguments, rounds=2)
         assert status == 1
-        assert f"error: Another run is at work in '{root}' (process {os.getpid()} on" in text
+        assert f"error: Another run is using '{root}' (process {os.getpid()} on" in text
         assert "'trainer.default_root_dir' to another folder" in text
         assert before == {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert small(fl, *arguments, "--trainer.limit_train_batches=1.0", rounds=2)[0] == 0
@@ -127,7 +127,7 @@ def test_a_second_run_in_python_is_refused_before_its_first_round(saver, tmp_pat
         refused = False
 
         def on_round_start(self, outer, module, round_idx, cohort):
-            with pytest.raises(ConfigurationError, match=re.escape(f"Another run is at work in '{folder}'")):
+            with pytest.raises(ConfigurationError, match=re.escape(f"Another run is using '{folder}'")):
                 federate(Plain(), 1, saver(folder), Rounds(), flags=flags)
             self.refused = True
 
@@ -154,7 +154,7 @@ def test_all_ranks_end_where_the_folder_is_in_use(tmp_path):
     script = [str(SCRIPT), "--folder", str(tmp_path), "--out", str(tmp_path / "out.pt"), "--ranks", "2"]
     with lock_folder(tmp_path):
         stderr = launch(script, 120, tmp_path, expect=1)
-    assert "ConfigurationError: Another run is at work in" in stderr
+    assert "ConfigurationError: Another run is using" in stderr
     assert not any(tmp_path.glob("*.ckpt"))
 
 
@@ -201,7 +201,7 @@ def test_an_evaluation_takes_the_best_checkpoint_of_the_run(fl, verb):
 def test_an_evaluation_without_a_trained_model_is_refused(fl, verb):
     status, text = fl(verb, *EVALUATE, "--trainer.default_root_dir=empty")
     assert status == 1
-    assert f"error: '{verb}' needs a trained model, and there is no 'empty/checkpoints/best.ckpt'" in text
+    assert f"error: '{verb}' needs a trained model, but there is no 'empty/checkpoints/best.ckpt'" in text
     assert "'--ckpt_path', set" in text
     assert not Path("empty").exists()
     Path("empty/checkpoints").mkdir(parents=True)

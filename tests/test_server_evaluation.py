@@ -126,7 +126,7 @@ class TwoSets(Blobs):
 
 
 def test_what_cannot_be_divided_is_refused():
-    with pytest.raises(DataError, match=r"cannot divide a list\. Let 'val_dataloader' give one DataLoader"):
+    with pytest.raises(DataError, match=r"cannot divide a list\. Let 'val_dataloader' return one DataLoader"):
         reduced(TwoSets().val_dataloader(), 10, None, 0)
 
 

@@ -1,4 +1,4 @@
-"""Wrong settings, as a user types them: each ends in one message that says how to mend it."""
+"""Wrong settings, as a user types them: each ends in one message that says how to fix it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRONG = [
     (["--federation.clients_per_rond=1"], "Did you mean --federation.clients_per_round?"),
     (
         ["--federation.local.devices=2"],
-        "a flag of the federation's Trainer that a client's own cannot have: set",
+        "a setting of the federation's Trainer, not of a client's: set",
     ),
     (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
     (["--federation.local.max_epochs=1.5"], "Expected a int"),
@@ -49,10 +49,10 @@ WRONG = [
         ["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"],
         "Expected a typing.Literal['max', 'min']. Got: up",
     ),
-    (["--ckpt_path=last"], "'ckpt_path last' finds no checkpoint in 'runs/adafed_mnist/checkpoints'"),
+    (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
-    (["--config_version=2"], "'config_version' 2; fl_lightning 0.1.0 reads version 1"),
+    (["--config_version=2"], "'config_version' is 2, but fl_lightning 0.1.0 reads version 1"),
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
     (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
     (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
@@ -60,9 +60,12 @@ WRONG = [
     (["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=4001"], "4001 clients cannot share 4000 examples"),
     (
         ["--data.partitioner=DirichletPartitioner", "--data.partitioner={num_clients: 100, min_examples: 41}"],
-        "100 clients of at least 41 examples need 4100, but there are 4000. Lower 'data.partitioner.min_examples'",
+        "100 clients with at least 41 examples each need 4100, but there are only 4000. Lower 'data.partitioner.min_examples'",
     ),
-    (["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"], "'data.datamodule.source: mnist' forbids"),
+    (
+        ["--data.datamodule.source=mnist", "--data.datamodule.root=nowhere"],
+        "'data.datamodule.source' is 'mnist'; 'auto' also allows",
+    ),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a float. Got value: x"),
@@ -78,13 +81,13 @@ WRONG = [
     (["--data.partitioner=ShardPartitioner", "--data.partitioner.num_clients=4000"], "cannot be cut into 8000 shards"),
     (
         ["--data.partitioner=DomainPartitioner"],
-        "DomainPartitioner makes clients of domains, and the 4000 training examples have none",
+        "DomainPartitioner makes one client of each domain, but the 4000 training examples have no domains",
     ),
     (["--data.server_set=clients"], "'clients' with 'data.client_test' above 0, but is 'clients'"),
     (["--data.client_test=1.5"], "'data.client_test' must be at least 0 and below 1, but is 1.5"),
     (
         ["--data.public_share=0.999", "--data.partitioner=IIDPartitioner"],
-        "takes 400 examples of each class, but class 0 has 400",
+        "takes 400 examples of each class, but class 0 has only 400",
     ),
     (["--data.feature_noise=-1"], "'data.feature_noise' must be 0 or above"),
     (["--federation.client_evaluation.every_n_rounds=1"], "Set 'data.client_test' to the share"),
@@ -93,7 +96,7 @@ WRONG = [
         "'federation.client_evaluation.metric' is 'val_f1', which ClassificationTask does not log in validation. Did you mean",
     ),
     (["--partition_report.max_clients=0"], "'partition_report.max_clients' must be at least 1"),
-    (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is no folder"),
+    (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is not a folder"),
 ]
 
 
@@ -131,9 +134,9 @@ WRONG_ALGORITHMS = [
     ([*to("Focus"), "--trainer.limit_val_batches=0"], "by val_loss on the server's validation set, and there is none"),
     (
         to("FedNova"),
-        "FedNova has no rule for the clients' optimizer, Adadelta. It has rules for torch.optim.SGD: plain",
+        "FedNova does not support the clients' optimizer, Adadelta. It supports torch.optim.SGD, plain",
     ),
-    ([*to("FedNova"), "--model.optimizer=torch.optim.Adam"], "no rule for the clients' optimizer, Adam."),
+    ([*to("FedNova"), "--model.optimizer=torch.optim.Adam"], "does not support the clients' optimizer, Adam."),
     (to("Scaffold"), "SCAFFOLD is defined for plain SGD with one learning rate, but the clients train with Adadelta"),
     ([*to("Scaffold"), *SGD, "--model.optimizer.momentum=0.9"], "but the clients train with SGD with momentum 0.9"),
     (
@@ -146,7 +149,7 @@ WRONG_ALGORITHMS = [
     (by("RingFed", gamma=-0.1), "'federation.route.gamma' must be from 0 to 1, but is -0.1"),
     (by("RingFed", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
     (by("FedStar", periods=0), "'federation.route.periods' must be 1 or above, but is 0"),
-    (by("FedStar", metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] of which higher is better"),
+    (by("FedStar", metric="val_loss"), "'federation.route.metric' must be a metric in [0, 1] for which higher is better"),
     (by("FedStar", metric="val_acuracy"), "It logs: val_accuracy"),
     (by("Mediators", clients_per_mediator=0), "'federation.route.clients_per_mediator' must be 1 or above"),
     (by("WarmStart", rounds=0), "'federation.route.rounds' must be 1 or above"),
@@ -183,7 +186,7 @@ WRONG_ALGORITHMS = [
         "'federation.attackers.discard_global' must be clients from 0 to 5",
     ),
     (["--data.client_validation=1"], "'data.client_validation' must be at least 0 and below 1"),
-    (["--data.client_validation=0.999"], "'data.client_validation' 0.999 leaves none to train on"),
+    (["--data.client_validation=0.999"], "'data.client_validation' is 0.999, which leaves client 0 no examples to train on"),
 ]
 
 

@@ -151,7 +151,7 @@ def test_the_seed_alone_decides():
         ({"groups": 0}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 0"),
         ({"groups": 11}, "'data.datamodule.groups' must be from 1 to the 10 clients, but is 11"),
         ({"features": 0}, "'data.datamodule.features' must be 1 or above"),
-        ({"examples": (5, 4)}, "'data.datamodule.examples' must be two numbers of 1 or above, the least and the most"),
+        ({"examples": (5, 4)}, "'data.datamodule.examples' must be two numbers of 1 or above, the smallest and the largest"),
         ({"examples": (0, 4)}, "'data.datamodule.examples' must be two numbers"),
         ({"kind": "blobs"}, "'data.datamodule.kind' must be one of regression, classification, clusters, but is 'blobs'"),
         ({"spread": -0.1}, "'data.datamodule.spread' must be 0 or above"),

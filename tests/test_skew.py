@@ -278,7 +278,7 @@ def test_draws_again_until_everybody_has_enough(partitioner, least):
 
 @pytest.mark.parametrize("partitioner", [DirichletPartitioner, QuantityPartitioner])
 def test_gives_up_after_ten_more_draws(partitioner):
-    message = r"After 11 draws .* fewer than 99 examples, at best with (\d+)\. .*'data\.partitioner\.min_examples'"
+    message = r"All 11 draws .* fewer than 99 examples; the best had (\d+)\. .*'data\.partitioner\.min_examples'"
     with pytest.raises(DataError, match=message) as caught:
         partitioner(4, 0.5, min_examples=99).partition(400, torch.arange(4).repeat(100))
     assert 0 < int(re.search(message, str(caught.value))[1]) <= 100
@@ -286,8 +286,8 @@ def test_gives_up_after_ten_more_draws(partitioner):
 
 def test_draws_eleven_times_and_reports_the_best():
     smallest = iter([3, 1, 7, 2, 0, 5, 4, 6, 2, 1, 3, 9])
-    with pytest.raises(DataError, match=r"at best with 7\. Mend it\."):
-        draw_until(lambda: Partition(torch.arange(20), torch.tensor([0, next(smallest), 20])), 8, "Mend it.")
+    with pytest.raises(DataError, match=r"the best had 7\. Fix it\."):
+        draw_until(lambda: Partition(torch.arange(20), torch.tensor([0, next(smallest), 20])), 8, "Fix it.")
     assert list(smallest) == [9]
 
 
@@ -340,7 +340,7 @@ def test_columns_name_their_clients():
     partition = ColumnPartitioner("hospital", min_examples=2).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
     assert partition.names == ("Bonn", "Lund")
     assert [part.tolist() for part in partition] == [[1, 4], [0, 2, 5]]
-    with pytest.raises(DataError, match=r"'hospital' has 4 examples; the most has 3. .*'data.partitioner.min_examples'"):
+    with pytest.raises(DataError, match=r"'hospital' has 4 examples; the largest has 3. .*'data.partitioner.min_examples'"):
         ColumnPartitioner("hospital", min_examples=4).partition_by(codes, ["Bonn", "Gent", "Lund", "Pisa"])
 
 

@@ -185,7 +185,7 @@ def test_flower_loses_nobody(flower, labels, clients):
     if len(labels) >= clients:
         assert_shared_out(partitioner.partition(len(labels), labels), clients, range(len(labels)))
         return
-    with pytest.raises(DataError, match="IidPartitioner of flwr-datasets refuses: "):
+    with pytest.raises(DataError, match="IidPartitioner of flwr-datasets rejects the data: "):
         partitioner.partition(len(labels), labels)
 
 
@@ -214,5 +214,5 @@ def test_what_is_no_partitioner_of_flower(wrong):
 @pytest.mark.filterwarnings("ignore:The specified min_partition_size")
 def test_errors_of_flower_come_back_as_ours(flower, make, message):
     partitioner = make(flower)
-    with pytest.raises(DataError, match=rf"{type(partitioner).__name__} of flwr-datasets refuses: .*{message}"):
+    with pytest.raises(DataError, match=rf"{type(partitioner).__name__} of flwr-datasets rejects the data: .*{message}"):
         FlowerPartitioner(partitioner).partition(200, torch.arange(5).repeat(40))

@@ -99,7 +99,7 @@ def test_nothing_is_written_over(capsys, tmp_path):
     assert (tmp_path / "mine" / "config.yaml").read_bytes() == before
     (tmp_path / "file").write_text("")
     assert refused(capsys, str(tmp_path / "file"))[1].endswith("is a file. Choose a new or empty folder.")
-    assert "cannot be written" in refused(capsys, str(tmp_path / "file" / "below"))[1]
+    assert "Cannot write" in refused(capsys, str(tmp_path / "file" / "below"))[1]
 
 
 def test_wrong_arguments_are_one_message(capsys):

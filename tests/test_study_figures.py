@@ -101,8 +101,8 @@ def test_a_table_without_classes_has_only_curves(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"metric": "test_accuracy"}, "which no run has logged. Logged are: val_accuracy, val_f1_macro."),
-        ({"compare": "loss"}, "the study's axes are: strategy, partition. Name one."),
+        ({"metric": "test_accuracy"}, "which no run logged. The runs logged: val_accuracy, val_f1_macro."),
+        ({"compare": "loss"}, "the study's axes are: strategy, partition. Set it to one."),
     ],
 )
 def test_reports_of_what_is_not_there(options, message, tmp_path):

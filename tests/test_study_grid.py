@@ -108,9 +108,9 @@ def test_sections_become_full_names_and_classes_stay_whole():
 @pytest.mark.parametrize(
     ("over", "message"),
     [
-        ({"strategy": []}, "'over.strategy' has no choices. Give each choice once, at least one; or give them names"),
+        ({"strategy": []}, "'over.strategy' has no choices. Give at least one choice, each once, or name the choices"),
         ({"strategy": ["FedAvg", "FedAvg"]}, "'over.strategy' has 'FedAvg' more than once"),
-        ({"seed": [1, 2]}, "'seed' is a column of every run table. Name the axis otherwise."),
+        ({"seed": [1, 2]}, "'seed' is a column of every run table. Rename it."),
         ({"strategy": 3}, "'over.strategy' must be a list or names with settings, but is 3. An axis is a list"),
         ({"partition": ["iid.yaml", "FedAvg"]}, "'over.partition' mixes configuration files with 'FedAvg'"),
         ({"partition": {"a": {1: 2}}}, "'over.partition.a' must name settings"),

@@ -62,11 +62,11 @@ def test_clients_are_sorted_by_their_numbers():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read"),
-        (b"", "is no run table: its columns are none; wanted are run, one for each axis, seed, round, metric, value"),
-        (b"a,b,c\n1,2,3\n", "is no run table: its columns are a, b, c"),
+        (None, "Cannot read the run table"),
+        (b"", "is not a run table: its columns are none, but it needs run, one for each axis, and seed, round, metric, value"),
+        (b"a,b,c\n1,2,3\n", "is not a run table: its columns are a, b, c"),
         (b"run,strategy,seed,round,metric,value\nr,A,zero,0,x,1\n", "is damaged"),
-        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, the header 6"),
+        (b"run,strategy,seed,round,metric,value\nr,A,0\n", "a row has 3 cells, but the header has 6"),
     ],
 )
 def test_what_is_no_run_table_is_refused(content, message, tmp_path):
@@ -81,7 +81,7 @@ def test_half_a_compressed_table_is_refused(tmp_path):
     path = tmp_path / "table.csv.gz"
     table().write(path)
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="Cannot read the run table"):
         RunTable.read(path)
 
 
@@ -276,7 +276,7 @@ def test_better_is_said_only_where_it_holds():
     assert other[0] == "FedAvg"
     assert other[-1] == "worse"
     noisy = cells(paired_table(table(), panel, Measure("val_accuracy", last=4)))
-    assert noisy[0][-1] == "not told apart"
+    assert noisy[0][-1] == "no significant difference"
     lower_is_better = cells(paired_table(table(), panel, Measure(higher=False)))
     assert lower_is_better[0][-1] == "worse"
 

@@ -148,7 +148,9 @@ def test_the_test_share_is_each_clients(sizes, share, seed):
     path = write(Path("drawn") / "x.csv", "a,client", *rows)
     data = TableDataModule(path, None, test_share=share, client_column="client", standardize=False, seed=seed)
     if max(sizes) == 1:
-        with pytest.raises(DataError, match=r"'data.datamodule.test_share' .* takes no row: no client has two. Set it to 0"):
+        with pytest.raises(
+            DataError, match=r"'data.datamodule.test_share' is .* selects no rows, .* more than one. Set it to 0"
+        ):
             data.setup("fit")
         return
     data.setup("fit")
@@ -216,7 +218,7 @@ def test_the_config_is_fitted_on_top_of_a_task(fl):
         assert [row[0] for row in csv.reader(file)][1:4] == ["x", "y", "z"]
     status, text = fl("fit", *configs, *flags, *own[1:], "--trainer.default_root_dir=r")
     assert status == 1
-    assert "error: 'data/table.csv' has no column 'target': it has a, client, b. Set 'data.datamodule.target'" in text
+    assert "error: 'data/table.csv' has no column 'target'. Its columns are a, client, b. Set 'data.datamodule.target'" in text
 
 
 # ------------------------------------------------------------------ what a user is told
@@ -228,23 +230,29 @@ GOOD = "a,b,target\n1,2,3\n4,5,6\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"'x.csv' is empty. Give it a line of columns' names and at least one row"),
-        ("a,b,target\n", r"'x.csv' has a header and no rows"),
-        ("1,2,3\n4,5,6\n", r"'x.csv' begins with numbers \(1, 2, 3\). Give it a header"),
+        ("", r"'x.csv' is empty. Add a header with column names and at least one row"),
+        ("a,b,target\n", r"'x.csv' has a header but no rows"),
+        ("1,2,3\n4,5,6\n", r"'x.csv' begins with numbers \(1, 2, 3\). Add a header"),
         ("a,a,target\n1,2,3\n", r"The header of 'x.csv' names the column 'a' twice"),
-        ("a,,target\n1,2,3\n", r"The header of 'x.csv' has a column without a name. Give each column"),
+        ("a,,target\n1,2,3\n", r"The header of 'x.csv' has a column without a name. Give every column"),
         ("a,,,target\n1,2,3,4\n", r"The header of 'x.csv' has a column without a name"),
-        ("a;b;target\n1;2;3\n", r"The header of 'x.csv' is one column, 'a;b;target'. Separate columns by commas"),
-        ("a,b,c\n1,2,3\n", r"'x.csv' has no column 'target': it has a, b, c. Set 'data.datamodule.target' to one of them"),
-        ("target\n1\n2\n", r"'x.csv' has no column beside target. Give it columns of features"),
-        ("a,b,target\n1,2,3\n4,5\n", r"x.csv, line 3 has 2 cells, but the header has 3. Mend that line"),
-        ("a,b,target\n1,2,3\n\n4,five,6\n", r"x.csv, line 4: the column 'b' holds 'five', which is no number. Write a number"),
-        ("a,b,target\n1,2,3\n4,5,?\n", r"x.csv, line 3: the column 'target' holds '\?', which is no number"),
+        ("a;b;target\n1;2;3\n", r"The header of 'x.csv' is one column, 'a;b;target'. Separate columns with commas"),
+        (
+            "a,b,c\n1,2,3\n",
+            r"'x.csv' has no column 'target'. Its columns are a, b, c. Set 'data.datamodule.target' to one of them",
+        ),
+        ("target\n1\n2\n", r"'x.csv' has no columns besides target. Add columns of features"),
+        ("a,b,target\n1,2,3\n4,5\n", r"x.csv, line 3 has 2 cells, but the header has 3. Fix that line"),
+        (
+            "a,b,target\n1,2,3\n\n4,five,6\n",
+            r"x.csv, line 4: the column 'b' holds 'five', which is not a number. Write a number",
+        ),
+        ("a,b,target\n1,2,3\n4,5,?\n", r"x.csv, line 3: the column 'target' holds '\?', which is not a number"),
         ("a,b,target\n,2,3\n", r"x.csv, line 2: the column 'a' is empty. Write a number, remove the row, or remove the column"),
-        ("a,b,target\n1,2,3\n4,nan,6\n", r"x.csv, line 3: the column 'b' holds 'nan', which is no finite number"),
-        ("a,b,target\n1,-inf,3\n", r"line 2: the column 'b' holds '-inf', which is no finite number"),
-        ("a,b,target\n1,1e39,3\n", r"line 2: the column 'b' holds '1e39', which is no finite number"),
-        ("a,b,target\n1,2,\xff\n", r"'x.csv' cannot be read as a CSV file in UTF-8 \(.*\). Mend it"),
+        ("a,b,target\n1,2,3\n4,nan,6\n", r"x.csv, line 3: the column 'b' holds 'nan', which is not a finite number"),
+        ("a,b,target\n1,-inf,3\n", r"line 2: the column 'b' holds '-inf', which is not a finite number"),
+        ("a,b,target\n1,1e39,3\n", r"line 2: the column 'b' holds '1e39', which is not a finite number"),
+        ("a,b,target\n1,2,\xff\n", r"Cannot read 'x.csv' as a CSV file in UTF-8 \(.*\). Fix the file"),
     ],
 )
 def test_files_that_are_not_of_the_form(text, message):
@@ -261,43 +269,47 @@ def test_clients_files_must_have_the_same_columns():
     with pytest.raises(DataError) as caught:
         set_up("c")
     assert str(caught.value) == (
-        "The files' features differ: 'c/al.csv' lacks dose; 'c/zoe.csv' lacks dose and has dosis, weight besides; the others "
-        "have age, dose. Give every file of 'data.datamodule.path' the same columns."
+        "The files have different features: 'c/al.csv' lacks dose; 'c/zoe.csv' lacks dose and also has dosis, weight; "
+        "the others have age, dose. Give every file of 'data.datamodule.path' the same columns."
     )
     for k in range(7):
         write(f"c/more{k}.csv", "x,target", "1,2")
         write(f"c/usual{k}.csv", "age,dose,target", "1,2,3")
-    with pytest.raises(DataError, match=r"'c/more3.csv' lacks age, dose and has x besides, and 4 more files; the others have"):
+    with pytest.raises(DataError, match=r"'c/more3.csv' lacks age, dose and also has x, and 4 more files; the others have"):
         set_up("c")
     write("d/ann.csv", "age,dose,target", "1,2,3")
     write("test.csv", "age,dosis,target", "1,2,3")
     with pytest.raises(DataError) as caught:
         set_up("d", test_path="test.csv")
     assert str(caught.value) == (
-        "The files' features differ: 'test.csv' lacks dose and has dosis besides; the training data have age, dose. Give every "
-        "file of 'data.datamodule.test_path' the same columns."
+        "The files have different features: 'test.csv' lacks dose and also has dosis; the training data have age, dose. "
+        "Give every file of 'data.datamodule.test_path' the same columns."
     )
 
 
 def test_many_columns_are_not_all_listed():
     write("x.csv", ",".join(f"c{k}" for k in range(30)), ",".join("1" * 30))
-    with pytest.raises(DataError, match=r"it has c0, .*, c19 and 10 more. Set 'data.datamodule.target'"):
+    with pytest.raises(DataError, match=r"Its columns are c0, .*, c19 and 10 more. Set 'data.datamodule.target'"):
         set_up("x.csv")
 
 
 def test_places_that_hold_no_table():
-    with pytest.raises(DataError, match=r"'nowhere' is no file and no folder. Set 'data.datamodule.path' to a CSV file, or"):
+    with pytest.raises(
+        DataError, match=r"'nowhere' is neither a file nor a folder. Set 'data.datamodule.path' to a CSV file, or"
+    ):
         set_up("nowhere")
     Path("empty").mkdir()
-    with pytest.raises(DataError, match=r"The folder 'empty' holds no CSV file \(\*.csv\). Set 'data.datamodule.path'"):
+    with pytest.raises(DataError, match=r"The folder 'empty' has no CSV file \(\*.csv\). Set 'data.datamodule.path'"):
         set_up("empty")
     write("c/x.csv", GOOD)
-    with pytest.raises(DataError, match=r"'nowhere' is no file and no folder. Set 'data.datamodule.test_path'"):
+    with pytest.raises(DataError, match=r"'nowhere' is neither a file nor a folder. Set 'data.datamodule.test_path'"):
         set_up("c", test_path="nowhere")
     for path in ("c", "c/x.csv"):
-        with pytest.raises(DataError, match=r"'c/x.csv' lies in 'c.*': its rows would be trained on, too"):
+        with pytest.raises(DataError, match=r"'c/x.csv' is inside 'c.*', so its rows would be trained on, too"):
             set_up(path, test_path="c/x.csv")
-    with pytest.raises(DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' 'c' is"):
+    with pytest.raises(
+        DataError, match=r"'data.datamodule.client_column' names the clients of one file, but 'path' is the folder 'c'"
+    ):
         set_up("c", client_column="a")
 
 
@@ -305,17 +317,19 @@ def test_clients_and_classes_that_are_missing():
     write("x.csv", "a,site,target", "1,n,u", "2,,v")
     with pytest.raises(DataError, match=r"x.csv, line 3: the column 'site' is empty. Fill it, or remove the row"):
         set_up("x.csv", client_column="site", kind="classification")
-    with pytest.raises(DataError, match=r"has no column 'place': it has a, site, target. Set 'data.datamodule.client_column"):
+    with pytest.raises(
+        DataError, match=r"has no column 'place'. Its columns are a, site, target. Set 'data.datamodule.client_column"
+    ):
         set_up("x.csv", client_column="place")
     write("y.csv", "a,target", "1,u", "2,")
     with pytest.raises(DataError, match=r"y.csv, line 3: the column 'target' is empty. Fill it"):
         set_up("y.csv", kind="classification")
     write("y.csv", "a,target", "1,u", "2,u")
-    with pytest.raises(DataError, match=r"The column 'target' of 'y.csv' holds the single class 'u': .* 'data.datamodule.tar"):
+    with pytest.raises(DataError, match=r"The column 'target' of 'y.csv' has the single class 'u', .* 'data.datamodule.tar"):
         set_up("y.csv", kind="classification")
     write("y.csv", "a,target", "1,u", "2,v")
     write("z.csv", "a,target", "1,u", "2,w")
-    with pytest.raises(DataError, match=r"z.csv, line 3: the column 'target' holds the class 'w', which the training data"):
+    with pytest.raises(DataError, match=r"z.csv, line 3: the column 'target' has the class 'w', which does not occur in the"):
         set_up("y.csv", kind="classification", test_path="z.csv")
 
 
@@ -325,7 +339,7 @@ def test_clients_and_classes_that_are_missing():
         ({"test_share": 1.0}, "'data.datamodule.test_share' must be at least 0 and below 1"),
         ({"kind": "ranking"}, "'data.datamodule.kind' must be regression or classification, but is 'ranking'"),
         ({"kind": "classification", "target": None}, "'data.datamodule.kind' must be left out without a 'target'"),
-        ({"client_column": "target"}, "'data.datamodule.client_column' must be another column than 'target'"),
+        ({"client_column": "target"}, "'data.datamodule.client_column' must be a column other than 'target'"),
         ({"batch_size": 0}, "'data.datamodule.batch_size' must be 1 or above"),
         ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),
     ],
@@ -350,5 +364,5 @@ def test_the_training_file_within_the_test_folder():
     write("test/train.csv", GOOD)
     write("test/other.csv", GOOD)
     data = TableDataModule("test/train.csv", test_path="test")
-    with pytest.raises(DataError, match=r"'test/train.csv' lies in 'test': its rows would be tested on, too"):
+    with pytest.raises(DataError, match=r"'test/train.csv' is inside 'test', so its rows would be tested on, too"):
         data.setup("fit")

@@ -204,9 +204,12 @@ def test_clients_alone_cannot_repeat_a_change():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (["backbone"], r"freezes 'backbone', which is no part of Plain with parameters. Set 'parts' to some of: net, net.0"),
-        (["net.2"], r"freezes 'net.2', which is no part of Plain with parameters"),
-        (["net"], r"TransferLearning freezes all that Plain trains: 'parts' is \['net'\]"),
+        (
+            ["backbone"],
+            r"cannot freeze 'backbone', which is not a part of Plain with parameters. Set 'parts' to some of: net, net.0",
+        ),
+        (["net.2"], r"cannot freeze 'net.2', which is not a part of Plain with parameters"),
+        (["net"], r"TransferLearning freezes every trained parameter of Plain: 'parts' is \['net'\]"),
     ],
 )
 def test_parts_that_cannot_be_frozen(parts, message):

@@ -178,7 +178,7 @@ def test_the_report_says_once_what_came_out(capsys):
     wandb.finish()
     reported("quick", FederationReport(), fast_dev_run=True)
     text = capsys.readouterr().out
-    assert "One round, one batch per client: nothing was saved" in text
+    assert "Ran one round with one batch per client and saved nothing" in text
     assert "wandb sync" not in text
     assert not Path("quick").exists()
 

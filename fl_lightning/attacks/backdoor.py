@@ -62,14 +62,14 @@ class Backdoor:
             came = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"type {type(inputs).__name__}"
             raise DataError(
                 f"'federation.attackers.backdoor' stamps {self.size} x {self.size} pixels on images of shape (..., H, W), "
-                f"but the dataset gives {came}. Let its transform end in such a tensor, or lower 'size'."
+                f"but the dataset returns {came}. Let its transform return such a tensor, or lower 'size'."
             )
         white = 255 if inputs.dtype == torch.uint8 else 1
         value = white if self.value is None else self.value
         if inputs.dtype == torch.uint8 and not (0 <= value <= 255 and value == int(value)):
             raise DataError(
-                f"'federation.attackers.backdoor.value' is {value}, but the dataset gives images in uint8, whose pixels are "
-                "whole numbers from 0 to 255. Set it to one of these, or leave it out for 255."
+                f"'federation.attackers.backdoor.value' is {value}, but the dataset returns images in uint8, whose pixels are "
+                "whole numbers from 0 to 255. Set it to one of these, or remove it to use 255."
             )
         stamped = inputs.clone()
         stamped[..., -self.size :, -self.size :] = value

@@ -65,7 +65,7 @@ class PermutedLabels(LabelAttack):
         Raises:
             ConfigurationError: if the shift would leave every class unchanged.
         """
-        require(self.shift % num_classes != 0, _NAME + "shift", f"no multiple of the {num_classes} classes", self.shift)
+        require(self.shift % num_classes != 0, _NAME + "shift", f"not a multiple of the {num_classes} classes", self.shift)
         return (labels + self.shift) % num_classes
 
 
@@ -79,7 +79,7 @@ class RelabelClass(LabelAttack):
 
     def __init__(self, source: int, target: int) -> None:
         require(source >= 0, _NAME + "source", "a class of 0 or above", source)
-        require(target >= 0 and target != source, _NAME + "target", "another class than 'source', 0 or above", target)
+        require(target >= 0 and target != source, _NAME + "target", "a class other than 'source', 0 or above", target)
         self.source = source
         self.target = target
 

@@ -1,4 +1,4 @@
-"""The two checkpoints of a federation: its best round, and its last."""
+"""The two checkpoints of a federation: its best round and its last round."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
 
 
 class _InTheRunsFolder(FindsLastCheckpoint):
-    """In a fixed folder, so that a later process finds it: Lightning's own default is a new folder for each run."""
+    """Save into a fixed folder that a later process can find; by default, Lightning makes a new folder for each run."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the folder."""
+        """Set the folder."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # on a resume it should
+            warnings.filterwarnings("ignore", "Checkpoint directory .* exists and is not empty")  # expected when a run resumes
             super().setup(trainer, pl_module, stage)
 
     def find_last(self, trainer: Trainer) -> set[str]:
-        """Look into the folder."""
+        """Look for checkpoints in the folder."""
         if self.dirpath is None:
             self.dirpath = str(Path(trainer.default_root_dir).absolute() / "checkpoints")
         return super().find_last(trainer)
 
 
 class BestCheckpoint(_InTheRunsFolder):
-    """Keeps the best round by a metric, as ``best.ckpt``.
+    """Keep the best round by a metric, as ``best.ckpt``.
 
     Args:
-        monitor: a metric that the module logs in validation.
-        mode: ``max`` if higher is better, ``min`` if lower is; by default what the name of the metric says: see
+        monitor: name of a metric that the module logs in validation.
+        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies: see
             :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
+        dirpath: folder of the checkpoint; ``<default_root_dir>/checkpoints`` by default.
 
     Raises:
-        ConfigurationError: without a mode where the name does not tell.
+        ConfigurationError: if neither ``mode`` nor the name of the metric says which direction is better.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class BestCheckpoint(_InTheRunsFolder):
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the metric before the first round."""
+        """Check before the first round that the module logs the metric."""
         refuse_unknown_metrics(trainer, pl_module, {"best_checkpoint.monitor": str(self.monitor)})
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the model if it is the best.
+        """Save the model if it is the best so far.
 
         Raises:
             ConfigurationError: if the module does not log the metric.
@@ -75,14 +75,14 @@ class BestCheckpoint(_InTheRunsFolder):
 
 
 class LastCheckpoint(_InTheRunsFolder):
-    """Keeps every round's end, as ``last.ckpt``: what ``ckpt_path="last"`` goes on from; from ``best.ckpt`` where it is alone.
+    """Save the end of every round as ``last.ckpt``, which ``ckpt_path="last"`` resumes from, or from ``best.ckpt`` if alone.
 
     Args:
-        dirpath: folder; ``<default_root_dir>/checkpoints`` by default.
-        every_n_rounds: how often, >= 1.
+        dirpath: folder of the checkpoint; ``<default_root_dir>/checkpoints`` by default.
+        every_n_rounds: number of rounds between two checkpoints, >= 1.
 
     Raises:
-        CheckpointError: by ``fit(ckpt_path="last")`` where there is none; Lightning would start again with a warning.
+        CheckpointError: by ``fit(ckpt_path="last")`` if there is no checkpoint; Lightning would warn and start again.
     """
 
     def __init__(self, dirpath: str | None = None, every_n_rounds: int = 1) -> None:
@@ -95,14 +95,14 @@ class LastCheckpoint(_InTheRunsFolder):
         )
 
     def find_last(self, trainer: Trainer) -> set[str]:
-        """Choose the best round where there is no last one.
+        """Return the last round's checkpoint, or the best one if there is no last.
 
         Raises:
-            CheckpointError: where there is neither.
+            CheckpointError: if there is neither.
         """
         found = super().find_last(trainer)
         best = Path(str(self.dirpath)) / "best.ckpt"
-        if not found and best.exists():  # killed in the first round, between the two
+        if not found and best.exists():  # killed in the first round, after saving the best and before saving the last
             return {str(best)}
         if not found:
             raise nothing_to_resume(str(self.dirpath))
@@ -110,23 +110,23 @@ class LastCheckpoint(_InTheRunsFolder):
 
 
 def nothing_to_resume(folder: str) -> CheckpointError:
-    """The error for ``ckpt_path="last"`` where there is no checkpoint."""
+    """Return the error for ``ckpt_path="last"`` without a checkpoint."""
     return CheckpointError(
-        f"'ckpt_path last' finds no checkpoint in '{folder}': there is nothing to go on from. Leave it out to start, or set "
-        "'trainer.default_root_dir' to the folder of the run."
+        f"'ckpt_path' is 'last', but '{folder}' has no checkpoint to resume from. Remove 'ckpt_path' to start a new run, or "
+        "set 'trainer.default_root_dir' to the folder of the run."
     )
 
 
 def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
-    """Set ``ckpt_path`` to the best checkpoint of the run where it is ``best``, or none is given for an evaluation.
+    """Set ``ckpt_path`` to the run's best checkpoint if it is ``best``, or if an evaluation has none.
 
     Args:
-        config: of a subcommand of the command line.
-        command: ``fit``, ``validate``, ``test`` or ``predict``; others read no checkpoint.
+        config: configuration of a subcommand.
+        command: ``fit``, ``validate``, ``test`` or ``predict``; other commands read no checkpoint.
         tell: whether to print the choice.
 
     Raises:
-        ConfigurationError: if there is none; random weights would be evaluated without a word.
+        ConfigurationError: if there is no checkpoint; otherwise the command would silently evaluate random weights.
     """
     evaluates = command in ("validate", "test", "predict")
     given = config.get("ckpt_path")
@@ -137,12 +137,14 @@ def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
     if best.exists():
         config.ckpt_path = str(best)
         if tell and not given:
-            print(f"Checkpoint: {best}, the best of the run; '--ckpt_path' takes another.")
+            print(f"Checkpoint: {best}, the best of the run. Use '--ckpt_path' to choose another.")
         return
     if given:
-        raise ConfigurationError(f"'ckpt_path best' finds no '{best}'. Give the path of a checkpoint, or fit first.")
+        raise ConfigurationError(
+            f"'ckpt_path' is 'best', but there is no '{best}'. Give the path of a checkpoint, or run 'fit' first."
+        )
     other = f"'--ckpt_path {last}', the last round" if last.exists() else "'--ckpt_path'"
     raise ConfigurationError(
-        f"'{command}' needs a trained model, and there is no '{best}'. Name a checkpoint by {other}, set "
-        "'trainer.default_root_dir' to the folder of a run, or fit first."
+        f"'{command}' needs a trained model, but there is no '{best}'. Name a checkpoint by {other}, set "
+        "'trainer.default_root_dir' to the folder of a run, or run 'fit' first."
     )

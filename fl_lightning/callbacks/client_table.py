@@ -1,4 +1,4 @@
-"""What each client did over the whole run."""
+"""Tables of what each client did during the run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fl_lightning.types import ClientUpdate
 COLUMNS = ("client", "rounds", "examples", "steps", "last loss", "last score", "mean share", "seconds", "MB down", "MB up")
 _SUMS = ("rounds", "steps", "share", "seconds", "down", "up")
 _MOST_ROWS = 100_000
-"""Of a table in W&B."""
+"""Columns of the table in W&B."""
 
 
 class ClientTable(FederationCallback):
-    """Write what each client did into the run's folder, and at the end of a fit to W&B: ``clients``, ``client_rounds``.
+    """Write what each client did to the run's folder, and at the end of a fit to W&B as ``clients`` and ``client_rounds``.
 
-    ``clients.csv`` has a row for every client that took part: its rounds, training examples, optimizer steps in all, loss and
-    score (where the strategy asks for one) of its last round, mean of its shares p_k / sum p_k, seconds of training in all, and
-    megabytes that were sent to it and that it sent. ``client_rounds.csv`` has a row for every client and round, with all that
-    the log could have as columns; W&B gets the last 100,000 of them. What there is none of is left empty.
+    ``clients.csv`` has a row for every client that took part: its number of rounds, training examples, total optimizer steps,
+    loss and score (if the strategy needs one) of its last round, mean share p_k / sum p_k, total seconds of training, and
+    megabytes received and sent. ``client_rounds.csv`` has a row for every client and round, with everything that the log could
+    contain as columns; W&B gets the last 100,000 rows. Cells without a value are empty.
 
     Args:
-        enabled: whether a fit makes it.
+        enabled: whether a fit writes the tables.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -42,13 +42,13 @@ class ClientTable(FederationCallback):
         self._resumes = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin anew, unless a checkpoint was loaded for this fit."""
+        """Clear the sums, unless a checkpoint was loaded for this fit."""
         if not self._resumes:
             self._sums = {}
         self._resumes = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget rounds that are still to come."""
+        """Remove the rounds that are about to run from the file."""
         if self._writes(trainer):
             forget_rounds(_rounds_of(trainer), trainer.current_epoch)
 
@@ -57,7 +57,7 @@ class ClientTable(FederationCallback):
         return self.enabled and trainer.is_global_zero and not quick
 
     def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
-        """Add a round."""
+        """Add the rows of a round."""
         if not self.enabled:
             return
         if self._writes(trainer):
@@ -78,7 +78,7 @@ class ClientTable(FederationCallback):
                 own[name] += value
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the table, on the first rank."""
+        """Write the tables, on the first rank."""
         if not self._sums or not self._writes(trainer):
             return
         rows = [self._row(trainer, client, own) for client, own in sorted(self._sums.items())]
@@ -98,11 +98,11 @@ class ClientTable(FederationCallback):
         return [_name(trainer, client), *counts, *(None if math.isnan(x) else x for x in figures)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
+        """Return the sums so far."""
         return {"sums": {client: dict(own) for client, own in self._sums.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the sums."""
         self._sums = {int(client): dict(own) for client, own in state_dict["sums"].items()}
         self._resumes = True
 
@@ -117,7 +117,7 @@ def _name(trainer: Trainer, client: int) -> str:
 
 
 def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
-    """Add a round's rows to the file; the first round decides on its columns."""
+    """Append the rows of a round to the file; the first round decides the columns."""
     path = _rounds_of(trainer)
     figures = [client_figures(update) for update in updates]
     if path.exists():
@@ -135,5 +135,5 @@ def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
 
 
 def _values(line: list[str]) -> list[Any]:
-    """Cells as W&B takes them: round, client, numbers."""
+    """Convert a row to the types that W&B expects: the round, the client, and numbers."""
     return [int(line[0]), line[1], *(float(cell) if cell else None for cell in line[2:])]

@@ -1,4 +1,4 @@
-"""A file with every client that a round had to do without."""
+"""A file of all client failures."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ COLUMNS = ("round", "client", "attempts", "cause")
 
 
 class FailureLog(FederationCallback):
-    """Writes ``failures.csv`` into the run's folder: round, client, attempts and cause of each failure; none, no file.
+    """Write ``failures.csv`` into the run's folder: round, client, attempts and cause of each failure. No failure, no file.
 
-    A resumed run first takes out the rounds that it does again.
+    A resumed run first removes the rows of the rounds that it repeats.
 
     Args:
-        enabled: whether a fit writes it.
+        enabled: whether a fit writes the file.
     """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget rounds that are still to come."""
+        """Remove the rounds that are about to run from the file."""
         if self.enabled and trainer.is_global_zero:
             forget_rounds(self._path(trainer), trainer.current_epoch)
 
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
-        """Add a line."""
+        """Append a row."""
         if self.enabled and trainer.is_global_zero:
             row = [failure.round_idx, failure.client, failure.attempts, failure.cause]
             append_rows(self._path(trainer), COLUMNS, [row])

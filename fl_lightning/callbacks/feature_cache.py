@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once per example."""
+"""A cache of a frozen backbone's features, computed once per example."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fl_lightning.models.frozen_backbone import FrozenBackbone
 
 
 class FeatureCache(Callback):
-    """Trains the head of a :class:`~fl_lightning.FrozenBackbone` on features that are computed once, before training.
+    """Train the head of a :class:`~fl_lightning.FrozenBackbone` on features that are computed once, before training.
 
-    Works where the module's ``network`` is a FrozenBackbone and the data come from an :class:`~fl_lightning.ImageDataModule`
-    whose images are the same in each epoch: no augmentation, no noise at the clients. Else it says so and changes nothing.
-    Features are in float32, in the CPU's memory, of the training and the server's set; every rank computes them. The results
-    are those without it, to rounding.
+    The cache works if the module's ``network`` is a FrozenBackbone and the data come from an
+    :class:`~fl_lightning.ImageDataModule` whose images are the same in each epoch: no augmentation, and no noise at the
+    clients. Otherwise it says why not and changes nothing. It holds the features of the training set and the server's set as
+    float32 in CPU memory; every rank computes them. The results equal those without the cache, up to rounding.
 
     Args:
-        enabled: whether it does.
-        memory_limit: GiB that the features of all images may take.
+        enabled: whether to cache features.
+        memory_limit: largest size of the features of all images, in GiB.
     """
 
     def __init__(self, enabled: bool = True, memory_limit: float = 8.0) -> None:
@@ -37,7 +37,7 @@ class FeatureCache(Callback):
         self._data: Any = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace images by features."""
+        """Replace images with their features."""
         network = getattr(pl_module, "network", None)
         if not self.enabled or not isinstance(network, FrozenBackbone):
             return
@@ -47,10 +47,10 @@ class FeatureCache(Callback):
         obstacle = "TransferLearning thaws parts" if thaws else _obstacle(network, data, images)
         obstacle = obstacle or self._too_large(network, images, trainer.strategy.root_device)
         if obstacle:
-            rank_zero_info(f"The frozen backbone's features are computed anew in each epoch: {obstacle}.")
+            rank_zero_info(f"Features of the frozen backbone are not cached, but recomputed in every epoch: {obstacle}.")
             return
         self._data = data
-        rank_zero_info("Computing the frozen backbone's features, once for all rounds.")
+        rank_zero_info("Computing the features of the frozen backbone, once for all rounds.")
         images.use_features(_computer(network, trainer.strategy.root_device))
         _reload(data)
 
@@ -62,11 +62,11 @@ class FeatureCache(Callback):
         return f"those of {examples} images take {size:.1f} GiB, above 'feature_cache.memory_limit' {self.memory_limit}"
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the images back."""
+        """Restore the images."""
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the images back: Lightning calls no ``teardown`` after an error."""
+        """Restore the images: Lightning calls no ``teardown`` after an error."""
         self._release()
 
     def _release(self) -> None:
@@ -96,9 +96,9 @@ def _computer(network: FrozenBackbone, device: torch.device) -> Callable[[Tensor
 
 def _obstacle(network: FrozenBackbone, data: Any, images: Any) -> str:
     if any(parameter.requires_grad for parameter in network.backbone.parameters()):
-        return "a part of it is trained"
+        return "some of its parameters are trained"
     if not isinstance(images, ImageDataModule):
-        return f"{type(images).__name__} is no ImageDataModule"
+        return f"{type(images).__name__} is not an ImageDataModule"
     if images.augmentation is not None:
         return "'data.datamodule.augmentation' changes the images"
     if isinstance(data, FederatedDataModule) and data.feature_noise:

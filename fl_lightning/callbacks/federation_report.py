@@ -1,4 +1,4 @@
-"""What is left of a run beside its model, from one callback, in Python as on the command line."""
+"""One callback that reports a whole run, in Python as on the command line."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fl_lightning.reporting.wandb import describe_run, summarise_tests, where_to
 
 
 class FederationReport(FederationCallback):
-    """Reports a run as the command line does: the partition, the clients, the settings, and a summary at the end.
+    """Report a run as the command line does: the partition, the clients, the settings, and a summary at the end.
 
-    It stands for :class:`PartitionReport` and :class:`ClientTable`, which the Trainer gets where it has none of its own. The
-    settings go into the configuration of a W&B run, what a test measures into its summary. A fit ends with lines that say what
-    came out and where everything is; an offline W&B run with the one that uploads it.
+    It includes :class:`PartitionReport` and :class:`ClientTable`, and adds them to the Trainer if it has none of its own. A W&B
+    run gets the settings as its configuration and the results of a test in its summary. A fit ends with lines that give the
+    results and the location of every file; for an offline W&B run they include the command that uploads it.
     """
 
     def __init__(self) -> None:
         self._cleanup = ExitStack()
-        self._speaks = True  # not the second of two
+        self._speaks = True  # False for a second report in the same Trainer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Add the other two for a fit; send a test's figures to the summary."""
+        """Add the two other callbacks for a fit, and send the figures of a test to the summary."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         self._speaks = self is next(callback for callback in callbacks if isinstance(callback, FederationReport))
         if stage == "fit":
@@ -40,7 +40,7 @@ class FederationReport(FederationCallback):
                 self._cleanup.enter_context(summarise_tests(logger))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Describe the run to W&B, unless the command line does, which knows every setting."""
+        """Describe the run to W&B, unless the command line does so, which knows every setting."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         owner = next((callback for callback in callbacks if isinstance(callback, FederatedOrchestrator)), None)
         if not trainer.is_global_zero or owner is None or any(getattr(c, "describes_runs", False) for c in callbacks):
@@ -51,7 +51,7 @@ class FederationReport(FederationCallback):
             describe_run(logger, settings, str(getattr(data, "origin", "")))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Say what came out and where everything is, on the first rank."""
+        """Print the results and where the files are, on the first rank."""
         self._cleanup.close()
         if not trainer.is_global_zero or not self._speaks or stage not in ("fit", "test"):
             return
@@ -63,5 +63,5 @@ class FederationReport(FederationCallback):
             print(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the loggers back: Lightning calls no ``teardown`` after an error."""
+        """Restore the loggers: Lightning calls no ``teardown`` after an error."""
         self._cleanup.close()

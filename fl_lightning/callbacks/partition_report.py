@@ -1,4 +1,4 @@
-"""What each client holds, before anything trains."""
+"""A report of each client's data, before training begins."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.tables import log_table
 
 _MOST_CLASSES = 1_000
-"""Whole numbers above are taken for something else than classes."""
+"""Largest whole number that counts as a class; labels above it are treated as other values."""
 
 
 class PartitionReport(Callback):
-    """Shows the partition when a fit starts: a table on the terminal, ``partition.csv`` and ``partition.png``, W&B.
+    """Show the partition when a fit starts: a table on the terminal, ``partition.csv``, ``partition.png``, and W&B.
 
-    Classes are shown where the partitioner has read the labels, or the dataset tells them without reading every example. The
-    picture needs matplotlib.
+    The report shows classes if the partitioner has read the labels, or if the dataset provides them without reading every
+    example. The picture needs matplotlib.
 
     Args:
-        enabled: whether a fit shows it; ``fl-lightning partition`` always does.
-        max_clients: rows of the table on the terminal, >= 1; the files have all clients.
+        enabled: whether a fit shows the report; ``fl-lightning partition`` always does.
+        max_clients: largest number of rows of the table on the terminal, >= 1; the files contain all clients.
     """
 
     def __init__(self, enabled: bool = True, max_clients: int = 20) -> None:
@@ -38,7 +38,7 @@ class PartitionReport(Callback):
         self.max_clients = max_clients
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show it, on the first rank."""
+        """Show the partition, on the first rank."""
         data = getattr(trainer, "datamodule", None)
         quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]
         if self.enabled and not quick and trainer.is_global_zero and isinstance(data, FederatedDataModule):
@@ -50,8 +50,8 @@ class PartitionReport(Callback):
         """Print the table, and write the files into a folder.
 
         Args:
-            data: after ``setup('fit')``.
-            folder: of the run; None writes nothing.
+            data: a datamodule after ``setup('fit')``.
+            folder: folder of the run; None writes no files.
         """
         summary = summarize(data)
         print(summary.text(self.max_clients))
@@ -69,7 +69,7 @@ class PartitionReport(Callback):
 
 
 def summarize(data: FederatedDataModule) -> PartitionSummary:
-    """Summarize what each client holds, after ``setup('fit')``; by true labels, not those of attackers."""
+    """Summarize each client's data after ``setup('fit')``, by the true labels, not those of attackers."""
     division = data.splits
     dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
@@ -92,7 +92,7 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
 
 
 def _picture(trainer: Trainer) -> dict[str, Any]:
-    import wandb  # slow, and only its logger needs it
+    import wandb  # slow to import, and only its logger needs it
 
     path = Path(trainer.default_root_dir) / "partition.png"
     return {"partition_picture": wandb.Image(str(path))} if path.exists() else {}

@@ -1,4 +1,4 @@
-"""What the server's model draws, as a picture at the end of a run."""
+"""Pictures of the global model's predictions at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from fl_lightning.reporting.prediction_images import draw_predictions, keep_pict
 
 
 class PredictionImages(Callback):
-    """Draws image, target and prediction of a network from image to image: ``val_predictions.png`` at the end of a fit, of the
-    server's model on the first validation images, and ``test_predictions.png`` at the end of a test.
+    """Draw image, target and prediction of an image-to-image network.
 
-    The pictures lie beside the file of the CSV logger, without one in the run's folder, and go to W&B. Where the module has a
-    ``readout`` that maps such images to one number each, as a :class:`~fl_lightning.DensityCount` does, that of target and
-    prediction stand above them. For a module that draws no images there is one warning and no picture. Needs matplotlib.
+    ``val_predictions.png`` shows the global model on the first validation images at the end of a fit, and
+    ``test_predictions.png`` the same on the first test images at the end of a test. The pictures are saved next to the file of
+    the CSV logger, or in the run's folder if there is none, and go to W&B. If the module has a ``readout`` that maps such
+    images to one number each, as :class:`~fl_lightning.DensityCount` has, the pictures show the numbers of target and
+    prediction. A module that does not predict images gets one warning and no picture. Needs matplotlib.
 
     Args:
-        images: how many are drawn, >= 1, of the first batch (on several ranks, of the first rank's).
+        images: number of images to draw, >= 1, from the first batch (of the first rank, if there are several).
     """
 
     def __init__(self, images: int = 4) -> None:
@@ -43,7 +44,7 @@ class PredictionImages(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the first images as the module gets them; the model that is drawn from is that of the end."""
+        """Keep the first images as the module gets them; the prediction is made by the final model."""
         if trainer.state.fn is TrainerFn.FITTING:
             self._keep(trainer, batch, batch_idx + dataloader_idx)
 
@@ -60,11 +61,11 @@ class PredictionImages(Callback):
         self._keep(trainer, batch, batch_idx + dataloader_idx)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """RoundPlan, on the first rank."""
+        """Draw the picture, on the first rank."""
         self._show(trainer, pl_module, "val_predictions", max(0, trainer.current_epoch - 1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """RoundPlan, on the first rank."""
+        """Draw the picture, on the first rank."""
         self._show(trainer, pl_module, "test_predictions", trainer.current_epoch)
 
     def _keep(self, trainer: Trainer, batch: Any, position: int) -> None:
@@ -82,32 +83,32 @@ class PredictionImages(Callback):
             (predictions,) = _images([_forward(trainer, module, inputs)], "predictions")
             if predictions.shape != targets.shape:
                 raise ValueError(f"predictions have the shape {tuple(predictions.shape)}, targets {tuple(targets.shape)}")
-        except Exception as error:  # whatever a module raises that was not made for this
+        except Exception as error:  # a module that was not made for this may raise anything
             self._warn(f"it needs a module that maps images to images, but {type(module).__name__} does not: {error}")
             return
         counts = _counts(getattr(module, "readout", None), targets, predictions)
         picture = draw_predictions(inputs, targets, predictions, counts)
         if picture is None:
-            self._warn("a picture needs matplotlib: pip install 'fl_lightning[plots]'")
+            self._warn("drawing needs matplotlib, which is not installed (pip install 'fl_lightning[plots]')")
         else:
             keep_picture(trainer, name, picture, round_idx)
 
     def _warn(self, why: str) -> None:
         if not self._warned:
-            rank_zero_warn(f"PredictionImages draws nothing: {why}. Mend that, or take it out of 'trainer.callbacks'.")
+            rank_zero_warn(f"PredictionImages draws no pictures: {why}. Fix this, or remove it from 'trainer.callbacks'.")
         self._warned = True
 
 
 def _images(parts: list[Any], what: str) -> list[Tensor]:
-    """The same, if they are batches of images."""
+    """Return the parts if they are batches of images."""
     shapes = [str(tuple(part.shape)) if isinstance(part, Tensor) else "no tensor" for part in parts]
     if not all(isinstance(part, Tensor) and part.ndim == 4 for part in parts):
-        raise ValueError(f"{what} must be of the shape (N, C, H, W), but there is {' and '.join(shapes)}")
+        raise ValueError(f"{what} must have the shape (N, C, H, W), but got {' and '.join(shapes)}")
     return parts
 
 
 def _forward(trainer: Trainer, module: LightningModule, inputs: Tensor) -> Tensor:
-    """Return the module's output in evaluation mode; its modes and the random state stay as they were."""
+    """Return the module's output in evaluation mode, and leave its modes and the random state unchanged."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -126,6 +127,6 @@ def _counts(readout: Callable[[Tensor], Tensor] | None, targets: Tensor, predict
     try:
         with torch.no_grad():
             counts = readout(targets.to(predictions.device)), readout(predictions)
-    except Exception:  # another thing of that name
+    except Exception:  # an attribute of that name that is something else
         return None
     return counts if all(isinstance(c, Tensor) and c.shape == targets.shape[:1] for c in counts) else None

@@ -1,4 +1,4 @@
-"""Keeping what ``predict`` computes."""
+"""A file of what ``predict`` computes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAME = re.compile(r"predictions(?:-(\d+))?-rank\d+\.pt")
 
 
 class PredictionFile(BasePredictionWriter):
-    """Writes the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch.
+    """Write the predictions of ``predict`` to ``<default_root_dir>/predictions-rank<r>.pt``, one tensor per batch.
 
-    Earlier files stay: later ones are ``predictions-2-rank<r>.pt``, ``predictions-3-rank<r>.pt`` and so on, with the same
-    number on every rank. The file is made before the first batch, so that a folder that cannot be written is said at once.
+    Existing files are kept: later ones are ``predictions-2-rank<r>.pt``, ``predictions-3-rank<r>.pt`` and so on, with the same
+    number on every rank. The file is created before the first batch, so that a folder that is not writable is reported at once.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class PredictionFile(BasePredictionWriter):
         self._path: Path | None = None
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
-            ConfigurationError: if it cannot be made.
+            ConfigurationError: if the file cannot be created.
         """
         folder = Path(trainer.default_root_dir)
         number: int = trainer.strategy.broadcast(_next_number(folder))
@@ -43,25 +43,25 @@ class PredictionFile(BasePredictionWriter):
             self._path = path
         except OSError as error:
             failure = ConfigurationError(
-                f"The predictions cannot be written to '{path}' ({error.strerror}). Set 'trainer.default_root_dir' to a folder "
-                "that can be written."
+                f"Cannot write the predictions to '{path}' ({error.strerror}). Set 'trainer.default_root_dir' to a writable "
+                "folder."
             )
         Collectives(trainer).gather_or_raise(None, failure)
 
     def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
-        """Write the file and say where."""
+        """Write the file and print its path."""
         assert self._path is not None
         torch.save(predictions, self._path)
         print(f"Predictions: {self._path}")
         self._path = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave no empty file behind."""
+        """Remove the file if it is empty."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 def _next_number(folder: Path) -> int:
-    """Return one more than the highest number of the folder's files; the first has none."""
+    """Return the next free number of the folder's files; the first file has no number."""
     found = (_NAME.fullmatch(path.name) for path in folder.glob("predictions*.pt"))
     return 1 + max((int(match[1] or 1) for match in found if match), default=0)

@@ -1,4 +1,4 @@
-"""Live bars for rounds and clients on a terminal; without one, a line for each round."""
+"""Live bars for rounds and clients on a terminal; elsewhere, a line for each round."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tqdm.auto import tqdm
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 4
-"""Figures of a round where the module shows none in a progress bar."""
+"""Number of metrics in a round's line if the module shows none in a progress bar."""
 
 
 class FederationProgressBar(ProgressBar):
     """Show rounds and clients instead of epochs and batches.
 
-    Where the output is not a terminal, such as a log of SLURM or CI, print a line after each round instead: the server's
-    metrics, the number of clients, which of them failed, and the seconds that the round took with its validation. On several
+    If the output is not a terminal, such as a log of SLURM or CI, print a line after each round instead: the server's
+    metrics, the number of clients, which of them failed, and the seconds that the round took including validation. On several
     ranks the client bar counts the clients of the first rank.
     """
 
@@ -32,7 +32,7 @@ class FederationProgressBar(ProgressBar):
         self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[int](), False
 
     def disable(self) -> None:
-        """Show nothing: Lightning calls it on all ranks but the first."""
+        """Hide the bars; Lightning calls this on all ranks but the first."""
         self._enabled = False
 
     def enable(self) -> None:
@@ -64,20 +64,20 @@ class FederationProgressBar(ProgressBar):
             self._clients.set_postfix(training=client)
 
     def on_client_end(self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate) -> None:
-        """Count a client."""
+        """Count the client."""
         if self._clients is not None:
             self._clients.update()
 
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
-        """Remember a client that the round has to do without."""
+        """Remember a client that failed."""
         self._failed.append(failure.client)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember that the round was validated: otherwise its figures are those of an earlier round."""
+        """Remember that the round was validated; otherwise the figures are those of an earlier round."""
         self._validated = True
 
     def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
-        """Count a round and show the server's metrics."""
+        """Count the round and show the server's metrics."""
         if self._enabled and not sys.stderr.isatty():
             print(self._line(trainer, round_idx), file=sys.stderr, flush=True)
         if self._rounds is not None:
@@ -96,7 +96,7 @@ class FederationProgressBar(ProgressBar):
         return f"Round {number}: {', '.join(parts)}, {time.perf_counter() - self._begun:.1f} s"
 
     def close(self) -> None:
-        """Close the bars, so that what comes next stands on a line of its own."""
+        """Close the bars, so that later output begins on a new line."""
         for bar in (self._clients, self._rounds):
             if bar is not None:
                 bar.close()
@@ -104,7 +104,7 @@ class FederationProgressBar(ProgressBar):
 
 
 def _figures(trainer: Trainer) -> dict[str, float]:
-    """Return the module's progress-bar metrics, or if it has none, the first that it logs in validation."""
+    """Return the module's progress-bar metrics, or the first that it logs in validation if it has none."""
     shown = {name: float(value) for name, value in trainer.progress_bar_metrics.items() if name not in ("v_num", "round")}
     if shown:
         return shown

@@ -1,4 +1,4 @@
-"""CSV files with rows of rounds, which grow while a federation runs and are whole again after a resume."""
+"""CSV files with rows per round, which grow while a federation runs and stay consistent after a resume."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 
 def forget_rounds(path: Path, first: int) -> None:
-    """Take the rounds from ``first`` on out of a file, where there is one: a resumed run does them again.
+    """Remove the rounds from ``first`` on from a file, if it exists: a resumed run repeats them.
 
     Args:
-        path: of the file, whose first column is the round.
-        first: from 0.
+        path: CSV file whose first column is the round.
+        first: first round to remove, from 0.
     """
     if not path.exists():
         return
     header, *rows = read_rows(path)
     kept = [row for row in rows if int(row[0]) < first]
-    if not kept:  # what comes may have other columns
+    if not kept:  # the new rows may have other columns
         path.unlink()
         return
     with path.open("w", newline="") as file:
@@ -27,7 +27,7 @@ def forget_rounds(path: Path, first: int) -> None:
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Add rows to a file, with a header where it is new."""
+    """Append rows to a file, with a header if the file is new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:
@@ -35,7 +35,7 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def read_rows(path: Path) -> list[list[str]]:
-    """Header and rows, as far as they are whole: a process that was killed may leave half a line."""
+    """Return the header and all complete rows; a killed process may leave half a line."""
     with path.open(newline="") as file:
         text = file.read()
     header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines(keepends=True))) or [[]]

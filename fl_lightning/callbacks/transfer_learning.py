@@ -12,26 +12,26 @@ from fl_lightning.errors import ConfigurationError, require
 
 
 class TransferLearning(Callback):
-    """Freezes parts of the module, such as a pretrained backbone, before a round, and thaws them before another.
+    """Freeze parts of the module, such as a pretrained backbone, and thaw them in a later round.
 
-    A frozen part has no gradients and is in evaluation mode: no dropout, BatchNorm with its own statistics. It is not
-    trained, not sent, not averaged, and does not count in ``federation/bytes_down`` and ``bytes_up``; what strategies,
-    transforms and privacy see is what is trained. Without a federation, in a Trainer of your own, rounds are epochs.
+    A frozen part has no gradients and is in evaluation mode: no dropout, and BatchNorm uses its stored statistics. It is not
+    trained, sent or averaged, and does not count in ``federation/bytes_down`` and ``bytes_up``; strategies, transforms and
+    privacy see only what is trained. Without a federation, in a Trainer of your own, epochs take the place of rounds.
 
     Lightning's own finetuning callbacks, and any other that changes ``requires_grad`` of the module between rounds, work in
     the same way.
 
     Args:
         parts: names of submodules, as ``module.named_modules()`` gives them, such as ``network.backbone``.
-        thaw_after: n >= 1: the parts are frozen for n rounds and trained from then on; None for ever.
-        freeze_after: n >= 0: the parts are trained for n rounds before they are frozen.
+        thaw_after: round n >= 1 from which the parts are trained; None keeps them frozen.
+        freeze_after: round n >= 0 from which the parts are frozen; before it they are trained.
 
     Raises:
         ConfigurationError: for a value outside its range, and at the start of ``fit`` for a part that does not exist.
     """
 
     changes_training = True
-    """A resumed run compares its settings."""
+    """Names of the settings that a resumed run compares."""
 
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
         require(not isinstance(parts, str) and len(parts) > 0, "parts", "a list of names of submodules", parts)
@@ -39,25 +39,25 @@ class TransferLearning(Callback):
         later = thaw_after is None or thaw_after > freeze_after
         require(later, "thaw_after", f"above 'freeze_after', {freeze_after}, or null", thaw_after)
         self.parts, self.thaw_after, self.freeze_after = list(parts), thaw_after, freeze_after
-        self._modes: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # of what is frozen, also over fits
+        self._modes: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # modes of frozen parts, kept across fits
 
     def is_frozen(self, round_idx: int) -> bool:
-        """Whether the parts are frozen in a round, from 0."""
+        """Return whether the parts are frozen in a round, counted from 0."""
         return round_idx >= self.freeze_after and (self.thaw_after is None or round_idx < self.thaw_after)
 
     @property
     def changes(self) -> bool:
-        """Whether what is trained changes in the course of the run."""
+        """Whether the trained parts change during the run."""
         return self.freeze_after > 0 or self.thaw_after is not None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the parts, and for something that is left to train."""
+        """Check that the parts exist and that something is left to train."""
         chosen = {id(parameter) for part in self._find(pl_module) for parameter in part.parameters()}
         rest = (p.requires_grad for p in pl_module.parameters() if id(p) not in chosen)
         if not any(rest):
             raise ConfigurationError(
-                f"TransferLearning freezes all that {type(pl_module).__name__} trains: 'parts' is {self.parts}. Leave "
-                "something out of it, such as the head."
+                f"TransferLearning freezes every trained parameter of {type(pl_module).__name__}: 'parts' is {self.parts}. "
+                "Remove at least one part, such as the head."
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,7 +82,7 @@ class TransferLearning(Callback):
             if name not in known or not any(True for _ in known[name].parameters()):
                 there = [n for n, part in known.items() if n and n.count(".") < 2 and any(True for _ in part.parameters())]
                 raise ConfigurationError(
-                    f"TransferLearning freezes {name!r}, which is no part of {type(module).__name__} with parameters. Set "
-                    f"'parts' to some of: {', '.join(there[:20]) or 'none'}."
+                    f"TransferLearning cannot freeze {name!r}, which is not a part of {type(module).__name__} with parameters. "
+                    f"Set 'parts' to some of: {', '.join(there[:20]) or 'none'}."
                 )
         return [known[name] for name in self.parts]

@@ -25,8 +25,8 @@ def private_names_of(library: str) -> Iterator[None]:
         yield
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"fl_lightning does not work with {library} {installed(library)}: {error}. Install the release of {library} that "
-            "came before, or a newer fl_lightning."
+            f"fl_lightning does not work with {library} {installed(library)}: {error}. Install the previous release of "
+            f"{library}, or a newer fl_lightning."
         ) from error
 
 

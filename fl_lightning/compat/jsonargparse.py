@@ -13,7 +13,7 @@ from fl_lightning.compat import private_names_of
 
 with private_names_of("Python"):
     HelpAction = argparse._HelpAction
-    """The action of ``--help``: argparse knows it as ``action="help"``, and not as a class to derive from."""
+    """The action of ``--help``, which argparse knows as ``action="help"`` and not as a class to derive from."""
     _VersionAction = argparse._VersionAction
 
 _BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")

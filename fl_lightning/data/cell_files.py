@@ -27,12 +27,12 @@ _FORMS = "NAME.png (or .jpg, .tif) beside NAME.csv, or NAMEcell.png beside NAMEd
 @dataclass(frozen=True)
 class CellFiles:
     """List the images, in the order of clients and names.
-
-    Args:
-        images: the image files.
-        annotations: a CSV file or an image of dots for each image.
-        domains: the client of each image, int64, shape (n,).
-        domains_names: the names of the clients, sorted; empty if the images are not divided by client.
+    _FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv, or NAMEcell.png next to NAMEdots.png"
+        Args:
+            images: the image files.
+            annotations: a CSV file or an image of dots for each image.
+            domains: the client of each image, int64, shape (n,).
+            domains_names: the names of the clients, sorted; empty if the images are not divided by client.
     """
 
     images: tuple[Path, ...]
@@ -52,27 +52,28 @@ class CellFiles:
 
 
 def find_cells(root: Path) -> CellFiles:
-    """Find images in root/image or root/client/image, each with its annotation beside it.
+    """Find images in root/image or root/client/image, each with its annotation next to it.
 
     Raises:
         DataError: if a folder has no images, an image no annotation, or an annotation no image.
     """
     if not root.is_dir():
-        raise DataError(f"'{root}' is no folder. Set 'data.datamodule.root' to one with images of the form {_FORMS}.")
+        raise DataError(f"'{root}' is not a folder. Set 'data.datamodule.root' to a folder with images of the form {_FORMS}.")
     folders = folders_in(root)
     own = [] if folders and not _files(root, _IMAGES) else _pairs(root)
     if own and folders:
         raise DataError(
-            f"'{root}' holds images beside the folder '{folders[0].name}': is that a client? Set 'data.datamodule.root' to a "
-            "folder of images, or to one of folders of images, one for each client."
+            f"'{root}' contains images as well as the folder '{folders[0].name}', so it is unclear whether that folder is a "
+            "client. Set 'data.datamodule.root' to a folder of images, or to a folder that contains one folder of images for "
+            "each client."
         )
     if not own and not folders:
-        raise DataError(f"'{root}' holds no images. Set 'data.datamodule.root' to a folder with {_FORMS}.")
+        raise DataError(f"'{root}' contains no images. Set 'data.datamodule.root' to a folder with {_FORMS}.")
     clients = {"": own} if own else {folder.name: _pairs(folder) for folder in folders}
     empty = [name for name, pairs in clients.items() if not pairs]
     if empty:
         raise DataError(
-            f"'{root / empty[0]}' holds no images. Give it some ({_FORMS}), remove it, or set 'data.datamodule.root' to "
+            f"'{root / empty[0]}' contains no images. Add some ({_FORMS}), remove the folder, or set 'data.datamodule.root' to "
             "another folder."
         )
     images, annotations = zip(*(pair for pairs in clients.values() for pair in pairs), strict=True)
@@ -90,13 +91,13 @@ def _pairs(folder: Path) -> list[tuple[Path, Path]]:
     pictures = _files(folder, _IMAGES)
     drawn = [p for p in pictures if p.stem.endswith("dots") and p.suffix.lower() in _LOSSLESS and p.stem not in tables]
     images = [path for path in pictures if path not in drawn]
-    _refuse(folder, [name for name, count in Counter(p.stem for p in images).items() if count > 1], "are several images")
+    _refuse(folder, [name for name, count in Counter(p.stem for p in images).items() if count > 1], "has several images")
     dots = {path.stem.removesuffix("dots") + "cell": path for path in drawn}
     _refuse(folder, [p.name for p in images if p.stem in tables and p.stem in dots], "has two annotations, .csv and dots")
     found = {**tables, **dots}
-    _refuse(folder, [p.name for p in images if p.stem not in found], "has no annotation beside it")
+    _refuse(folder, [p.name for p in images if p.stem not in found], "has no annotation next to it")
     lonely = set(found) - {path.stem for path in images}
-    _refuse(folder, sorted(found[stem].name for stem in lonely), "is an annotation without its image")
+    _refuse(folder, sorted(found[stem].name for stem in lonely), "is an annotation without an image")
     return [(path, found[path.stem]) for path in images]
 
 
@@ -104,8 +105,8 @@ def _refuse(folder: Path, names: Sequence[str], what: str) -> None:
     if names:
         more = f" (and {len(names) - 1} more like it)" if len(names) > 1 else ""
         raise DataError(
-            f"'{folder / names[0]}' {what}{more}. Under 'data.datamodule.root' each image needs one annotation: {_FORMS}; an "
-            "empty one says that there are no cells."
+            f"'{folder / names[0]}' {what}{more}. Each image under 'data.datamodule.root' needs one annotation: {_FORMS}. An "
+            "empty annotation means that the image has no cells."
         )
 
 
@@ -128,17 +129,17 @@ def _picture(path: Path, height: int, width: int) -> Tensor:
         with Image.open(path) as file:
             pixels = np.asarray(file if file.mode.startswith(("I", "F")) else file.convert("RGB"))
     except UNREADABLE as error:
-        raise DataError(f"{path} cannot be read ({error}). Mend it under 'data.datamodule.root', or remove it.") from error
+        raise DataError(f"Cannot read {path} ({error}). Fix it under 'data.datamodule.root', or remove it.") from error
     if pixels.shape[:2] != (height, width):
         raise DataError(
-            f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its image has {width} x {height}. Give both the "
-            "same size under 'data.datamodule.root', or remove them."
+            f"{path} has {pixels.shape[1]} x {pixels.shape[0]} pixels, but its image has {width} x {height}. Give both files "
+            "the same size under 'data.datamodule.root', or remove them."
         )
     mask = pixels.reshape(height, width, -1).any(axis=2)
     if 2 * mask.sum() > mask.size:
         raise DataError(
-            f"{path} has more pixels that are not black than black ones, but each group of them is one cell. Under "
-            "'data.datamodule.root', make its background black (0) and its dots anything else."
+            f"{path} has more coloured than black pixels, but every group of coloured pixels stands for one cell. Under "
+            "'data.datamodule.root', make its background black (0) and its dots any other colour."
         )
     return dot_centres(torch.from_numpy(mask))
 
@@ -147,7 +148,7 @@ def _table(path: Path, height: int, width: int) -> Tensor:
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}). Mend it under 'data.datamodule.root', or remove it.") from error
+        raise DataError(f"Cannot read {path} ({error}). Fix it under 'data.datamodule.root', or remove it.") from error
     lines = [(number, row) for number, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
     columns = _columns(lines[0][1]) if lines else None
     dots = []
@@ -159,13 +160,13 @@ def _table(path: Path, height: int, width: int) -> Tensor:
             dot = math.nan, math.nan
         if not all(map(math.isfinite, dot)):
             raise DataError(
-                f"{path}, line {number}, must be two numbers, x and y in pixels, but is '{','.join(row)}'. Mend the line, or "
-                "name the columns x and y in a first line; the file lies under 'data.datamodule.root'."
+                f"{path}, line {number}, must be two numbers, x and y in pixels, but is '{','.join(row)}'. Fix the line, or "
+                "name the columns x and y in the first line. The file is under 'data.datamodule.root'."
             )
         if not (-0.5 <= dot[0] < width and -0.5 <= dot[1] < height):
             raise DataError(
-                f"{path}, line {number}: x {dot[0]:g}, y {dot[1]:g} lies outside of its image, which has {width} x {height} "
-                "pixels. Count pixels of the file under 'data.datamodule.root', from 0, before any resizing."
+                f"{path}, line {number}: the dot at x {dot[0]:g}, y {dot[1]:g} is outside its image of {width} x {height} "
+                "pixels. Give the position in pixels of the file under 'data.datamodule.root', from 0, before any resizing."
             )
         dots.append(dot)
     return torch.tensor(dots, dtype=torch.float64).view(-1, 2)

@@ -83,8 +83,8 @@ class CellFolderDataModule(ImageFolderDataModule):
         train = self._dataset(files)
         if not train.tensors[1].any():
             raise DataError(
-                f"The count is zero everywhere: no training image of '{folder}' has a dot, so that there is nothing to learn. "
-                "Set 'data.datamodule.root' to images of which some have cells."
+                f"The count is zero everywhere: no training image of '{folder}' has a dot, so there is nothing to learn. "
+                "Set 'data.datamodule.root' to images some of which have cells."
             )
         self._val, test = (None if part is None else self._dataset(part) for part in others)
         sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)
@@ -97,8 +97,8 @@ class CellFolderDataModule(ImageFolderDataModule):
         rest, taken = hold_out(everything, size, files.domains, generator(self.seed, "test share"))
         if not rest.order.numel():
             raise DataError(
-                f"'data.datamodule.test_share' {self.test_share} leaves none of the {len(files.images)} images to train on. "
-                "Lower it, or give more images."
+                f"'data.datamodule.test_share' is {self.test_share}, which leaves none of the {len(files.images)} images to "
+                "train on. Lower it, or add images."
             )
         return files.select(rest.order), files.select(taken.order)
 
@@ -127,19 +127,19 @@ class CellFolderDataModule(ImageFolderDataModule):
             first, why = next(iter(failures.items()))
             more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
             raise DataError(
-                f"{paths[first]} ({why}){more} cannot be read. Mend or remove it, with its annotation, under "
+                f"Cannot read {paths[first]} ({why}){more}. Fix or remove these images, with their annotations, under "
                 "'data.datamodule.root'."
             )
         odd = [k for k in range(len(paths)) if images[k].shape != images[0].shape]
         if odd:
             (one, other) = (f"{paths[k]} has {sizes[k][1]} x {sizes[k][0]} pixels" for k in (0, odd[0]))
             raise DataError(
-                f"Images have different sizes: {one}, but {other}. Set 'data.datamodule.image_size' to resize them all."
+                f"The images have different sizes: {one}, but {other}. Set 'data.datamodule.image_size' to resize all of them."
             )
         return torch.stack([images[k] for k in range(len(paths))]), [sizes[k] for k in range(len(paths))]
 
 
 def _resized(dots: Tensor, before: tuple[int, int], after: tuple[int, int]) -> Tensor:
-    """Return the dots after a change of their image's size: the edges of pixels, not their centres, keep their places."""
+    """Return the dots after a change of their image's size: the edges of pixels keep their places, not the centres."""
     factor = torch.tensor([after[1] / before[1], after[0] / before[0]], dtype=torch.float64)
     return (dots + 0.5) * factor - 0.5

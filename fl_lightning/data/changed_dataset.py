@@ -113,9 +113,9 @@ class _Changed(Dataset[Any]):
         example = self._dataset[source]
         if not (isinstance(example, list | tuple) and len(example) >= 2):
             raise DataError(
-                f"Attacks on data, noise and repeated examples need examples of (input, label, ...), but "
-                f"{type(self._dataset).__name__} gives a {type(example).__name__}. Return tuples, or leave "
-                "'federation.attackers', 'data.feature_noise' and 'data.rebalancing' out."
+                f"Attacks on data, noise and repeated examples need examples of the form (input, label, ...), but "
+                f"{type(self._dataset).__name__} returns a {type(example).__name__}. Return tuples, or remove "
+                "'federation.attackers', 'data.feature_noise' and 'data.rebalancing'."
             )
         inputs, label, *rest = example
         if changes.labels is not None and changes.true is not None and changes.labels[position] != changes.true[position]:

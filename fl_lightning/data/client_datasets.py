@@ -80,8 +80,8 @@ class ClientDatasets:
         if len(dataset) != self._size:
             raise DataError(
                 f"The training set has {len(dataset)} examples now, but had {self._size} when they were divided among the "
-                f"clients. Let {type(dataset).__name__} keep its examples during a run, and build a new FederatedDataModule "
-                "for another set."
+                f"clients. Make sure that {type(dataset).__name__} keeps its examples during a run, or build a new "
+                "FederatedDataModule for another set."
             )
         return dataset
 
@@ -101,12 +101,15 @@ class ClientDatasets:
         refuse_large_labels(labels)
         if int(labels.min()) < 0:
             raise DataError(
-                f"Classes are numbered from 0, but example {int(labels.argmin())} has the label {int(labels.min())}. Give it a "
-                "class, or leave it out."
+                f"Example {int(labels.argmin())} has the label {int(labels.min())}, but classes are numbered from 0. Assign it "
+                "a class, or remove it."
             )
         classes = int(labels.max()) + 1
         if classes < 2:
-            raise DataError("The training data hold a single class: no label can be wrong, and none is rare.")
+            raise DataError(
+                "The training data have a single class, so no label can be wrong and no class is rare. Use data with two or "
+                "more classes, or remove 'federation.attackers' and 'data.rebalancing'."
+            )
         return classes
 
     def label_counts(self) -> Tensor:

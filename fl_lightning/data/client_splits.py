@@ -117,12 +117,14 @@ def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) ->
     name, order = type(partitioner).__name__, partition.order
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
         raise DataError(
-            f"{name} gave the indices {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
-            "divide. A partitioner must keep to the 'num_examples' that it is given (a public share is set aside before)."
+            f"{name} returned indices from {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
+            "divide. Return indices below the 'num_examples' that the partitioner is given (a public share is set aside first)."
         )
     counts = torch.bincount(order, minlength=num_examples)
     if order.numel() and int(counts.max()) > 1:
-        raise DataError(f"{name} gave example {int(counts.argmax())} to more than one client, or to one twice.")
+        raise DataError(
+            f"{name} assigned example {int(counts.argmax())} more than once. Assign every example to at most one client."
+        )
     empty = (partition.sizes == 0).nonzero().flatten().tolist()
     if empty or not len(partition):
         raise DataError(
@@ -138,23 +140,28 @@ def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, 
         client = empty[0]
         called = f" ('{partition.names[client]}')" if partition.names else ""
         raise DataError(
-            f"Client {client}{called} has {int(held[client])} examples: 'data.client_{name}' {share} leaves none to train on. "
-            "Lower it, or use a partition with larger clients."
+            f"'data.client_{name}' is {share}, which leaves client {client}{called} no examples to train on: it has "
+            f"{int(held[client])} in total. Lower it, or use a partition with larger clients."
         )
 
 
 def _public(labels: Tensor | None, num_examples: int, share: float, seed: int) -> Tensor:
     if labels is None:
-        raise DataError("'data.public_share' is class-balanced and needs the labels of the training data. Set it to 0.")
+        raise DataError(
+            "'data.public_share' is balanced over classes, but the training data have no labels. Set it to 0, or add labels."
+        )
     if int(labels.min()) < 0:
-        raise DataError(f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0.")
+        raise DataError(
+            f"'data.public_share' needs labels of 0 and above, but the lowest is {int(labels.min())}. Set it to 0, or number "
+            "the classes from 0."
+        )
     counts = torch.bincount(labels)
     present = counts[counts > 0]
     each = max(1, round(share * num_examples / len(present)))
     if int(present.min()) <= each:
         scarce = int((counts == present.min()).nonzero()[0])
         raise DataError(
-            f"'data.public_share' {share} takes {each} examples of each class, but class {scarce} has {int(present.min())}, of "
-            "which the clients need some. Lower it."
+            f"'data.public_share' is {share}, which takes {each} examples of each class, but class {scarce} has only "
+            f"{int(present.min())}, and the clients need some of them. Lower it."
         )
     return class_balanced(labels, each, generator(seed, "public share"))

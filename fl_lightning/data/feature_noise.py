@@ -46,8 +46,8 @@ class FeatureNoise:
         """
         if not isinstance(inputs, Tensor):
             raise DataError(
-                f"'data.feature_noise' adds noise to tensors, but the dataset gives a {type(inputs).__name__}. Let its "
-                "transform end in a tensor, or leave the noise out."
+                f"'data.feature_noise' adds noise to tensors, but the dataset returns a {type(inputs).__name__}. Let its "
+                "transform return a tensor, or set 'data.feature_noise' to 0."
             )
         draw = generator(self.seed, client, what, "feature noise")
         return inputs + self.deviation(client) * torch.randn(inputs.shape, generator=draw, dtype=inputs.dtype)

@@ -81,8 +81,9 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
     if others:
         named, held = ", ".join(sorted(path.name for path in others)), found["test"] or found["val"]
         raise DataError(
-            f"'{root}' holds '{train.name}' and '{held.name if held else ''}' beside {named}: is each of them a class or a "
-            f"domain, or what are they? Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move them."
+            f"'{root}' contains {named} next to '{train.name}' and '{held.name if held else ''}', so it is unclear which "
+            f"folders are classes or domains. Set 'data.datamodule.root' to '{train}' and 'test_root' to '{held}', or move the "
+            "other folders elsewhere."
         )
     return train, found["val"], found["test"]
 
@@ -96,8 +97,8 @@ def find_images(root: Path) -> ImageFiles:
     folders = folders_in(root)
     if not folders:
         raise DataError(
-            f"'{root}' {'holds no folders' if root.is_dir() else 'is no folder'}. Set 'data.datamodule.root' to a folder of "
-            "the form root/class/image or root/domain/class/image."
+            f"'{root}' {'contains no folders' if root.is_dir() else 'is not a folder'}. Set 'data.datamodule.root' to a folder "
+            "of the form root/class/image or root/domain/class/image."
         )
     of_domains = all(not _images(folder) and folders_in(folder) for folder in folders)
     domains = {folder.name: _inside(folder) for folder in folders} if of_domains else {"": root}
@@ -105,8 +106,8 @@ def find_images(root: Path) -> ImageFiles:
     deep = [label for label in names if not _images(folder := next(iter(domains.values())) / label) and folders_in(folder)]
     if deep:
         raise DataError(
-            f"'{root}' is nested deeper than root/domain/class/image: '{deep[0]}' holds folders. Set 'data.datamodule.root' to "
-            "the folder above the domains or classes."
+            f"'{root}' is nested more deeply than root/domain/class/image: '{deep[0]}' contains folders. Set "
+            "'data.datamodule.root' to the folder above the domains or classes."
         )
     paths: list[str] = []
     targets: list[int] = []
@@ -116,14 +117,16 @@ def find_images(root: Path) -> ImageFiles:
             found = _images(folder / label)
             if not found:
                 raise DataError(
-                    f"'{folder / label}' holds no images ({', '.join(IMG_EXTENSIONS)}). Give it some, or remove the folder"
+                    f"'{folder / label}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder"
                     f"{' from every domain' if name else ''}."
                 )
             paths += found
             targets += [target] * len(found)
         sizes.append(len(paths) - sum(sizes))
     if len(names) < 2:
-        raise DataError(f"'{root}' holds the single class '{names[0]}': there is nothing to tell apart. Give it two or more.")
+        raise DataError(
+            f"'{root}' contains the single class '{names[0]}', but classification needs two or more. Add another class."
+        )
     domain_of = torch.arange(len(domains)).repeat_interleave(torch.tensor(sizes))
     return ImageFiles(tuple(paths), torch.tensor(targets), names, domain_of, tuple(domains) if of_domains else ())
 
@@ -149,7 +152,7 @@ def _common_classes(classes: dict[str, list[str]]) -> tuple[str, ...]:
     lacking = {name: [c for c in every if c not in own] for name, own in classes.items()}
     if any(lacking.values()):
         text = "; ".join(f"'{name}' lacks {', '.join(missing)}" for name, missing in lacking.items() if missing)
-        raise DataError(f"The domains have different classes: {text}. Give every domain a folder for every class.")
+        raise DataError(f"The domains have different classes: {text}. Add a folder for every class to every domain.")
     return tuple(every)
 
 
@@ -197,7 +200,7 @@ class ImageReader:
             except UNREADABLE:
                 continue
             return self.channels, height, width
-        raise DataError(f"None of the {len(paths)} images can be read, such as {paths[0]}.")
+        raise DataError(f"None of the {len(paths)} images, such as '{paths[0]}', can be read. Replace them with image files.")
 
 
 def _in_bytes(file: Image.Image) -> Image.Image:
@@ -210,7 +213,7 @@ def _in_bytes(file: Image.Image) -> Image.Image:
         return file
     values = np.asarray(file)
     if file.mode == "F" or values.min() < 0 or values.max() > _SIXTEEN_BITS:
-        raise ValueError("its pixels are not whole numbers of 8 or 16 bits: save it as such")
+        raise ValueError("its pixels are not whole numbers of 8 or 16 bits: convert it")
     return Image.fromarray((values.astype(np.uint32) // 257).astype(np.uint8))
 
 
@@ -254,5 +257,5 @@ class LazyImages(Dataset[Any]):
             return self._reader.read(self._paths[index]), int(self.targets[index])
         except UNREADABLE as error:
             raise DataError(
-                f"{self._paths[index]} cannot be read ({error}). Mend it, or set 'data.datamodule.unreadable' to skip."
+                f"Cannot read {self._paths[index]} ({error}). Fix it, or set 'data.datamodule.unreadable' to 'skip'."
             ) from error

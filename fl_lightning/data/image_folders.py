@@ -87,8 +87,8 @@ class ImageFolderDataModule(ImageDataModule):
             return split_folders(root)
         if root == test or root in test.parents:
             raise DataError(
-                f"'data.datamodule.test_root' {test} lies in 'root' {root}: its images would be trained on. Set 'root' to the "
-                "folder of the training images alone."
+                f"'data.datamodule.test_root' is {test}, which is inside 'root' {root}, so the federation would train on its "
+                "images. Set 'root' to the folder of the training images alone."
             )
         return root, None, test
 
@@ -118,8 +118,8 @@ class ImageFolderDataModule(ImageDataModule):
         rest, taken = hold_out(everything, size, strata, generator(self.seed, "test share"))
         if not rest.order.numel():
             raise DataError(
-                f"'data.datamodule.test_share' {self.test_share} leaves none of the {len(files.paths)} images to train on. "
-                "Lower it."
+                f"'data.datamodule.test_share' is {self.test_share}, which leaves none of the {len(files.paths)} images to "
+                "train on. Lower it."
             )
         return files.select(rest.order), files.select(taken.order)
 
@@ -168,12 +168,12 @@ class ImageFolderDataModule(ImageDataModule):
         more = f" and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
         text = f"{len(failures)} of {len(files.paths)} images cannot be read: {named}{more}."
         if self.unreadable == "error":
-            raise DataError(f"{text} Mend or remove them, or set 'data.datamodule.unreadable' to skip.")
+            raise DataError(f"{text} Fix or remove them, or set 'data.datamodule.unreadable' to 'skip'.")
         warnings.warn(f"{text} They are skipped.", stacklevel=2)
         kept = files.select(_others(len(files.paths), failures))
         lost = set(range(len(files.classes))) - set(kept.targets.tolist())
         if lost:
-            raise DataError(f"{text} Then no image of class '{files.classes[min(lost)]}' is left. Mend them.")
+            raise DataError(f"{text} Without them class '{files.classes[min(lost)]}' has no images left. Fix them.")
         return kept
 
 
@@ -183,7 +183,7 @@ def _like(files: ImageFiles, folder: Path, other: Path) -> ImageFiles:
     if found.classes != files.classes:
         raise DataError(
             f"'{other}' has the classes {', '.join(found.classes)}, but '{folder}' has {', '.join(files.classes)}. Give both "
-            "the same."
+            "folders the same classes."
         )
     return found
 
@@ -191,8 +191,8 @@ def _like(files: ImageFiles, folder: Path, other: Path) -> ImageFiles:
 def _refuse_sizes(odd: list[str], shape: tuple[int, int, int]) -> None:
     if odd:
         raise DataError(
-            f"Images have different sizes: {len(odd)}, such as {min(odd)}, have not the {shape[2]} x {shape[1]} pixels of the "
-            "first. Set 'data.datamodule.image_size' to resize them all."
+            f"The images have different sizes: {len(odd)} of them, such as {min(odd)}, do not have the {shape[2]} x {shape[1]} "
+            "pixels of the first image. Set 'data.datamodule.image_size' to resize all of them."
         )
 
 

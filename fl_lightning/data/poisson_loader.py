@@ -13,7 +13,7 @@ Coins = Callable[[int, int], Tensor]
 
 
 class PoissonBatches:
-    """RoundPlan the positions 0 .. size - 1 of the examples of each batch, anew in each iteration.
+    """Draw the positions 0 .. size - 1 of the examples of each batch, anew in each iteration.
 
     Args:
         size: the number of examples n of a client.

@@ -112,8 +112,8 @@ class ResidentLoader:
             yield batch
             if serial != self._serial:
                 raise DataError(
-                    "The workers that read a client's batches were asked for others before these were all read. Read one "
-                    "iteration to its end, or set the training loader's 'num_workers' to 0."
+                    "The workers were asked for another client's batches before all batches of this client were read. Read "
+                    "one iteration to its end, or set the training loader's 'num_workers' to 0."
                 )
 
 

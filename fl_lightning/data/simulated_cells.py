@@ -84,7 +84,7 @@ class SimulatedCellsDataModule(ImageDataModule):
         test = self._simulated("test", [each + (k < more) for k in range(len(self.sites))])
         if not train.tensors[1].any():
             raise DataError(
-                "The count is zero everywhere: no simulated training image has a dot, so that there is nothing to learn. Set "
+                "The count is zero everywhere: no simulated training image has a dot, so there is nothing to learn. Set "
                 "'cells' of a site in 'data.datamodule.sites' above 0, and its 'missed' below 1."
             )
         self.origin = f"simulated cells ({len(train)} + {len(test)} images, {len(self.sites)} sites)"

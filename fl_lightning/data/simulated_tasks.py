@@ -62,7 +62,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         require(1 <= groups <= num_clients, name + "groups", f"from 1 to the {num_clients} clients", groups)
         require(features >= 1, name + "features", "1 or above", features)
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
-        require(rising, name + "examples", "two numbers of 1 or above, the least and the most", examples)
+        require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)
         require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)
         for setting, value in (("spread", spread), ("noise", noise), ("shift", shift)):
             require(value >= 0, name + setting, "0 or above", value)
@@ -78,7 +78,7 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         return related_weights(self.num_clients, self.groups, self.features, self.spread, draw)
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
-        """RoundPlan the training set and the server's set."""
+        """Draw the training set and the server's set."""
         least, most = self.examples
         sizes = torch.randint(least, most + 1, (self.num_clients,), generator=generator(self.seed, "sizes"))
         everyone = torch.arange(self.num_clients)

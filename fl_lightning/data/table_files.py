@@ -78,11 +78,11 @@ def csv_files(path: Path, setting: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(
-            f"'{path}' is no file and no folder. Set '{setting}' to a CSV file, or to a folder with one per client."
+            f"'{path}' is neither a file nor a folder. Set '{setting}' to a CSV file, or to a folder with one per client."
         )
     found = sorted(file for file in path.iterdir() if file.suffix.lower() == ".csv" and file.name[0] != "." and file.is_file())
     if not found:
-        raise DataError(f"The folder '{path}' holds no CSV file (*.csv). Set '{setting}' to a folder with one per client.")
+        raise DataError(f"The folder '{path}' has no CSV file (*.csv). Set '{setting}' to a folder with one per client.")
     return found
 
 
@@ -125,28 +125,30 @@ def _read(path: Path) -> _File:
                     rows.append([cell.strip() for cell in row])
                     lines.append(reader.line_num)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"'{path}' cannot be read as a CSV file in UTF-8 ({error}). Mend it.") from error
+        raise DataError(f"Cannot read '{path}' as a CSV file in UTF-8 ({error}). Fix the file.") from error
     if len(rows) < 2:
-        what = "is empty" if not rows else "has a header and no rows"
-        raise DataError(f"'{path}' {what}. Give it a line of columns' names and at least one row, or remove it.")
+        what = "is empty" if not rows else "has a header but no rows"
+        raise DataError(f"'{path}' {what}. Add a header with column names and at least one row, or remove the file.")
     file = _File(path, rows[0], rows[1:], lines[1:])
     _check_header(file)
     for k, row in enumerate(file.rows):
         if len(row) != len(file.header):
-            raise DataError(f"{file.place(k)} has {len(row)} cells, but the header has {len(file.header)}. Mend that line.")
+            raise DataError(f"{file.place(k)} has {len(row)} cells, but the header has {len(file.header)}. Fix that line.")
     return file
 
 
 def _check_header(file: _File) -> None:
     header = file.header
     if all(_number(name) is not None for name in header):
-        raise DataError(f"'{file.path}' begins with numbers ({', '.join(header[:_SHOWN])}). Give it a header: columns' names.")
+        raise DataError(
+            f"'{file.path}' begins with numbers ({', '.join(header[:_SHOWN])}). Add a header with the names of the columns."
+        )
     twice = [name for name, count in Counter(header).items() if count > 1]
     if twice or "" in header:
         what = f"names the column '{twice[0]}' twice" if twice and twice[0] else "has a column without a name"
-        raise DataError(f"The header of '{file.path}' {what}. Give each column a name of its own.")
+        raise DataError(f"The header of '{file.path}' {what}. Give every column a name of its own.")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-        raise DataError(f"The header of '{file.path}' is one column, '{header[0]}'. Separate columns by commas.")
+        raise DataError(f"The header of '{file.path}' is one column, '{header[0]}'. Separate columns with commas.")
 
 
 def _require_columns(file: _File, columns: Columns, optional_client: bool) -> None:
@@ -155,8 +157,8 @@ def _require_columns(file: _File, columns: Columns, optional_client: bool) -> No
         if name is not None and name not in file.header:
             null = " (or to null for data without a target)" if setting == "target" else ""
             raise DataError(
-                f"'{file.path}' has no column '{name}': it has {_listed(file.header)}. Set 'data.datamodule.{setting}' to one "
-                f"of them{null}, or add the column."
+                f"'{file.path}' has no column '{name}'. Its columns are {_listed(file.header)}. Set "
+                f"'data.datamodule.{setting}' to one of them{null}, or add the column."
             )
 
 
@@ -166,15 +168,15 @@ def _feature_names(files: Sequence[_File], columns: Columns, setting: str, like:
     found = [tuple(name for name in file.header if name not in others) for file in files]
     usual = frozenset(like.names) if like else Counter(map(frozenset, found)).most_common(1)[0][0]
     if not usual:
-        raise DataError(f"'{files[0].path}' has no column beside {_listed(files[0].header)}. Give it columns of features.")
+        raise DataError(f"'{files[0].path}' has no columns besides {_listed(files[0].header)}. Add columns of features.")
     odd = [_difference(file.path, frozenset(names), usual) for file, names in zip(files, found, strict=True)]
     odd = [text for text in odd if text]
     if odd:
         more = f", and {len(odd) - _SHOWN} more files" if len(odd) > _SHOWN else ""
         against = "the training data have" if like else "the others have"
         raise DataError(
-            f"The files' features differ: {'; '.join(odd[:_SHOWN])}{more}; {against} {_listed(sorted(usual))}. Give every file "
-            f"of '{setting}' the same columns."
+            f"The files have different features: {'; '.join(odd[:_SHOWN])}{more}; {against} {_listed(sorted(usual))}. Give "
+            f"every file of '{setting}' the same columns."
         )
     return like.names if like else found[0]
 
@@ -183,7 +185,7 @@ def _difference(path: Path, names: frozenset[str], usual: frozenset[str]) -> str
     """Describe which columns a file has more or less than usual; return an empty text if none."""
     less, more = sorted(usual - names), sorted(names - usual)
     parts = [f"lacks {_listed(less)}"] if less else []
-    parts += [f"has {_listed(more)} besides"] if more else []
+    parts += [f"also has {_listed(more)}"] if more else []
     return f"'{path}' {' and '.join(parts)}" if parts else ""
 
 
@@ -235,7 +237,7 @@ def _no_number(file: _File, names: Sequence[str]) -> DataError:
             cell = cells[file.header.index(name)]
             value = _number(cell)
             if value is None or not abs(value) <= _LARGEST:
-                what = "is empty" if not cell else f"holds '{cell}', which is {'no' if value is None else 'no finite'} number"
+                what = "is empty" if not cell else f"holds '{cell}', which is not a {'' if value is None else 'finite '}number"
                 return DataError(
                     f"{file.place(row)}: the column '{name}' {what}. Write a number, remove the row, or remove the column from "
                     "the files of 'data.datamodule.path' (and 'test_path')."

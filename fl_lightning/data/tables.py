@@ -69,7 +69,7 @@ class TableDataModule(InMemoryDataModule):
         sensible = target is not None or kind == "regression"
         require(sensible, name + "kind", "left out without a 'target'", kind)
         other = client_column is None or client_column != target
-        require(other, name + "client_column", "another column than 'target'", client_column)
+        require(other, name + "client_column", "a column other than 'target'", client_column)
         self.path, self.test_path, self.test_share = path, test_path, test_share
         self.target, self.client_column, self.kind = target, client_column, kind
         self.standardize = standardize
@@ -111,16 +111,16 @@ class TableDataModule(InMemoryDataModule):
     def _check_paths(self, path: Path, held: Path | None) -> None:
         if path.is_dir() and self.client_column is not None:
             raise DataError(
-                f"'data.datamodule.client_column' names the clients of one file, but 'path' '{path}' is a folder, each file of "
-                "which is a client. Set 'client_column' to null, or 'path' to a file."
+                f"'data.datamodule.client_column' names the clients of one file, but 'path' is the folder '{path}', in which "
+                "each file is a client. Set 'client_column' to null, or 'path' to a file."
             )
         if held is None:
             return
-        for inner, outer, what in ((held, path, "would be trained on"), (path, held, "would be tested on")):
+        for inner, outer, what in ((held, path, "trained on"), (path, held, "tested on")):
             if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
                 raise DataError(
-                    f"'{inner}' lies in '{outer}': its rows {what}, too. Set 'data.datamodule.path' to the training rows "
-                    "alone, and 'test_path' to the others."
+                    f"'{inner}' is inside '{outer}', so its rows would be {what}, too. Set 'data.datamodule.path' to the "
+                    "training rows alone, and 'test_path' to the others."
                 )
 
     def _targets(self, table: Table, classes: tuple[str, ...] = ()) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -133,15 +133,15 @@ class TableDataModule(InMemoryDataModule):
         known = classes or tuple(sorted(set(names.tolist()), key=_class_order(names)))
         if len(known) < 2:
             raise DataError(
-                f"The column '{self.target}' of '{self.path}' holds the single class '{known[0]}': there is nothing to tell "
-                "apart. Set 'data.datamodule.target' to another column."
+                f"The column '{self.target}' of '{self.path}' has the single class '{known[0]}', but classification needs two "
+                "or more. Set 'data.datamodule.target' to another column."
             )
         codes = {name: code for code, name in enumerate(known)}
         for name, place in zip(names.tolist(), table.places, strict=True):
             if name not in codes:
                 raise DataError(
-                    f"{place}: the column '{self.target}' holds the class '{name}', which the training data lack. Remove the "
-                    "row from 'data.datamodule.test_path', or add examples of it to 'path'."
+                    f"{place}: the column '{self.target}' has the class '{name}', which does not occur in the training data. "
+                    "Remove the row from 'data.datamodule.test_path', or add examples of the class to 'path'."
                 )
         return torch.tensor([codes[name] for name in names.tolist()]), known
 
@@ -157,8 +157,8 @@ class TableDataModule(InMemoryDataModule):
             sizes[largest] = (everyone.sizes[largest] - 1).clamp(max=1)
         if not int(sizes.sum()):
             raise DataError(
-                f"'data.datamodule.test_share' {self.test_share} takes no row: no client has two. Set it to 0, or give a "
-                "'test_path'."
+                f"'data.datamodule.test_share' is {self.test_share}, but it selects no rows, because no client has more than "
+                "one. Set it to 0, or set 'test_path'."
             )
         rest, taken = hold_out(everyone, sizes, classes, generator(self.seed, "test share"))
         return rest.order.sort().values, taken.order.sort().values

@@ -84,11 +84,11 @@ class TorchvisionDataModule(ImageDataModule):
             self.open(train)
         except (OSError, RuntimeError):  # missing, or left incomplete by a broken download
             try:
-                with contextlib.redirect_stdout(None):  # hides the addresses it tries
+                with contextlib.redirect_stdout(None):  # hides the URLs that it tries
                     self.open(train, download=True)
             except (OSError, RuntimeError) as error:
                 reason = str(error).strip().partition("\n")[0].rstrip(":")
-                self._failure = f" and could not be downloaded ({type(error).__name__}: {reason})"
+                self._failure = f", and the download failed ({type(error).__name__}: {reason})"
 
     def setup(self, stage: str) -> None:
         """Read the images, once, and hold out the validation set."""
@@ -101,7 +101,7 @@ class TorchvisionDataModule(ImageDataModule):
         """Describe the data on which the server validates."""
         if self._val is None:
             return (
-                f"the {len(self._test):,} test images, as papers often do. To tune settings, hold a set out: "
+                f"the {len(self._test):,} test images, as papers often do. To tune settings, hold out a validation set: "
                 "--data.datamodule.validation_share 0.1"
             )
         return f"{len(self._val):,} training images that no client has"
@@ -117,8 +117,8 @@ class TorchvisionDataModule(ImageDataModule):
             train, test = (self.open(train) for train in (True, False))
         except (OSError, RuntimeError) as error:
             raise DataError(
-                f"{name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that holds it in "
-                "torchvision's layout, or train once where there is a network."
+                f"{name} is not in '{self.root}'{self._failure}. Set 'data.datamodule.root' to a folder that contains it in "
+                "torchvision's layout, or train once with a network connection."
             ) from error
         sets = [image_dataset(*self.read(part), classes=getattr(part, "classes", None)) for part in (train, test)]
         self.origin = f"{name} from {Path(self.root)} ({len(sets[0])} + {len(sets[1])} images)"
@@ -132,7 +132,7 @@ def _held_out(dataset: TensorDataset, share: float) -> tuple[TensorDataset, Tens
     size = torch.tensor([max(1, round(share * len(labels)))])
     if int(size) >= len(labels):
         raise DataError(
-            f"'data.datamodule.validation_share' {share} leaves none of {len(labels)} images to train on. Lower it."
+            f"'data.datamodule.validation_share' is {share}, which leaves none of {len(labels)} images to train on. Lower it."
         )
     parts = hold_out(everything, size, labels, generator(0, "validation share"))
     classes = getattr(dataset, "classes", None)

@@ -46,7 +46,7 @@ class Microscope:
 
 
 def place_cells(count: int, height: int, width: int, distance: float, generator: torch.Generator) -> Tensor:
-    """RoundPlan centres one after another, uniform over the image and at least a distance away from earlier centres.
+    """Draw centres one after another, uniform over the image and at least a distance away from earlier centres.
 
     If a cell finds no such place in 30 draws, it takes the one furthest from its nearest neighbour. A crowded image
     therefore has more overlap, never fewer cells.
@@ -75,7 +75,7 @@ def place_cells(count: int, height: int, width: int, distance: float, generator:
 def draw_cells(
     count: int, height: int, width: int, microscope: Microscope, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """RoundPlan one simulated fluorescence image, and return it with the centres of its cells.
+    """Draw one simulated fluorescence image, and return it with the centres of its cells.
 
     Cells are ellipses with soft edges whose light adds up: with rho the distance from the centre in half-axes, brightness *
     sigmoid((1 - rho) / softness). Their sum is convolved with the point spread function. Background, shot noise (Poisson, of

@@ -29,8 +29,8 @@ _BLOCK = 2**16
 """The number of elements summed at once, so that intermediate results stay in the processor's cache."""
 
 _TOO_LARGE = (
-    "Weighted updates hold values that are not finite or add up to more than 4e12: they cannot be summed exactly. Lower the "
-    "clients' learning rate (they diverge), or the scale of the strategy's weights."
+    "Weighted updates contain values that are not finite or add up to more than 4e12, so they cannot be summed exactly. Lower "
+    "the clients' learning rate (they diverge), or the scale of the strategy's weights."
 )
 
 
@@ -198,8 +198,8 @@ class ExactSum:
     def _require_room(self, load: float) -> None:
         if load > _ROOM:
             raise ClientError(
-                "Secure aggregation adds masked numbers modulo 2**64, which has room for 16,384 clients in a round, but this "
-                "one has more. Lower 'federation.clients_per_round', or leave 'federation.secure_aggregation' out."
+                "Secure aggregation adds masked numbers modulo 2**64, which allows up to 16,384 clients in a round, but this "
+                "round has more. Lower 'federation.clients_per_round', or remove 'federation.secure_aggregation'."
             )
 
 

@@ -42,7 +42,7 @@ def cluster_sums(points: Tensor, nearest: Tensor, num_clusters: int) -> tuple[Te
 
 
 def kmeans_plus_plus(points: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
-    """RoundPlan the first centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
+    """Draw the first centroids by k-means++ (Arthur and Vassilvitskii 2007, section 2.2).
 
     The first centroid is a random point. Each further one is a point drawn with a probability proportional to its squared
     distance from the nearest centroid so far.
@@ -65,7 +65,7 @@ def kmeans_plus_plus(points: Tensor, num_clusters: int, generator: torch.Generat
         if not float(squared.max()) > 0:
             raise DataError(
                 f"k-means++ found {len(chosen)} different examples among the {len(points)} of the validation set, but "
-                f"'model.num_clusters' is {num_clusters}. Lower it, give the server a larger validation set, or set "
+                f"'model.num_clusters' is {num_clusters}. Lower it, use a larger validation set, or set "
                 "'model.init' to random."
             )
         chosen.append(int(torch.multinomial(squared, 1, generator=generator)))

@@ -161,7 +161,7 @@ class ModelState:
         tensors = self._tensors(self._parameters) + self._tensors(self._floats)
         if not tensors:
             raise ConfigurationError(
-                "The module has no parameters that are trained: there is nothing to federate. Give it a network, or thaw some."
+                "The module has no trainable parameters, so there is nothing to federate. Add a network, or thaw parameters."
             )
         flat = [tensor.reshape(-1) for tensor in tensors]
         if any(tensor.dtype != flat[0].dtype for tensor in flat):

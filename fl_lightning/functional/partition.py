@@ -108,13 +108,13 @@ def require_enough(num_examples: int, num_clients: int, each: int = 1) -> None:
         )
     if num_examples < num_clients * each:
         raise DataError(
-            f"{num_clients} clients of at least {each} examples need {num_clients * each}, but there are {num_examples}. Lower "
-            "'data.partitioner.min_examples' or 'num_clients'."
+            f"{num_clients} clients with at least {each} examples each need {num_clients * each}, but there are only "
+            f"{num_examples}. Lower 'data.partitioner.min_examples' or 'num_clients'."
         )
 
 
 def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: torch.Generator) -> Partition:
-    """RoundPlan exactly ``counts[k][c]`` examples of class c for client k, without replacement.
+    """Draw exactly ``counts[k][c]`` examples of class c for client k, without replacement.
 
     Args:
         labels: the class of each example, int64, shape (n,).
@@ -132,7 +132,7 @@ def table_partition(labels: Tensor, counts: Sequence[Sequence[int]], generator: 
         pool = (labels == label).nonzero().flatten()
         if wanted[label] > pool.numel():
             raise DataError(
-                f"The partition table asks for {int(wanted[label])} examples of class {label}, but the training data have "
+                f"The partition table requests {int(wanted[label])} examples of class {label}, but the training data have only "
                 f"{pool.numel()}. Lower column {label} of 'data.partitioner.counts', or set "
                 "'data.partitioner.scale_to_fit' to true."
             )
@@ -169,7 +169,7 @@ def _fitted(column: list[int], have: int, label: int) -> list[int]:
         return column
     if takers > have:
         raise DataError(
-            f"Class {label} has {have} examples for {takers} clients that want it. Set column {label} of "
+            f"Class {label} has {have} examples for {takers} clients that request it. Set column {label} of "
             "'data.partitioner.counts' to 0 for some clients."
         )
     fitted = [max(1, count * have // wanted) if count else 0 for count in column]

@@ -40,7 +40,7 @@ def require_package(module: str, package: str, setting: str) -> None:
         __import__(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"'{setting}' needs the package {package}, which cannot be imported ({error}). Install it: "
+            f"'{setting}' needs the package {package}, which cannot be imported ({error}). Install it with "
             "pip install 'fl_lightning[privacy]'."
         ) from None
 

@@ -11,7 +11,7 @@ Kind = Literal["regression", "classification", "clusters"]
 
 
 def related_weights(num_clients: int, groups: int, features: int, spread: float, generator: torch.Generator) -> Tensor:
-    """RoundPlan true weights: ``w_t = centre of group (t mod G) + spread * own deviation``, all from N(0, I).
+    """Draw true weights: ``w_t = centre of group (t mod G) + spread * own deviation``, all from N(0, I).
 
     Args:
         num_clients: the number of clients K.
@@ -31,7 +31,7 @@ def related_weights(num_clients: int, groups: int, features: int, spread: float,
 def related_examples(
     weights: Tensor, shifts: Tensor, clients: Tensor, groups: int, kind: Kind, noise: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """RoundPlan examples of the clients' tasks; eps is standard normal noise of each example.
+    """Draw examples of the clients' tasks; eps is standard normal noise of each example.
 
     ==================  ============================  =========================================
     kind                inputs of client t            target

@@ -33,7 +33,7 @@ def draw_cohort(
     present: Sequence[int] | None = None,
     order: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """RoundPlan the clients of a round, ascending, uniformly without replacement, from (seed, round_idx) alone.
+    """Draw the clients of a round, ascending, uniformly without replacement, from (seed, round_idx) alone.
 
     Args:
         num_clients: the number of clients K.

@@ -40,7 +40,7 @@ def dirichlet_labels(labels: Tensor, num_clients: int, beta: float, capped: bool
 
 
 def dirichlet_sizes(num_examples: int, num_clients: int, beta: float, rng: np.random.Generator) -> Partition:
-    """RoundPlan uniform samples whose sizes follow a symmetric Dirichlet distribution (NIID-Bench)."""
+    """Draw uniform samples whose sizes follow a symmetric Dirichlet distribution (NIID-Bench)."""
     counts = cut(rng.dirichlet(np.full(num_clients, beta)), num_examples)
     return Partition(torch.from_numpy(rng.permutation(num_examples)), offsets(torch.from_numpy(counts)))
 

@@ -59,7 +59,7 @@ def _select(partition: Partition, owners: Tensor, chosen: Tensor) -> Partition:
 
 
 def class_balanced(labels: Tensor, per_class: int, generator: torch.Generator) -> Tensor:
-    """RoundPlan ``per_class`` examples of every class that occurs, or all of a smaller class, ascending int64."""
+    """Draw ``per_class`` examples of every class that occurs, or all of a smaller class, ascending int64."""
     shuffle = torch.randperm(len(labels), generator=generator)
     place = shuffle[labels[shuffle].argsort(stable=True)]
     counts = torch.bincount(labels)

@@ -40,7 +40,7 @@ class Hinge(nn.Module):
         """
         if target.is_floating_point() or outputs.ndim != 2 or target.ndim != 1:
             raise ConfigurationError(
-                f"Hinge wants outputs (M, C) and one class per example, but got {tuple(outputs.shape)} and targets of "
+                f"Hinge needs outputs (M, C) and one class per example, but got {tuple(outputs.shape)} and targets of "
                 f"{target.dtype}, shape {tuple(target.shape)}. Use it with ClassificationTask and data with labels."
             )
         sign = nn.functional.one_hot(target, outputs.shape[1]).to(outputs.dtype) * 2 - 1

@@ -42,7 +42,7 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         super().__init__()
         require(num_classes >= 2, "num_classes", "at least 2", num_classes)
         require(0 < epsilon < 1, "epsilon", "above 0 and below 1", epsilon)
-        wanted = "a metric of which higher is better, and say so by its class attribute 'higher_is_better'"
+        wanted = "a metric that sets its class attribute 'higher_is_better' to True"
         require(metric.higher_is_better is True, "model.loss.metric", wanted, type(metric).__name__)
         self.signal = PresentClasses(metric, num_classes)
         self.epsilon = epsilon
@@ -57,13 +57,14 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         """Set the class weights from a score of each class, in [0, 1], shape (C,); NaN means unknown and gives weight 1."""
         if signal.shape != self.class_weights.shape:
             raise ConfigurationError(
-                f"{type(self).__name__} wants one value for each of {self.class_weights.numel()} classes, but its metric gives "
-                f"shape {tuple(signal.shape)}. Give 'model.loss.metric' the setting 'average: none' and the same 'num_classes'."
+                f"{type(self).__name__} needs one value for each of {self.class_weights.numel()} classes, but its metric "
+                f"returns shape {tuple(signal.shape)}. Give 'model.loss.metric' the setting 'average: none' and the same "
+                "'num_classes'."
             )
         if bool(((signal < 0) | (signal > 1)).any()):
             raise ConfigurationError(
-                f"{type(self).__name__} wants values in [0, 1], higher being better, but its metric gives "
-                f"{signal.tolist()[:5]}. Set 'model.loss.metric' to one such as MulticlassRecall."
+                f"{type(self).__name__} needs values in [0, 1], for which higher is better, but its metric returns "
+                f"{signal.tolist()[:5]}. Set 'model.loss.metric' to a metric with such values, e.g. MulticlassRecall."
             )
         self.class_weights.copy_(f1_class_weights(signal, self.epsilon))
 

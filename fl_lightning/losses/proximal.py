@@ -48,7 +48,7 @@ class ProximalLoss(nn.Module):
             return loss
         if not self._anchors:
             raise ConfigurationError(
-                "ProximalLoss does not know the weights to stay near. Call its anchor(self.parameters()) in "
-                "'on_train_start' of your module, or use 'federation.local.proximal_mu', which needs no call."
+                "ProximalLoss has no anchor, the weights to stay near. Call its anchor(self.parameters()) in 'on_train_start' "
+                "of your module, or use 'federation.local.proximal_mu', which does not need this call."
             )
         return loss + proximal_term(self._parameters_now, self._anchors, self.mu)

@@ -52,8 +52,8 @@ class RobustLoss(AdaptiveLoss):
         require(shape <= 2, "model.loss.shape", "at most 2", shape)
         require(0 <= lowest <= highest <= 2, "model.loss.lowest", f"from 0 to 'highest', {highest}, which is at most 2", lowest)
         inside = not adaptive or lowest <= shape <= highest
-        require(inside, "model.loss.shape", f"from {lowest} to {highest} where 'adaptive' is true", shape)
-        require(adaptive or not adapt_scale, "model.loss.adapt_scale", "false where 'adaptive' is false", adapt_scale)
+        require(inside, "model.loss.shape", f"from {lowest} to {highest} if 'adaptive' is true", shape)
+        require(adaptive or not adapt_scale, "model.loss.adapt_scale", "false if 'adaptive' is false", adapt_scale)
         self.adaptive, self.adapt_scale = adaptive, adapt_scale
         self.lowest, self.highest = lowest, highest
         self.signal = ResidualCounts() if adaptive else None

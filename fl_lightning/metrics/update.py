@@ -30,5 +30,5 @@ def update_metric(metric: Metric, predictions: Tensor, target: Tensor, setting: 
         raise ConfigurationError(
             f"{name} cannot compare predictions of {predictions.dtype}, shape {tuple(predictions.shape)}, with targets of "
             f"{target.dtype}, shape {tuple(target.shape)}: {str(error).splitlines()[0] if str(error) else error!r} Set "
-            f"'{setting}' to a metric for such data, with the same number of classes where it counts them."
+            f"'{setting}' to a metric for such data, with the same number of classes if it counts classes."
         ) from error

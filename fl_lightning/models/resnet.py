@@ -37,7 +37,7 @@ class ResNet18(nn.Module):
         weights: str | None = None,
     ) -> None:
         super().__init__()
-        require(channels == 3 or weights is None, "model.network.weights", "null where 'channels' is not 3", weights)
+        require(channels == 3 or weights is None, "model.network.weights", "null if 'channels' is not 3", weights)
         network = resnet18()
         load_weights(network, "resnet18", weights)
         if stem == "cifar":

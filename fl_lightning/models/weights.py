@@ -35,20 +35,21 @@ def load_weights(network: nn.Module, architecture: str, weights: str | None) -> 
             state: Any = known[weights].get_state_dict(progress=True)
         except OSError as error:
             raise ConfigurationError(
-                f"The weights {weights} of {architecture} could not be downloaded ({error}). Set '{_SETTING}' to a local file."
+                f"Cannot download the weights {weights} of {architecture} ({error}). Set '{_SETTING}' to a local file."
             ) from error
     elif Path(weights).is_file():
         state = _read(weights)
     else:
         raise ConfigurationError(
-            f"'{_SETTING}' is '{weights}', which is neither a file nor one of torchvision's for {architecture}: "
-            f"{', '.join(known.__members__)}."
+            f"'{_SETTING}' is '{weights}', which is neither a file nor one of torchvision's for {architecture}. Set it to a "
+            f"file, or to one of {', '.join(known.__members__)}."
         )
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigurationError(
-            f"The weights in '{weights}' are not those of torchvision's {architecture}: {str(error).splitlines()[1].strip()}"
+            f"The weights in '{weights}' are not those of torchvision's {architecture}: "
+            f"{str(error).splitlines()[1].strip()} Set '{_SETTING}' to another file."
         ) from error
 
 
@@ -56,8 +57,12 @@ def _read(path: str) -> Mapping[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch raises for a file that is not a checkpoint
-        raise ConfigurationError(f"'{_SETTING}': '{path}' is no file of weights that torch can read.") from error
+        raise ConfigurationError(
+            f"'{_SETTING}' is '{path}', which is not a file of weights that torch can read. Set it to a file with a state dict."
+        ) from error
     inner = state.get("state_dict", state) if isinstance(state, Mapping) else None
     if not isinstance(inner, Mapping):
-        raise ConfigurationError(f"'{_SETTING}': '{path}' holds a {type(state).__name__}, not a state dict.")
+        raise ConfigurationError(
+            f"'{_SETTING}' is '{path}', which contains a {type(state).__name__}, not a state dict. Set it to another file."
+        )
     return inner

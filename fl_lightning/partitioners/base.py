@@ -11,7 +11,7 @@ from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
 
 _ATTEMPTS = 11
-"""One draw, and at most ten more."""
+"""The first draw and at most ten more."""
 
 
 class Partitioner(ABC):
@@ -51,9 +51,15 @@ def require_labels(labels: Tensor | None, partitioner: Partitioner) -> Tensor:
         DataError: if labels are missing or negative.
     """
     if labels is None:
-        raise DataError(f"{type(partitioner).__name__} splits by class: it needs the labels of the training data.")
+        raise DataError(
+            f"{type(partitioner).__name__} splits by class, but the training data have no labels. Add labels, or set "
+            "'data.partitioner' to another, such as IIDPartitioner."
+        )
     if labels.numel() and int(labels.min()) < 0:
-        raise DataError(f"{type(partitioner).__name__} needs labels of 0 and above, but the lowest is {int(labels.min())}.")
+        raise DataError(
+            f"{type(partitioner).__name__} needs labels of 0 and above, but the lowest is {int(labels.min())}. Number the "
+            "classes from 0, or set 'data.partitioner' to another, such as IIDPartitioner."
+        )
     return labels
 
 
@@ -64,11 +70,11 @@ def require_examples(num_examples: int) -> None:
         DataError: if the training set is empty.
     """
     if not num_examples:
-        raise DataError("The training set is empty: there are no examples to divide. Look at 'data.datamodule'.")
+        raise DataError("The training set is empty, so there are no examples to divide. Check 'data.datamodule'.")
 
 
 def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) -> Partition:
-    """RoundPlan a partition, and redraw it at most ten times, until every client has at least ``min_examples``.
+    """Draw a partition, and redraw it at most ten times, until every client has at least ``min_examples``.
 
     Raises:
         DataError: if the last draw still has a smaller client; the message names the settings to change.
@@ -80,6 +86,5 @@ def draw_until(draw: Callable[[], Partition], min_examples: int, remedy: str) ->
         if int(partition.sizes.min()) >= min_examples:
             return partition
     raise DataError(
-        f"After {_ATTEMPTS} draws there was always a client with fewer than {min_examples} examples, at best with {smallest}. "
-        f"{remedy}"
+        f"All {_ATTEMPTS} draws left a client with fewer than {min_examples} examples; the best had {smallest}. {remedy}"
     )

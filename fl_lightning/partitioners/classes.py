@@ -53,7 +53,7 @@ class ClassesPartitioner(Partitioner):
         if held < wanted * self.num_clients:
             smallest = int(counts[counts > 0].min())
             raise DataError(
-                f"A class has {smallest} examples, fewer than the clients that should hold it (about "
+                f"A class has {smallest} examples, fewer than the number of clients that should hold it (about "
                 f"{-(-self.num_clients * wanted // present)}). Lower {setting} or 'num_clients'."
             )
         return partition

@@ -48,8 +48,8 @@ class ColumnPartitioner(Partitioner):
         kept = counts >= self.min_examples
         if not kept.any():
             raise DataError(
-                f"No value of the column '{self.column}' has {self.min_examples} examples; the most has {int(counts.max())}. "
-                "Lower 'data.partitioner.min_examples'."
+                f"No value of the column '{self.column}' has {self.min_examples} examples; the largest has "
+                f"{int(counts.max())}. Lower 'data.partitioner.min_examples'."
             )
         if not kept.all():
             left = [name for name, keep in zip(names, kept.tolist(), strict=True) if not keep]

@@ -41,8 +41,8 @@ class FlowerPartitioner(Partitioner):
     def __init__(self, partitioner: FlowerLike) -> None:
         if not all(hasattr(type(partitioner), name) for name in ("num_partitions", "load_partition")):
             raise ConfigurationError(
-                f"'data.partitioner.partitioner' must be one of flwr-datasets, but is a {type(partitioner).__name__}. "
-                "Name one by its class_path, e.g. flwr_datasets.partitioner.DirichletPartitioner."
+                f"'data.partitioner.partitioner' must be a partitioner of flwr-datasets, but is a "
+                f"{type(partitioner).__name__}. Set its class_path, e.g. to flwr_datasets.partitioner.DirichletPartitioner."
             )
         self.partitioner = partitioner
 
@@ -62,5 +62,5 @@ class FlowerPartitioner(Partitioner):
             flower.dataset = Dataset.from_dict(columns).with_format("numpy")
             parts = [torch.tensor(flower.load_partition(k)[:][_INDEX]) for k in range(flower.num_partitions)]
         except (ValueError, LookupError, ArithmeticError) as error:
-            raise DataError(f"{type(flower).__name__} of flwr-datasets refuses: {error}") from error
+            raise DataError(f"{type(flower).__name__} of flwr-datasets rejects the data: {error}") from error
         return Partition.of_parts(parts)

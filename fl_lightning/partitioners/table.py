@@ -29,7 +29,7 @@ class TablePartitioner(Partitioner):
         empty = [k for k, row in enumerate(counts) if not sum(row)]
         if empty:
             raise ConfigurationError(
-                f"Client {empty[0]} has no data: row {empty[0]} of '{setting}' is all zeros. Give it examples or drop the row."
+                f"Client {empty[0]} has no data: row {empty[0]} of '{setting}' is all zeros. Add examples or remove the row."
             )
         self.counts = counts
         self.seed = seed
@@ -51,7 +51,7 @@ class TablePartitioner(Partitioner):
         if int(labels.min()) < 0 or int(labels.max()) >= classes:
             raise DataError(
                 f"The training data have labels from {int(labels.min())} to {int(labels.max())}, but the partition table has "
-                f"columns for the classes 0 to {classes - 1}. Give 'data.partitioner.counts' a column for every class."
+                f"columns for the classes 0 to {classes - 1}. Add a column for every class to 'data.partitioner.counts'."
             )
         counts = self.counts
         if self.scale_to_fit:

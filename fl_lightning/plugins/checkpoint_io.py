@@ -1,4 +1,4 @@
-"""Checkpoints that are written whole or not at all, and read without running what is in them."""
+"""Checkpoints that are written completely or not at all, and read without running code that they contain."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.plugins.folder_lock import lock_folder
 
 _UNFINISHED = ".*.ckpt.*.partial"
-"""How checkpoints are called while they are written: ``.<name>.<process>.partial``."""
+"""Names of checkpoints while they are being written: ``.<name>.<process>.partial``."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target, syncs it to the disk, and renames it; reads tensors and plain values only.
+    """Write a checkpoint next to its target, sync it to disk, and rename it; read only tensors and plain values.
 
-    Lightning writes to the system's temp folder and moves: across file systems that is a copy, and a kill leaves an
-    empty file. Here a kill at any moment, or a full disk, leaves the previous checkpoint or the new one. Paths with a
-    protocol (``s3://``) are written by Lightning.
+    Lightning writes to the system's temp folder and moves the file: across file systems that is a copy, and a kill leaves an
+    empty file. Here a kill at any moment, or a full disk, leaves the previous checkpoint or the new one. Lightning still
+    writes to paths with a protocol (``s3://``).
 
-    A checkpoint is read with ``weights_only=True``, wherever it comes from: a URL is fetched first. Its checksums are
-    compared before, which reads a local file once more.
+    Checkpoints are read with ``weights_only=True`` from any source: a URL is downloaded first. Checksums are compared
+    before loading, which reads a local file one more time.
 
     Args:
-        trusted_classes: dotted paths of classes that a checkpoint may hold beside tensors and plain values.
+        trusted_classes: dotted paths of classes that a checkpoint may hold besides tensors and plain values.
 
     Raises:
-        ConfigurationError: for one that cannot be imported or could run any code.
+        ConfigurationError: if a class cannot be imported or could run arbitrary code.
     """
 
     def __init__(self, trusted_classes: Sequence[str] | None = None) -> None:
         self.trusted_classes = require_trusted(trusted_classes)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write the checkpoint; see the class.
+        """Write the checkpoint as the class describes.
 
         Raises:
-            CheckpointError: if it cannot be written; the one before is still there.
+            CheckpointError: if it cannot be written; the previous checkpoint is kept.
         """
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -64,10 +64,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             unfinished.replace(target)
         except OSError as error:
-            kept = "The one before is as it was" if target.exists() else "There is none before it"
+            kept = "The previous checkpoint is unchanged" if target.exists() else "There is no previous checkpoint"
             raise CheckpointError(
-                f"The checkpoint '{target}' of {buffer.tell() / 1e6:.0f} MB cannot be written ({error.strerror}). {kept}. Make "
-                "room, or set 'trainer.default_root_dir' to another disk, and go on with '--ckpt_path last'."
+                f"Cannot write the checkpoint '{target}' of {buffer.tell() / 1e6:.0f} MB ({error.strerror}). {kept}. Free some "
+                "space, or set 'trainer.default_root_dir' to another disk, and resume with '--ckpt_path last'."
             ) from error
         finally:
             with suppress(OSError):
@@ -80,10 +80,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Any = lambda storage, location: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a checkpoint; see the class.
+        """Read a checkpoint as the class describes.
 
         Raises:
-            CheckpointError: if the file is missing, damaged, or holds what is not trusted.
+            CheckpointError: if the file is missing or damaged, or holds a class that is not trusted.
         """
         refuse_unsafe(weights_only)
         checkpoint: dict[str, Any] = read_checkpoint(path, map_location, self.trusted_classes)
@@ -91,10 +91,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _sync(folder: Path) -> None:
-    """Let the new name reach the disk."""
+    """Sync a folder, so that a new name in it reaches the disk."""
     try:
         opened = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
+    except PermissionError:  # Windows cannot open folders
         return
     try:
         os.fsync(opened)
@@ -103,14 +103,14 @@ def _sync(folder: Path) -> None:
 
 
 def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] | None:
-    """Let a Trainer save and load by :class:`AtomicCheckpointIO`, unless it has an IO of the user's own.
+    """Make a Trainer save and load with :class:`AtomicCheckpointIO`, unless the user has set another IO.
 
     Args:
-        trainer: any; an IO that wraps another keeps its place.
-        trusted: dotted paths of classes, see there.
+        trainer: any Trainer; an IO that wraps another stays the outer one.
+        trusted: dotted paths of classes, as in :class:`AtomicCheckpointIO`.
 
     Returns:
-        All that is trusted, or None where an IO of the user's own reads.
+        All trusted classes, or None if the user's own IO reads checkpoints.
     """
     used, replace = innermost_checkpoint_io(trainer)
     if type(used) is TorchCheckpointIO:
@@ -123,22 +123,22 @@ def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] 
 
 
 def checkpoint_folders(trainer: Trainer) -> list[Path]:
-    """Return the local folders into which a Trainer saves checkpoints."""
+    """Return the local folders in which a Trainer saves checkpoints."""
     folders = (getattr(saver, "dirpath", None) for saver in trainer.checkpoint_callbacks)
     return sorted({Path(folder).absolute() for folder in folders if folder is not None and "://" not in str(folder)})
 
 
 def lock_checkpoints(trainer: Trainer, cleanup: ExitStack) -> None:
-    """Keep other runs out of the folders of checkpoints, and remove what killed processes have left half written there.
+    """Keep other runs out of the checkpoint folders, and remove partial files that killed processes left there.
 
-    Rank 0 does it; if it cannot, all ranks end.
+    Rank 0 does this; if it fails, all ranks end.
 
     Args:
-        trainer: about to fit; its checkpoint callbacks have been set up.
-        cleanup: lets the folders go.
+        trainer: Trainer that is about to fit, with checkpoint callbacks set up.
+        cleanup: exit stack that releases the folders.
 
     Raises:
-        ConfigurationError: if another run is at work in one, or one cannot be written.
+        ConfigurationError: if another run uses a folder, or a folder is not writable.
     """
     failure: Exception | None = None
     try:

@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""A lock that allows one run at a time in a folder."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ else:
 
 @contextmanager
 def lock_folder(folder: Path, what: str = "run", setting: str = "trainer.default_root_dir") -> Iterator[bool]:
-    """Keep a second process out of a folder for the time of a block.
+    """Keep other processes out of a folder while a block runs.
 
-    The system holds the lock for this process: it ends with it, however it ends, also by SIGKILL. Processes that this one
-    forks do not keep it.
+    The operating system holds the lock for this process and releases it when the process ends in any way, including SIGKILL.
+    Forked child processes do not keep the lock.
 
     Args:
-        folder: made if need be.
-        what: is at work there, in words.
-        setting: names the folder.
+        folder: folder to lock; created if it does not exist.
+        what: what runs in the folder, for messages.
+        setting: setting that names the folder, for messages.
 
     Returns:
-        Whether the folder is locked: not on a file system without locks, which is a warning.
+        Whether the folder is locked. On a file system without locks it is not, and a warning says so.
 
     Raises:
-        ConfigurationError: if another process is at work there, or the folder cannot be written.
+        ConfigurationError: if another process uses the folder, or the folder is not writable.
     """
     path, owner = folder / ".lock", os.getpid()
     try:
         file, locked = _take(path, what, setting)
     except OSError as error:
         raise ConfigurationError(
-            f"'{setting}' is '{folder}', which cannot be written ({error.strerror}). Set it to a folder that can."
+            f"'{setting}' is '{folder}', which is not writable ({error.strerror}). Set it to a writable folder."
         ) from error
     _HELD.add(file)
     try:
         yield locked
     finally:
         if os.getpid() == owner:
-            with suppress(OSError):  # such as Windows's, which deletes no open file
+            with suppress(OSError):  # Windows cannot delete an open file
                 path.unlink()
             _HELD.discard(file)
             file.close()
@@ -85,23 +85,23 @@ def _take(path: Path, what: str, setting: str) -> tuple[IO[str], bool]:
                 file.write(f"process {os.getpid()} on {socket.gethostname()}")
                 file.flush()
                 return file, True
-        file.close()  # whoever held it has deleted it meanwhile
+        file.close()  # the previous holder deleted the file in the meantime
 
 
 def _at_work(file: IO[str], folder: Path, what: str, setting: str) -> ConfigurationError:
-    """Return the error for a folder that is in use."""
+    """Return the error for a folder that another process uses."""
     holder = ""
-    with file, suppress(OSError):  # Windows reads no locked file
+    with file, suppress(OSError):  # Windows cannot read a locked file
         file.seek(0)
         holder = file.read().strip()
     return ConfigurationError(
-        f"Another {what} is at work in '{folder}'{f' ({holder})' if holder else ''}. Wait for it, end it, or set "
+        f"Another {what} is using '{folder}'{f' ({holder})' if holder else ''}. Wait until it has finished, stop it, or set "
         f"'{setting}' to another folder."
     )
 
 
 def _let_go() -> None:
-    """Close in a forked process what its parent holds: the lock would live as long as the last of them."""
+    """Close the parent's locks in a forked process; otherwise the locks would last as long as any child."""
     for file in _HELD:
         file.close()
     _HELD.clear()

@@ -1,4 +1,4 @@
-"""From updates, clients and partitions to loggers, files and the terminal."""
+"""Reports on updates, clients and partitions to loggers, files and the terminal."""
 
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.matrices import draw_confusion

@@ -1,4 +1,4 @@
-"""What the clients' own test parts say: the spread over clients, and the table of the Fed-Star thesis."""
+"""Scores on the clients' own test parts: their spread over clients, and the table of the Fed-Star thesis."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> dict[str, float]:
-    """Mean weighted by the clients' test examples (FedLoss thesis, 3.3.3), and how far clients are apart.
+    """Return the mean weighted by the clients' test examples (FedLoss thesis, 3.3.3), and the spread over clients.
 
     Args:
-        values: of each client, float64, shape (K,).
-        sizes: test examples of each client, shape (K,).
-        higher_is_better: decides which end is the worst.
+        values: score of each client, float64, shape (K,).
+        sizes: number of test examples of each client, shape (K,).
+        higher_is_better: whether the lowest or the highest value is the worst.
 
     Returns:
-        ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients is worse than, between two
-        clients by linear interpolation; ``client_std``, the standard deviation over the K clients, unweighted.
+        ``client_mean``; ``client_worst``; ``client_p10``, the value that a tenth of the clients do worse than, by linear
+        interpolation between two clients; ``client_std``, the unweighted standard deviation over the K clients.
     """
     worst, tenth = (values.min(), 0.1) if higher_is_better else (values.max(), 0.9)
     figures = {
@@ -37,15 +37,15 @@ def comparison_table(
     """Tabulate each client's test examples and scores, with a last row of means (Fed-Star thesis, Table 5.8).
 
     Args:
-        names: of the clients.
-        sizes: test examples of each, shape (K,).
-        columns: by name, the values of each client, shape (K,). The gain is that of ``personalised``, or where there is none of
-            ``global``, over ``local only``, or where there is none over ``global``; above 0 is better. On routes where
-            clients keep models of their own ``own`` stands in the place of ``global``.
-        higher_is_better: the sign of the gain.
+        names: names of the clients.
+        sizes: number of test examples of each, shape (K,).
+        columns: the values of each client, shape (K,), by name. The gain is that of ``personalised`` (or, without it, of
+            ``global``) over ``local only`` (or, without it, over ``global``); above 0 is better. On routes where clients keep
+            their own models, ``own`` replaces ``global``.
+        higher_is_better: determines the sign of the gain.
 
     Returns:
-        Header and rows; the means are weighted by test examples.
+        Header and rows; means are weighted by test examples.
     """
     shown = dict(columns)
     federated = shown["own"] if "own" in shown else shown["global"]

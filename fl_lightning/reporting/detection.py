@@ -1,4 +1,4 @@
-"""How well the weights that a strategy gives tell attackers from honest clients."""
+"""How well the weights of a strategy separate attackers from honest clients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fl_lightning.types import ClientUpdate
 
 
 def detection(updates: Sequence[ClientUpdate], attackers: Collection[int]) -> dict[str, float]:
-    """Return the figures of a round with attackers; empty without attackers, or on routes that weigh no clients.
+    """Return the figures of a round with attackers; empty without attackers, or on routes that do not weigh clients.
 
     Args:
-        updates: of the round, with weights and shares.
+        updates: updates of the round, with weights and shares.
         attackers: ids of all attackers.
 
     Returns:
         ``attackers``, their number; ``attacker_share``, the sum of their shares of the aggregate, in [0, 1];
-        ``attacker_auroc``, where there are honest clients, too: the probability that a random attacker weighs less than a
-        random honest client, ties counting half (the area under the ROC curve of the weight as a test). 1 tells them apart,
-        0.5 is chance.
+        ``attacker_auroc``, if the round also has honest clients: the probability that a random attacker weighs less than a
+        random honest client, with ties counting half (the area under the ROC curve of the weight as a test). 1 separates them
+        perfectly, 0.5 is chance.
     """
     hostile = [update for update in updates if update.client in attackers]
     honest = [update for update in updates if update.client not in attackers]

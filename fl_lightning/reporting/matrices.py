@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FEW = 12
-"""Rows or columns whose cells can still be named one by one."""
+"""Largest number of rows or columns for which cells are labelled."""
 
 
 def draw_matrix(
     axis: Axes, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], show: Callable[[float], str]
 ) -> Any:
-    """RoundPlan a matrix from 0 upwards, its cells named where they are few.
+    """Draw a matrix with a scale from 0, and label its cells if there are few.
 
     Args:
-        axis: of matplotlib.
-        rows: their names.
-        columns: their names.
-        values: as many as the names say, >= 0.
-        show: a value as text.
+        axis: axis of matplotlib.
+        rows: names of the rows.
+        columns: names of the columns.
+        values: one value >= 0 for each row and column.
+        show: formats a value.
 
     Returns:
         The image, for a colour bar.
@@ -45,23 +45,23 @@ def draw_matrix(
 
 
 def share_of_row(values: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Rows in percent of their sums; zeros where there is nothing."""
+    """Return rows in percent of their sums; zeros for an empty row."""
     return [[100 * value / (sum(row) or 1) for value in row] for row in values]
 
 
 def percent(value: float) -> str:
-    """Whole percents; nothing below half a one."""
+    """Return whole percents, or an empty text below half a percent."""
     return f"{value:.0f}" if value >= 0.5 else ""
 
 
 def draw_confusion(matrix: Tensor) -> bytes | None:
-    """A confusion matrix as a PNG file: rows are true classes, in percent of their examples.
+    """Draw a confusion matrix as a PNG file: rows are true classes, in percent of their examples.
 
     Args:
         matrix: counts, shape (C, C), rows true, columns predicted.
 
     Returns:
-        The file; None without matplotlib.
+        The file; None if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure  # optional, and slow to import

@@ -1,4 +1,4 @@
-"""What each client holds, as a table and as a picture."""
+"""Tables and pictures of each client's data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _FEW_CLIENTS = 60
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """Examples of each client by part and by class.
+    """Count the examples of each client by part and by class.
 
     Args:
-        clients: their names.
-        parts: by name, the number of examples of each client, int64, shape (K,); ``training`` first.
-        counts: training examples of each class, int64, shape (K, C); None where the data have no labels at hand.
+        clients: names of the clients.
+        parts: number of examples of each client, int64, shape (K,), by part; ``training`` first.
+        counts: training examples of each class, int64, shape (K, C); None if the data have no labels in memory.
         classes: names of the classes.
-        public: examples that every client has besides: their number by class, shape (C,), or in all, shape (1,).
+        public: number of additional examples that every client has: by class, shape (C,), or in total, shape (1,).
     """
 
     clients: Sequence[str]
@@ -45,7 +45,7 @@ class PartitionSummary:
 
     @property
     def rows(self) -> list[list[Any]]:
-        """Client, examples of each part, number of classes, earth mover's distance from the whole, examples of each class."""
+        """Client, examples of each part, number of classes, earth mover's distance to the total, examples of each class."""
         sizes = torch.stack(list(self.parts.values()), dim=1).tolist()
         if self.counts is None:
             return [[name, *own] for name, own in zip(self.clients, sizes, strict=True)]
@@ -54,41 +54,41 @@ class PartitionSummary:
         return [[name, *own, number, distance, *counts] for name, own, number, distance, counts in columns]
 
     def text(self, max_clients: int) -> str:
-        """For the terminal: the first clients, without the counts of each class where there are many, and what all come to."""
+        """Return the terminal's table: the first clients, counts per class if there are few classes, and a summary."""
         width = len(self.columns) if len(self.classes) <= _FEW_CLASSES else len(self.columns) - len(self.classes)
         rows = [row[:width] for row in self.rows[:max_clients]]
         lines = [text_table([_short(name, 10) for name in self.columns[:width]], rows)]
         if len(self.clients) > max_clients:
-            lines.append(f"... and {len(self.clients) - max_clients} clients more")
+            lines.append(f"... and {len(self.clients) - max_clients} more clients")
         sizes = self.parts["training"]
         lines.append(
-            f"{len(self.clients)} clients, {int(sizes.sum())} training examples: from {int(sizes.min())} to {int(sizes.max())} "
-            f"a client, {int(sizes.double().quantile(0.5))} in the middle."
+            f"{len(self.clients)} clients, {int(sizes.sum())} training examples: {int(sizes.min())} to {int(sizes.max())} per "
+            f"client, median {int(sizes.double().quantile(0.5))}."
         )
         if self.counts is not None:
             distance = earth_movers_distance(self.counts)
             lines.append(
-                f"Earth mover's distance of a client's classes from the whole's (0 the same, 2 none in common): mean "
+                f"Earth mover's distance between each client's classes and the whole set's (0 if equal, 2 if disjoint): mean "
                 f"{float(distance.mean()):.3f}, from {float(distance.min()):.3f} to {float(distance.max()):.3f}."
             )
         if self.public.sum():
-            line = f"Every client trains on {int(self.public.sum())} public examples besides"
+            line = f"Every client also trains on {int(self.public.sum())} public examples"
             if self.counts is not None:
-                line += f": with them the mean distance is {float(earth_movers_distance(self.counts + self.public).mean()):.3f}"
+                line += f"; with them the mean distance is {float(earth_movers_distance(self.counts + self.public).mean()):.3f}"
             lines.append(line + ".")
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """All clients and classes as a CSV file."""
+        """Write all clients and classes to a CSV file."""
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([self.columns, *self.rows])
 
 
 def draw_partition(summary: PartitionSummary, path: Path) -> bool:
-    """A picture of clients x classes, and the clients' sizes beside it, as a PNG file.
+    """Draw clients x classes, with the clients' sizes next to it, as a PNG file.
 
     Returns:
-        Whether there is one: it needs matplotlib.
+        Whether the file was written; it needs matplotlib.
     """
     try:
         from matplotlib.figure import Figure  # optional, and slow to import
@@ -106,7 +106,7 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     for name, part in summary.parts.items():
         if few:
             axes[-1].barh(places.numpy(), part.numpy(), left=left.numpy(), label=name)
-        else:  # one shape instead of one for each client
+        else:  # one shape for all clients is faster than one for each
             axes[-1].fill_betweenx(places.numpy(), left.numpy(), (left + part).numpy(), step="mid", label=name)
         left = left + part
     axes[-1].set_xlabel("examples")

@@ -1,4 +1,4 @@
-"""Pictures of what a network draws, beside what it should have drawn."""
+"""Pictures of a network's predicted images next to their targets."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch import Tensor
 
 _COLOURS = "magma_r"
-"""Even to the eye, the same in grey, and pale where there is nothing, so that it prints."""
+"""A colour map that is perceptually uniform, prints well in grey, and is pale at zero."""
 
 
 def draw_predictions(
     images: Tensor, targets: Tensor, predictions: Tensor, counts: tuple[Tensor, Tensor] | None = None
 ) -> bytes | None:
-    """Rows of image, target and prediction as a PNG file; targets and predictions share one scale from 0.
+    """Draw rows of image, target and prediction as a PNG file; targets and predictions share one scale from 0.
 
     Args:
-        images: inputs, shape (N, C, H, W); colour where C is 3, else the first channel; each is stretched to its own range.
-        targets: shape (N, 1, H, W).
-        predictions: of the same shape; what is below 0 looks like 0.
-        counts: true and predicted, each of shape (N,), for the titles.
+        images: inputs, shape (N, C, H, W); colour if C is 3, otherwise the first channel; each is stretched to its own range.
+        targets: targets, shape (N, 1, H, W).
+        predictions: predictions of the same shape; values below 0 look like 0.
+        counts: true and predicted counts, each of shape (N,), for the titles.
 
     Returns:
-        The file; None without matplotlib.
+        The file; None if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure  # optional, and slow to import
@@ -55,13 +55,13 @@ def draw_predictions(
 
 
 def keep_picture(trainer: Trainer, name: str, picture: bytes, round_idx: int) -> None:
-    """Write a PNG file as ``<name>.png`` beside the file of each CSV logger, else into the run's folder, and send it to W&B.
+    """Write a PNG file ``<name>.png`` next to the file of each CSV logger, or into the run's folder, and send it to W&B.
 
     Args:
-        trainer: whose loggers get it; call this on the first rank alone.
-        name: its name.
-        picture: the file.
-        round_idx: its round.
+        trainer: Trainer with the loggers; call this on the first rank only.
+        name: name of the picture.
+        picture: contents of the file.
+        round_idx: index of its round.
     """
     folders = [Path(logger.log_dir) for logger in trainer.loggers if isinstance(logger, CSVLogger)]
     for folder in folders or [Path(trainer.default_root_dir)]:

@@ -1,4 +1,4 @@
-"""The figures of a round, from its updates: names and units are documented in docs/metrics.md."""
+"""The figures of a round, computed from its updates; docs/metrics.md documents their names and units."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fl_lightning.functional.spread import drift
 from fl_lightning.types import ClientUpdate
 
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
-"""What stands in the place of a column for each client where there are many."""
+"""Quantiles that replace a column per client if there are many clients."""
 
 
 def client_figures(update: ClientUpdate) -> dict[str, float]:
     """Return the figures of a client's round, by name."""
     figures = {
-        **update.metrics,  # first: a module's own 'loss' or 'weight' must not pass for the federation's
+        **update.metrics,  # first, so that a module's own 'loss' or 'weight' does not override the federation's
         "loss": update.train_loss,
         "weight": update.weight,
         "share": update.share,
@@ -34,21 +34,21 @@ def client_figures(update: ClientUpdate) -> dict[str, float]:
         "epsilon_of_examples": update.epsilon,
     }
     known = {name: float(x) for name, x in figures.items() if x is not None}
-    for name in ("weight", "share"):  # on a route that weighs nobody there is none
+    for name in ("weight", "share"):  # NaN on a route that does not weigh clients
         if math.isnan(known[name]):
             del known[name]
     return known
 
 
 def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
-    """Each client's figures as columns, ``client_<figure>/<client>``."""
+    """Return each client's figures as columns, ``client_<figure>/<client>``."""
     return {f"client_{name}/{update.client}": x for update in updates for name, x in client_figures(update).items()}
 
 
 def quantiles(figures: Mapping[str, float]) -> dict[str, float]:
     """Replace the figures of clients, ``<name>/<client>``, by their quantiles: ``<name>/min`` to ``<name>/max``.
 
-    Between two clients by linear interpolation; of a figure that is not finite for a client there are none.
+    Values between two clients are interpolated linearly. A figure that is not finite for some client has no quantiles.
     """
     kept: dict[str, float] = {}
     families: dict[str, list[float]] = {}
@@ -87,15 +87,15 @@ def round_metrics(updates: Sequence[ClientUpdate]) -> dict[str, float]:
 
 
 def movement(updates: Sequence[ClientUpdate], step: float, averages: bool) -> dict[str, float]:
-    """How far the models of a round moved.
+    """Measure how far the models of a round moved.
 
     Args:
-        updates: of the round.
+        updates: updates of the round.
         step: ``|aggregate - w_t|``.
-        averages: whether the aggregate is the average of the models with the updates' shares.
+        averages: whether the aggregate is the average of the models, weighted by the updates' shares.
 
     Returns:
-        ``aggregate_norm``; ``update_norm``, the clients' mean, and ``drift``, where norms of single clients may be known.
+        ``aggregate_norm``; and, if norms of single clients may be revealed, ``update_norm``, the clients' mean, and ``drift``.
     """
     norms = [update.update_norm for update in updates if update.update_norm is not None]
     figures = {"aggregate_norm": step}
@@ -108,25 +108,25 @@ def movement(updates: Sequence[ClientUpdate], step: float, averages: bool) -> di
 
 
 class Totals:
-    """Count what the rounds of a run have cost so far: state of the run."""
+    """Count what the rounds of a run have cost so far; part of the run's state."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """A run begins."""
+        """Start counting for a new run."""
         self._bytes, self._seconds = 0, 0.0
 
     def add(self, updates: Iterable[ClientUpdate], seconds: float) -> dict[str, float]:
-        """Count a round; its seconds, and all megabytes and seconds so far."""
+        """Count a round, and return its seconds and the total megabytes and seconds so far."""
         self._bytes += sum(update.bytes_down + update.bytes_up for update in updates)
         self._seconds += seconds
         return {"seconds": seconds, "megabytes_total": self._bytes / 1e6, "seconds_total": self._seconds}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Return the totals for a checkpoint."""
         return {"bytes": self._bytes, "seconds": self._seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take everything back; a checkpoint of an earlier version has none."""
+        """Restore the totals; checkpoints of earlier versions lack them."""
         self._bytes, self._seconds = int(state.get("bytes", 0)), float(state.get("seconds", 0.0))

@@ -1,4 +1,4 @@
-"""What a run says at its end, and its settings as W&B shows them."""
+"""The summary at the end of a run, and its settings as W&B shows them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FILES = ("checkpoints", "config.yaml", "partition.csv", "clients.csv", "client_
 
 
 def final_summary(trainer: Trainer) -> list[str]:
-    """Lines for the terminal when a fit is over: the server's figures, and where everything is."""
+    """Return lines for the terminal at the end of a fit: the server's figures, and where everything is."""
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
-        return ["One round, one batch per client: nothing was saved (trainer.fast_dev_run)."]
+        return ["Ran one round with one batch per client and saved nothing (trainer.fast_dev_run)."]
     figures = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" not in name}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
     folder = Path(trainer.default_root_dir)
@@ -39,11 +39,11 @@ def _validated_on(data: Any) -> str:
 
 
 def run_settings(settings: dict[str, Any], data: Any) -> dict[str, Any]:
-    """The settings of a run that was started from Python, in the shape that configurations of the command line have.
+    """Return the settings of a run started from Python, in the structure of the command line's configurations.
 
     Args:
-        settings: as :class:`~fl_lightning.functional.description.Describer` gives them, by section.
-        data: the datamodule, whose partitioner they lack.
+        settings: settings by section, as :class:`~fl_lightning.functional.description.Describer` returns them.
+        data: the datamodule; its partitioner is added to the settings.
     """
     found: dict[str, Any] = {name: _configured(node) for name, node in settings.items()}
     for section in ("federation", "data"):
@@ -56,7 +56,7 @@ def run_settings(settings: dict[str, Any], data: Any) -> dict[str, Any]:
 
 
 def _configured(node: Any) -> Any:
-    """A described object as ``class_path`` and ``init_args``; one that is only settings, such as ``local``, as these."""
+    """Return a described object as ``class_path`` and ``init_args``; a plain settings object, such as ``local``, as a dict."""
     if isinstance(node, list):
         return [_configured(part) for part in node]
     if not isinstance(node, dict):

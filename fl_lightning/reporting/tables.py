@@ -1,4 +1,4 @@
-"""Tables and matrices to loggers that can show them, and to the terminal."""
+"""Tables and matrices for the loggers that can show them, and for the terminal."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 from fl_lightning.reporting.matrices import draw_confusion
 
 _MOST_CLASSES = 100
-"""Of a matrix that is written as a file after each round."""
+"""Largest number of rows of a matrix that is written to a file after each round."""
 
 
 def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[str] | None = None) -> None:
-    """Keep a matrix of shape (C, C) as ``<name>.csv`` beside the file of each CSV logger, in place of the last one.
+    """Write a matrix of shape (C, C) as ``<name>.csv`` next to the file of each CSV logger, replacing the previous one.
 
-    Up to 100 rows; not from the sanity check, nor from ranks other than the first.
+    It has up to 100 rows; the sanity check and ranks other than the first write nothing.
 
     Args:
-        trainer: whose loggers.
-        name: of the file.
-        matrix: counts of a confusion matrix, or anything about clients.
-        names: of rows and columns, where they are clients; else they are true and predicted classes.
+        trainer: Trainer with the loggers.
+        name: name of the file.
+        matrix: counts of a confusion matrix, or any matrix of clients.
+        names: names of rows and columns if they are clients; by default they are true and predicted classes.
     """
     if trainer.is_global_zero and not trainer.sanity_checking and len(matrix) <= _MOST_CLASSES:
         for logger in trainer.loggers:
@@ -39,16 +39,16 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[st
 
 
 def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | None = None) -> None:
-    """Send a confusion matrix of shape (C, C) to W&B: a table, and with matplotlib a picture, ``<name>_picture``.
+    """Send a confusion matrix of shape (C, C) to W&B as a table and, with matplotlib, as a picture ``<name>_picture``.
 
     Args:
-        trainer: whose loggers get it, on the first rank.
-        name: its name there.
+        trainer: Trainer with the loggers; only the first rank sends.
+        name: name of the table.
         matrix: counts, rows true, columns predicted.
-        round_idx: its round; the current one by default.
+        round_idx: index of its round; the current one by default.
     """
     if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
-        import wandb  # slow, and not everyone logs to it
+        import wandb  # slow to import, and not every run uses it
         from PIL import Image
 
         drawn = draw_confusion(matrix)
@@ -76,29 +76,29 @@ def log_table(
     round_idx: int | None = None,
     **more: Any,
 ) -> None:
-    """Send a table to W&B, with its round; not from the sanity check, nor from ranks other than the first.
+    """Send a table to W&B with its round; the sanity check and ranks other than the first send nothing.
 
     Args:
-        trainer: whose loggers get it.
-        name: its name there.
-        columns: their names.
-        rows: of as many cells.
-        round_idx: its round; the current one by default.
-        more: what else goes with it by name, such as an image.
+        trainer: Trainer with the loggers.
+        name: name of the table.
+        columns: names of the columns.
+        rows: rows with one cell per column.
+        round_idx: index of its round; the current one by default.
+        more: values to send with it, by name, such as an image.
     """
     if not trainer.is_global_zero or trainer.sanity_checking:
         return
     round_ = trainer.current_epoch if round_idx is None else round_idx
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            import wandb  # slow, and not everyone logs to it
+            import wandb  # slow to import, and not every run uses it
 
             table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
             logger.log_metrics({name: table, **more, "round": float(round_)})  # type: ignore[dict-item]
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table for the terminal: the first column to the left, numbers to the right."""
+    """Return a table for the terminal, with the first column aligned left and the others right."""
     cells = [[_cell(value) for value in row] for row in [columns, *rows]]
     widths = [max(len(row[k]) for row in cells) for k in range(len(columns))]
     lines = []

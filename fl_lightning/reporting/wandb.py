@@ -1,4 +1,4 @@
-"""Weights & Biases without an account: offline by itself, never a prompt."""
+"""Weights & Biases without an account: runs are offline by default, and never prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fl_lightning.compat.lightning import wandb_run
 
 
 def prefer_offline() -> bool:
-    """Set ``WANDB_MODE=offline`` where W&B has no API key and the user has not chosen a mode.
+    """Set ``WANDB_MODE=offline`` if W&B has no API key and the user has not chosen a mode.
 
     Returns:
         Whether runs will be written offline.
@@ -29,14 +29,14 @@ def prefer_offline() -> bool:
 
 
 def sweep_folder(root: str) -> str:
-    """The folder of a run that a W&B agent has started: one for each run of the sweep, inside of the one that was asked for."""
+    """Return the folder of a run that a W&B agent started: one for each run of the sweep, inside the requested folder."""
     if "WANDB_SWEEP_ID" not in os.environ or "WANDB_RUN_ID" not in os.environ:
         return root
     return str(Path(root) / os.environ["WANDB_SWEEP_ID"] / os.environ["WANDB_RUN_ID"])
 
 
 def has_api_key() -> bool:
-    """Look for a key where W&B does: in the environment, then netrc. Asking wandb itself would fix its mode for the process."""
+    """Look for a key where W&B does: in the environment, then netrc. Asking wandb would fix its mode for the process."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -47,22 +47,22 @@ def has_api_key() -> bool:
 
 
 TOTALS = {"by_megabytes": "federation/megabytes_total", "by_seconds": "federation/seconds_total"}
-"""Sections of W&B that show each ``val_*`` against what the run has cost so far."""
+"""Sections of W&B that show each ``val_*`` against the cost of the run so far."""
 
 _LEFT_OUT = ("epoch", "federation/threads")
 _ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
-"""What hardly changes over rounds, or says what another figure says: the tables ``clients`` and ``client_rounds`` hold it."""
+"""Figures that hardly change over rounds or repeat others; the tables ``clients`` and ``client_rounds`` contain them."""
 
 
 def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -> dict[str, Any]:
-    """Choose the keys that W&B gets of what is logged: it shows a panel for each, in a section for each prefix.
+    """Choose which logged keys W&B gets: it shows a panel for each, in a section for each prefix.
 
     Args:
-        metrics: by the names that all loggers know.
+        metrics: metrics by the names that all loggers use.
         totals: the last ``federation/megabytes_total`` and ``federation/seconds_total``.
 
     Returns:
-        The metrics without what a table holds, and each ``val_*`` again in the sections ``by_megabytes`` and ``by_seconds``.
+        The metrics that no table contains, and each ``val_*`` again in the sections ``by_megabytes`` and ``by_seconds``.
     """
     kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in _ONCE}
     measured = {name: x for name, x in metrics.items() if name.startswith("val_") and "/" not in name and _is_number(x)}
@@ -73,15 +73,15 @@ def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)  # no table, no picture
+    return isinstance(value, int | float)  # neither a table nor a picture
 
 
 @contextmanager
 def plot_over_rounds(logger: Logger) -> Iterator[None]:
-    """Make the page of a W&B run readable as it stands: ``round`` as x-axis, costs as that of their sections, few panels.
+    """Make a W&B run's page readable without set-up: ``round`` as x-axis, costs as x-axis of their sections, few panels.
 
-    Each ``val_*`` is summarised by its min, max and last value. Other loggers are left alone. Of two globs that match, W&B
-    applies any: Lightning defines ``*``, so that these are defined by their whole names, just before they are logged first.
+    Each ``val_*`` is summarised by its min, max and last value. Other loggers are not changed. If two globs match, W&B
+    applies either, and Lightning defines ``*``; so these metrics are defined by their full names, just before they are logged.
     """
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
@@ -99,7 +99,7 @@ def plot_over_rounds(logger: Logger) -> Iterator[None]:
         for name in shown.keys() - defined:
             _define(run, name, shown[name])
         defined.update(shown)
-        log(shown)  # without the step, which is the number of rounds again
+        log(shown)  # without the step, which is the number of rounds, too
 
     vars(logger)["log_metrics"] = define_and_log
     try:
@@ -120,14 +120,14 @@ def _define(run: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def summarise_tests(logger: Logger) -> Iterator[None]:
-    """Put what a test logs into the summary of a W&B run, whose rounds then stay as they are; other loggers are left alone."""
+    """Put what a test logs into the summary of a W&B run, and keep its rounds unchanged; other loggers are not changed."""
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "summary"):
         yield
         return
     run.define_metric(
         "*", step_metric="round", step_sync=False, overwrite=True
-    )  # no x-axis of Lightning's for pictures and tables
+    )  # without Lightning's x-axis for pictures and tables
     log = logger.log_metrics
 
     def summarise(metrics: dict[str, Any], step: int | None = None) -> None:
@@ -144,9 +144,9 @@ def summarise_tests(logger: Logger) -> Iterator[None]:
 
 
 def where_to_look(logger: Logger) -> str | None:
-    """How to see a W&B run: its address, or the line that uploads it; None where W&B says so itself, or there is no run.
+    """Return where to see a W&B run: its address, or the command that uploads it; None if W&B prints it, or without a run.
 
-    The line names all parts of the run that were written offline and not uploaded: a resumed run has several.
+    The command names all parts of the run that were written offline and not uploaded; a resumed run has several.
     """
     run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "settings") or run.disabled or not (run.settings.silent or run.settings.quiet):
@@ -161,12 +161,12 @@ def where_to_look(logger: Logger) -> str | None:
 
 
 def describe_run(logger: Logger, settings: dict[str, Any], origin: str) -> None:
-    """Put everything that makes a run what it is into a W&B run's configuration; other loggers are left alone.
+    """Put all settings that define a run into the configuration of a W&B run; other loggers are not changed.
 
     Args:
-        logger: of the Trainer.
+        logger: logger of the Trainer.
         settings: the whole configuration, nested.
-        origin: where the data come from, in words.
+        origin: origin of the data, in words.
     """
     if isinstance(logger, WandbLogger):
         names = ("fl_lightning", "lightning", "torch", "torchmetrics")

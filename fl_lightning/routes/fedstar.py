@@ -34,7 +34,7 @@ class FedStar(PeriodRoute):
 
     def __init__(self, periods: int = 2, metric: str | Metric = "val_accuracy") -> None:
         super().__init__(periods)
-        wanted = "a metric in [0, 1] of which higher is better, such as an accuracy"
+        wanted = "a metric in [0, 1] for which higher is better, such as an accuracy"
         require(known_direction(metric) is not False, "federation.route.metric", wanted, metric)
         self.metric = metric
 
@@ -48,8 +48,8 @@ class FedStar(PeriodRoute):
         scores = cohort.cross_scores(updates, self.metric)
         if not bool(((scores >= 0) & (scores <= 1)).all()):
             raise ConfigurationError(
-                f"Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' {self.metric!r} gave values from "
-                f"{float(scores.min()):.4g} to {float(scores.max()):.4g}. Name a metric in [0, 1], where 1 is best."
+                f"Fed-Star weighs models by 1 - accuracy, but 'federation.route.metric' {self.metric!r} returned values from "
+                f"{float(scores.min()):.4g} to {float(scores.max()):.4g}. Use a metric in [0, 1], where 1 is best."
             )
         return star_matrix(scores)
 

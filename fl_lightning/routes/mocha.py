@@ -47,7 +47,7 @@ class Mocha(Route):
     def __init__(self, strength: float = 0.1, l2: float = 1e-3, smoothing: float = 0.1, update_every: int = 1) -> None:
         require(strength >= 0, "federation.route.strength", "0 or above", strength)
         require(l2 >= 0, "federation.route.l2", "0 or above", l2)
-        require(strength + l2 > 0, "federation.route.l2", "above 0 where 'strength' is 0", l2)
+        require(strength + l2 > 0, "federation.route.l2", "above 0 if 'strength' is 0", l2)
         require(smoothing > 0, "federation.route.smoothing", "above 0, in units of squared weights", smoothing)
         require(update_every >= 1, "federation.route.update_every", "1 or above", update_every)
         self.strength, self.l2, self.smoothing = strength, l2, smoothing

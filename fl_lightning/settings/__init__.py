@@ -1,4 +1,4 @@
-"""Settings of a federation: frozen, and checked when they are built."""
+"""Settings of a federation: frozen dataclasses that check their values when they are built."""
 
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability

@@ -19,21 +19,21 @@ _NAME = "federation.attackers."
 
 @dataclass(frozen=True)
 class Attackers:
-    """Which clients misbehave, and how: separate switches, whatever the strategy.
+    """Choose which clients misbehave, and how. Each switch works with any strategy.
 
-    In AdaFed's Simulation 3 (section 4.0.3) two clients more, 6 and 7, hold the distributions of clients 2 and 3 with half
+    AdaFed's Simulation 3 (section 4.0.3) adds two clients, 6 and 7. They hold the distributions of clients 2 and 3 with half
     and all of the labels wrong, and both discard the global model.
 
     Args:
-        wrong_labels: by client, the share in [0, 1] of its labels that are wrong; a wrong label is another class, drawn
-            once for all rounds.
-        discard_global: clients that go on from their own last weights instead of the global model; in their first round
-            they have none yet and take it.
-        clients: whom what follows is for: ids, or a share of all clients in [0, 1), drawn by the seed.
-        labels: what they do to their labels.
-        backdoor: the trigger that they put on some of their images, after ``labels``.
-        model: what they send instead of what they have trained.
-        from_round: the first round, from 0, in which anybody attacks.
+        wrong_labels: the share in [0, 1] of wrong labels, by client; a wrong label is a different class, drawn once for all
+            rounds.
+        discard_global: clients that continue from their own last weights instead of the global model; in their first round
+            they have no weights of their own yet and take the global model.
+        clients: the clients that the following settings apply to: ids, or a share of all clients in [0, 1), drawn by the seed.
+        labels: how these clients change their labels.
+        backdoor: the trigger that they add to some of their images, after ``labels``.
+        model: what they send instead of the model that they trained.
+        from_round: the first round of the attack, counted from 0.
 
     Raises:
         ConfigurationError: for a value outside its range, or an attack without attackers.
@@ -56,14 +56,14 @@ class Attackers:
         given = [name for name, attack in attacks.items() if attack is not None]
         if bool(self.clients) != bool(given):
             raise ConfigurationError(
-                f"'federation.attackers.clients' is {self.clients!r}, and of {', '.join(attacks)} there is "
-                f"{' and '.join(given) or 'none'}: who attacks, and how, are given together. Set 'clients' and one of the "
-                "others, or none of them."
+                f"'federation.attackers.clients' is {self.clients!r}, but of {', '.join(attacks)} the configuration sets "
+                f"{' and '.join(given) or 'none'}. Set 'clients' (who attacks) together with at least one of the others (how "
+                "they attack), or leave out all of them."
             )
         require(self.from_round >= 0, _NAME + "from_round", "0 or above", self.from_round)
 
     def check(self, num_clients: int) -> None:
-        """Refuse clients that do not exist.
+        """Reject clients that do not exist.
 
         Raises:
             ConfigurationError: naming the setting.
@@ -79,18 +79,18 @@ class Attackers:
             require(not strangers, _NAME + setting, known, strangers)
 
     def members(self, num_clients: int, seed: int) -> frozenset[int]:
-        """Those whom ``labels``, ``backdoor`` and ``model`` are for; of a share so many of all clients, rounded up."""
+        """Return the clients that ``labels``, ``backdoor`` and ``model`` apply to; a share of all clients is rounded up."""
         if isinstance(self.clients, list):
             return frozenset(self.clients)
         order = torch.randperm(num_clients, generator=generator(seed, "attackers")).tolist()
         return frozenset(order[: math.ceil(self.clients * num_clients - 1e-9)])
 
     def everyone(self, num_clients: int, seed: int) -> frozenset[int]:
-        """All that misbehave in any way."""
+        """Return all clients that misbehave in any way."""
         return self.members(num_clients, seed) | self.wrong_labels.keys() | set(self.discard_global)
 
     def active(self, round_idx: int) -> bool:
-        """Whether anybody attacks in a round."""
+        """Return whether the attack has begun by this round."""
         return round_idx >= self.from_round
 
     def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:

@@ -1,4 +1,4 @@
-"""Clients that are not there, do not come back in time, or are slow: simulated."""
+"""Simulated availability: clients that are absent, fail to deliver in time, or are slow."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NAME = "federation.availability."
 
 @dataclass(frozen=True)
 class Availability:
-    """Simulates clients as they are: all draws depend on the federation's seed and the round alone.
+    """Simulate unreliable clients. All draws depend only on the federation's seed and the round.
 
     Args:
-        drop_out: probability in [0, 1) with which a client of a round's cohort does not deliver.
-        slow: share in [0, 1] of all clients that are slow, the same ones in all rounds.
+        drop_out: probability in [0, 1) that a client of a round's cohort does not deliver.
+        slow: share in [0, 1] of all clients that are slow; the same clients are slow in all rounds.
         slowness: how many times slower they are, >= 1: within the round's deadline they do 1 / slowness of their steps, rounded
-            down, at least one.
-        leave: probability in [0, 1] with which a client that is there is gone in the next round; in round 0 all are there.
-        come_back: probability in (0, 1] with which one that is gone is there again. In the long run the share
-            come_back / (leave + come_back) is there; cohorts are drawn among those.
+            down, but at least one.
+        leave: probability in [0, 1] that a client that is present is absent in the next round; in round 0 all are present.
+        come_back: probability in (0, 1] that an absent client is present in the next round. In the long run, the share
+            come_back / (leave + come_back) of all clients is present; cohorts are drawn from these.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -46,18 +46,18 @@ class Availability:
 
     @property
     def loses_clients(self) -> bool:
-        """Whether a round may have fewer clients than it asked for."""
+        """Whether a round may have fewer clients than requested."""
         return self.drop_out > 0 or self.leave > 0
 
     def slow_clients(self, num_clients: int, seed: int) -> frozenset[int]:
-        """The slow ones: round(slow * K) of them."""
+        """Return the slow clients, round(slow * K) of them."""
         order = torch.randperm(num_clients, generator=generator(seed, "slow clients")).tolist()
         return frozenset(order[: round(self.slow * num_clients)])
 
     def present(self, num_clients: int, seed: int) -> Iterator[list[int]]:
-        """Yield who is there in round 0, in round 1, and so on, ascending.
+        """Yield the clients that are present in round 0, in round 1, and so on, in ascending order.
 
-        Each round's draws are its own, so that a resumed run finds the same clients.
+        Every round has random numbers of its own, so a resumed run finds the same clients.
         """
         there = torch.ones(num_clients, dtype=torch.bool)
         for round_idx in count():
@@ -66,7 +66,7 @@ class Availability:
             there = torch.where(there, draw >= self.leave, draw < self.come_back)
 
     def dropped_out(self, cohort: Sequence[int], seed: int, round_idx: int) -> frozenset[int]:
-        """Who of a cohort does not deliver."""
+        """Return the clients of a cohort that do not deliver."""
         if not self.drop_out:
             return frozenset()
         draw = torch.rand(len(cohort), generator=generator(seed, round_idx, "drop out"))

@@ -1,4 +1,4 @@
-"""Whether the federation was worth it for each client: what is measured on the clients' own test parts, and when."""
+"""Settings that measure, on the clients' own test parts, whether the federation was worth it for each client."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ _NAME = "federation.client_evaluation."
 
 @dataclass(frozen=True)
 class ClientEvaluation:
-    """The global model on each client's own test part, during the run; and at its end against the client's own models.
+    """Evaluate the global model on each client's own test part, and at the end compare it with models of the clients' own.
 
     Args:
-        every_n_rounds: evaluate all clients after every n-th round, whoever took part, and after the last; 0 for never.
+        every_n_rounds: evaluate all clients after every n-th round and after the last, whether they took part or not; 0 for
+            never.
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        mode: whether more (``max``) or less (``min``) is better; by default what the torchmetrics metric says of itself,
-            or its name: see :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        personal_epochs: at the end every client fine-tunes the global model for so many epochs on its training part; 0 for
-            none.
-        compare_alone: at the end every client also trains by itself, from the model that the federation began with, for as
+        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the torchmetrics metric declares, or what its
+            name implies: see :func:`~fl_lightning.functional.metric_mode.known_direction`.
+        personal_epochs: at the end, the number of epochs for which every client fine-tunes the global model on its training
+            part; 0 for no fine-tuning.
+        compare_alone: at the end, train every client also by itself, from the model that the federation began with, for as
             many epochs as it trained in the federation (Fed-Star thesis, Table 5.8).
 
     Raises:
-        ConfigurationError: for a value outside its range, or without a mode where the metric does not tell.
+        ConfigurationError: for a value outside its range, or if neither ``mode`` nor the metric says which direction is better.
     """
 
     every_n_rounds: int = 0
@@ -46,7 +47,7 @@ class ClientEvaluation:
 
     @property
     def compares(self) -> bool:
-        """Whether clients have models of their own to compare with at the end."""
+        """Whether clients have models of their own for the comparison at the end."""
         return self.compare_alone or self.personal_epochs > 0
 
     @property
@@ -56,17 +57,17 @@ class ClientEvaluation:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of the metric is better."""
+        """Whether higher values of the metric are better."""
         return higher_is_better(self.metric, self.mode, _NAME + "mode")
 
     def check(self, data: FederatedDataModule) -> None:
-        """Refuse to measure on test parts that are not there.
+        """Reject the evaluation if the clients have no test parts.
 
         Raises:
-            ConfigurationError: saying what to set.
+            ConfigurationError: if they have none; it says what to set.
         """
         if self.active and not data.client_test:
             raise ConfigurationError(
-                "'federation.client_evaluation' measures on each client's own test part, and there is none. Set "
-                "'data.client_test' to the share of its examples that a client holds back, e.g. 0.2."
+                "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
+                "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."
             )

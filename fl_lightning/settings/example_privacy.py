@@ -12,25 +12,27 @@ _NAME = "federation.local.privacy."
 
 @dataclass(frozen=True)
 class ExamplePrivacy:
-    """Clips each example's gradient and adds Gaussian noise to their sum, in every step of every client.
+    """Clip each example's gradient and add Gaussian noise to the sum, in every step of every client.
 
-    The step's gradient is ``(sum_i g_i * min(1, max_grad_norm / |g_i|) + noise) / B``, B the batch size; each example comes
-    into a batch with probability B / n, by itself, and an epoch has ceil(n / B) such batches. What the module does after
-    that (momentum, FedProx's term, clipping of the whole) costs no privacy. ``federation/epsilon_of_examples`` is what the
-    client that trained most has given away of an example; see :func:`~fl_lightning.functional.epsilon_of_examples`.
+    The gradient of a step is ``(sum_i g_i * min(1, max_grad_norm / |g_i|) + noise) / B``, with batch size B. Each example
+    enters a batch independently with probability B / n, and an epoch has ceil(n / B) such batches. What the module does after
+    that (momentum, FedProx's term, clipping of the total gradient) costs no privacy. ``federation/epsilon_of_examples`` is the
+    privacy loss of one example at the client that trained most; see
+    :func:`~fl_lightning.functional.epsilon_of_examples`.
 
-    The loss must be the mean of a term of each example: ``torch.nn.CrossEntropyLoss`` with class weights is none, the losses
-    of this package are.
+    The loss must be the mean of one term per example. The losses of this package are; ``torch.nn.CrossEntropyLoss`` with class
+    weights is not.
 
     Args:
         max_grad_norm: largest L2 norm of an example's gradient, > 0.
         noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
-        delta: in (0, 1); below 1 / examples of a client.
-        noise_seed: None draws noise and batches from a secret key that is new at each start. With a number they follow from it
-            and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
+        delta: delta of differential privacy, in (0, 1); choose it below 1 / (examples of a client).
+        noise_seed: None draws noise and batches from a secret key that is new at each start. A number derives them from it
+            and from 'federation.seed', so that the run can be repeated bit for bit; such a run is a simulation and protects no
+            example.
 
     Raises:
-        ConfigurationError: for a value outside its range, or without Opacus.
+        ConfigurationError: for a value outside its range, or if Opacus is not installed.
     """
 
     max_grad_norm: float

@@ -1,4 +1,4 @@
-"""What a federation does where a client fails: raises, runs out of memory, diverges, stalls or has no data."""
+"""Settings for clients that fail: that raise an error, run out of memory, diverge, stall or have no data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NAME = "federation.faults."
 class Faults:
     """Configure what happens when a client fails in a round.
 
-    A failure is any error in the client's own training or data, MemoryError and the GPU's included; a loss or weights that are
-    not finite (unless the strategy copes with them); weights of another shape than the global model's; training beyond the
-    deadline; no examples. Wrong settings are none: they end the run.
+    A failure is any error in the client's own training or data, including running out of memory on the CPU or GPU; a loss or
+    weights that are not finite (unless the strategy copes with them); weights of another shape than the global model's;
+    training beyond the deadline; no examples. Configuration errors are not client failures: they end the run.
 
     Args:
-        policy: ``fatal`` ends the run with the client's error; ``skip`` leaves the client out of the round, and says so.
-        retries: how often a client that failed tries again from the same model with the same random numbers, >= 0, before the
-            policy counts: after a moment's lack of memory it comes to what it would have come to.
-        min_updates: good updates that a round needs, of those that it was drawn to have: a whole number >= 1, or a share in
-            (0, 1], rounded up. With fewer the run ends; it can be resumed from the round before.
-        deadline: seconds that a client's training may take in a round, > 0, looked at between steps; null for any.
+        policy: ``fatal`` ends the run with the client's error; ``skip`` leaves the client out of the round and reports it.
+        retries: number of times that a failed client tries again before the policy applies, >= 0. It starts from the same model
+            with the same random numbers, so a retry after running out of memory gives the same result.
+        min_updates: number of good updates that a round needs: a whole number >= 1, or a share in (0, 1] of the clients drawn
+            for the round, rounded up. With fewer the run ends; it can be resumed from the round before.
+        deadline: seconds that a client's training may take in a round, > 0, checked between steps; null for no limit.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -47,15 +47,15 @@ class Faults:
 
     @property
     def skips(self) -> bool:
-        """Whether a round goes on without those who fail."""
+        """Whether a round continues without the clients that fail."""
         return self.policy == "skip"
 
     def needed(self, drawn: int) -> int:
-        """The good updates that a round of ``drawn`` clients needs."""
+        """Return how many good updates a round of ``drawn`` clients needs."""
         return self.min_updates if isinstance(self.min_updates, int) else math.ceil(self.min_updates * drawn - 1e-9)
 
     def check(self, drawn: int) -> None:
-        """Refuse more good updates than a round has clients.
+        """Reject a minimum of good updates that exceeds the clients of a round.
 
         Raises:
             ConfigurationError: naming the setting.

@@ -1,4 +1,4 @@
-"""The settings of a whole federation, as the server's half reads them."""
+"""The settings of a whole federation, as the server's code reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_lightning.transforms.base import Transform
 
 
 class FederationSettings(Protocol):
-    """The settings of :class:`~fl_lightning.FederatedOrchestrator`, which documents them."""
+    """Name the settings of :class:`~fl_lightning.FederatedOrchestrator`, which documents them."""
 
     strategy: Strategy
     route: Route

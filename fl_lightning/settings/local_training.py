@@ -25,33 +25,33 @@ class LocalTraining:
     Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
 
     Args:
-        engine: what trains a client, with the same result: ``trainer``, a Lightning Trainer for each; ``fabric``, a lean loop
-            that calls what the module and callbacks override, equal to the last bit on a CPU; ``stacked``, many clients at
-            once, equal within rounding; ``auto``, ``fabric`` where it gives the bits of ``trainer`` (on a CPU, for modules that
-            it can train) and ``trainer`` elsewhere; ``fastest``, the one that is fastest here by a trial in the first round,
-            so that two machines may choose differently.
-        stack_size: clients that ``stacked`` trains at once, >= 1: memory grows with it.
+        engine: what trains a client; the results are the same. ``trainer`` uses a Lightning Trainer for each client;
+            ``fabric``, a lean loop that calls what the module and callbacks override, equal to the last bit on a CPU;
+            ``stacked`` trains many clients at once, equal within rounding; ``auto`` is ``fabric`` on a CPU if it
+            can train the module, and otherwise ``trainer``, so that the result is always that of ``trainer``; ``fastest`` times
+            them in the first round and keeps the fastest, so that two machines may choose differently.
+        stack_size: number of clients that ``stacked`` trains at once, >= 1; memory grows with it.
         compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
-        channels_last: keep the weights of convolutions in channels_last order: faster for larger images and channels, other
-            last bits.
+        channels_last: keep the weights of convolutions in channels_last order: faster for larger images and more channels;
+            results differ in the last bits.
         max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
-        max_steps: at most this many optimizer steps per round; -1 for no limit.
-        precision: of the client's training. ``auto`` follows the outer Trainer's ``precision`` where that is not its
-            default, 32-true; else it is bf16-mixed or 16-mixed on a GPU (bf16 where the GPU has it) and 32-true elsewhere.
-        gradient_clip_val: largest norm or value of the gradients, > 0; None leaves them.
+        max_steps: largest number of optimizer steps per round; -1 for no limit.
+        precision: precision of the client's training. ``auto`` follows the outer Trainer's ``precision`` unless that is its
+            default, 32-true; then it is bf16-mixed or 16-mixed on a GPU (bf16 if the GPU supports it) and 32-true elsewhere.
+        gradient_clip_val: largest norm or value of the gradients, > 0; None for no clipping.
         gradient_clip_algorithm: clip by total ``norm`` or each ``value``.
         accumulate_grad_batches: batches per optimizer step, >= 1.
         limit_train_batches: share (float in (0, 1]) or number (int) of a client's batches per local epoch.
-        detect_anomaly: let autograd name the operation that made a NaN; slow.
+        detect_anomaly: let autograd name the operation that produced a NaN; slow.
         deterministic: use deterministic algorithms only.
-        lr_decay: factor on every learning rate per round: round r trains at ``lr * lr_decay ** r``; in (0, 1].
+        lr_decay: factor on every learning rate per round, in (0, 1]: round r trains at ``lr * lr_decay ** r``.
         proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
-            and before clipping; w_t is the model that the client starts from, on routes another client's.
-        threads: intra-op CPU threads per client; None is 1 where ranks share a CPU, and else torch's number. Another
-            number changes the last bits of the result, so fix it where runs on several ranks must agree with one.
-        callbacks: Lightning callbacks for the clients' Trainers; each client gets copies of its own.
-        full_batch: one batch of all a client's examples, for FedSGD.
-        privacy: differential privacy of single examples; None without.
+            and before clipping; w_t is the model that the client starts from, which on some routes is another client's.
+        threads: intra-op CPU threads per client; None is 1 if ranks share a CPU, and torch's own number otherwise. The number
+            affects the last bits of the result, so fix it if runs on one rank and on several must agree.
+        callbacks: Lightning callbacks for the clients' Trainers; each client gets its own copies.
+        full_batch: train on one batch of all the client's examples, for FedSGD.
+        privacy: differential privacy of single examples; None for no such privacy.
         partial_work: let a share of the clients do fewer epochs; see :class:`PartialWork`.
 
     Raises:
@@ -104,11 +104,11 @@ class LocalTraining:
         require(threads is None or threads >= 1, name + "threads", "1 or above, or null", threads)
 
     def steps(self, batches: int, epochs: int | None = None) -> int:
-        """Return the optimizer steps of a fit that nothing ends early.
+        """Return the number of optimizer steps of a fit that nothing stops early.
 
         Args:
-            batches: of a whole epoch.
-            epochs: fewer local epochs than ``max_epochs``; None for these.
+            batches: number of batches in a whole epoch.
+            epochs: local epochs of a client that does fewer than ``max_epochs``; None for ``max_epochs``.
         """
         limit = self.limit_train_batches
         used = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -118,7 +118,7 @@ class LocalTraining:
         return int(planned)
 
 
-# Flags of the outer Trainer that would act on the round instead of on the clients' batches, and be lost silently.
+# Flags of the outer Trainer that would act on rounds instead of the clients' batches, and so have no effect there.
 _REFUSED = {
     "gradient_clip_val": (None, "gradient_clip_val"),
     "gradient_clip_algorithm": (None, "gradient_clip_algorithm"),
@@ -129,7 +129,7 @@ _REFUSED = {
 
 
 def refuse_outer_flags(trainer: Trainer) -> None:
-    """Raise where the outer Trainer has a flag that belongs to the clients.
+    """Raise if the outer Trainer sets a flag that belongs to the clients.
 
     Raises:
         ConfigurationError: naming the flag and the setting to use instead.
@@ -148,7 +148,7 @@ def refuse_outer_flags(trainer: Trainer) -> None:
 
 
 def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:
-    """The precision that ``auto`` stands for: the outer Trainer's unless 32-true, else mixed on a GPU and full elsewhere."""
+    """Resolve ``auto``: the outer Trainer's precision unless it is 32-true; otherwise mixed on a GPU and full elsewhere."""
     if local != "auto":
         return local
     if outer != "32-true":

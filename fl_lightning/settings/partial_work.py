@@ -1,4 +1,4 @@
-"""Clients that do less than they were asked to (FedProx, Li et al. 2020, section 5.2)."""
+"""Clients that do less work than asked (FedProx, Li et al. 2020, section 5.2)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fl_lightning.functional.seeding import generator
 
 @dataclass(frozen=True)
 class PartialWork:
-    """A share of each round's clients, drawn anew, has time for fewer local epochs: from 1 to E - 1, uniformly.
+    """Give a share of each round's clients, drawn anew, fewer local epochs: a number from 1 to E - 1, drawn uniformly.
 
     Args:
-        share: of the cohort, in [0, 1]; round(share * m) clients are stragglers.
-        stragglers: ``keep`` what they did, as FedProx does, or ``drop`` them from the round, as FedAvg does.
+        share: share of the cohort in [0, 1]; round(share * m) of its m clients are stragglers.
+        stragglers: ``keep`` the work of stragglers, as FedProx does, or ``drop`` them from the round, as FedAvg does.
 
     Raises:
-        ConfigurationError: for a share outside its range, or if every client were dropped.
+        ConfigurationError: for a share outside its range, or if every client would be dropped.
     """
 
     share: float = 0.0
@@ -36,7 +36,7 @@ class PartialWork:
         return self.share > 0 and self.stragglers == "drop"
 
     def check(self, epochs: int, cohort_size: int) -> None:
-        """Refuse what cannot be: fewer epochs than one, or a round without clients.
+        """Reject settings that leave less than one epoch to train, or no clients in a round.
 
         Raises:
             ConfigurationError: naming the setting to change.
@@ -49,7 +49,7 @@ class PartialWork:
             require(left >= 1, "federation.local.partial_work.share", wanted, self.share)
 
     def epochs(self, cohort: Sequence[int], epochs: int, seed: int, round_idx: int) -> dict[int, int]:
-        """Local epochs of this round's stragglers, by client; depends on (seed, round_idx) alone."""
+        """Return the local epochs of this round's stragglers, by client; they depend only on (seed, round_idx)."""
         draw = generator(seed, round_idx, "partial work")
         order = torch.randperm(len(cohort), generator=draw).tolist()[: round(self.share * len(cohort))]
         return {cohort[position]: int(torch.randint(1, epochs, (1,), generator=draw)) for position in order}

@@ -1,4 +1,4 @@
-"""Secure aggregation in simulation: the server learns the clients' sum and no single summand (Bonawitz et al. 2017)."""
+"""Simulated secure aggregation: the server learns the sum of the clients' messages and no single one (Bonawitz et al. 2017)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fl_lightning.functional.sums import Sums
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Clients add masks to what they send, which cancel in the sum; the result is that without masks, bit for bit.
+    """Add masks to what clients send that cancel in the sum; the result equals that without masks, bit for bit.
 
-    Every two clients of a cohort agree on a mask that one adds and the other subtracts, and each adds one of its own. The
-    keys are shared among the cohort, so that the masks of those who drop out can be removed: as long as enough are left.
+    Every two clients of a cohort agree on a mask that one adds and the other subtracts, and each client adds one of its own.
+    The keys are shared among the cohort, so that the masks of clients that drop out can be removed if enough clients remain.
 
     Args:
-        threshold: share of the cohort, above 0.5 and at most 1, that must deliver, rounded up, two at least; fewer together
-            learn nothing.
+        threshold: share of the cohort that must deliver, above 0.5 and at most 1, rounded up to at least two clients; fewer
+            clients together learn nothing.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -45,18 +45,18 @@ class SecureAggregation:
         require(0.5 < self.threshold <= 1, "federation.secure_aggregation.threshold", "above 0.5 and at most 1", self.threshold)
 
     def begin_round(self, cohort: Sequence[int], seed: int, round_idx: int) -> MaskedRound:
-        """The protocol of one round; the same on every rank."""
+        """Return the protocol of one round; it is the same on every rank."""
         return MaskedRound(tuple(cohort), max(2, math.ceil(self.threshold * len(cohort) - 1e-9)), seed, round_idx)
 
 
 class MaskedRound:
-    """Clients and server of one round.
+    """Play the part of the clients and of the server in one round.
 
     Args:
-        cohort: who has exchanged keys, ascending: those who drop out later, too.
-        threshold: so many must deliver.
-        seed: of the federation.
-        round_idx: from 0.
+        cohort: clients that have exchanged keys, in ascending order, including those that drop out later.
+        threshold: number of clients that must deliver.
+        seed: seed of the federation.
+        round_idx: index of the round, from 0.
     """
 
     def __init__(self, cohort: tuple[int, ...], threshold: int, seed: int, round_idx: int) -> None:
@@ -67,17 +67,17 @@ class MaskedRound:
     # ---------------------------------------------------------------- clients
 
     def mask(self, client: int, sums: Sums) -> None:
-        """Hide what a client has to say, in place.
+        """Mask a client's message in place.
 
         Raises:
-            ConfigurationError: if it is about other sums than that of the clients before it: masks would not cancel.
+            ConfigurationError: if it consists of other sums than those of earlier clients: the masks would not cancel.
         """
         self._sizes = self._sizes or sums.sizes()
         if sums.sizes() != self._sizes:
             raise ConfigurationError(
                 f"'federation.secure_aggregation' needs the same sums from every client, but client {client} sends "
-                f"{', '.join(sums.sizes())} and others {', '.join(self._sizes)}: the strategy gives some clients no weight. "
-                "Use FedAvg, or leave secure aggregation out."
+                f"{', '.join(sums.sizes())} and others send {', '.join(self._sizes)}, because the strategy gives some clients "
+                "no weight. Use FedAvg, or remove 'federation.secure_aggregation'."
             )
         own, key = self._secret(client, "own mask"), self._secret(client, "key")
         pairs = {other: agreed_key(key, self._public[other]) for other in self.cohort if other != client}
@@ -87,33 +87,33 @@ class MaskedRound:
                 integers.add_(_stream(agreed, name, integers), alpha=1 if client < other else -1)
 
     def bytes_up(self, sums: Sums) -> int:
-        """Masked numbers, a public key, two shares for each other client, and one about each when masks are removed."""
+        """Return the bytes of masked numbers, a public key, two shares per other client, and one about each to remove masks."""
         others = len(self.cohort) - 1
         return 16 * sum(sums.sizes().values()) + SHARE_BYTES * (1 + 2 * others + 1 + others)
 
     @property
     def bytes_down(self) -> int:
-        """The others' public keys and shares."""
+        """Return the bytes of the other clients' public keys and shares."""
         return 3 * SHARE_BYTES * (len(self.cohort) - 1)
 
     # ---------------------------------------------------------------- server
 
     def unmask(self, sums: Sums, delivered: Sequence[int], mine: Sequence[int]) -> None:
-        """Remove, in place, what is left of the masks in a sum over clients.
+        """Remove the remaining masks from a sum over clients, in place.
 
         Args:
-            sums: of the masked messages of ``mine``, or of more.
-            delivered: all whose messages have come, on whatever rank.
-            mine: those whose masks are removed here.
+            sums: sum of the masked messages of ``mine``, or of more clients.
+            delivered: all clients that delivered, on any rank.
+            mine: clients whose masks are removed here.
 
         Raises:
             ClientError: if fewer than the threshold delivered.
         """
         if len(delivered) < self.threshold:
             raise ClientError(
-                f"Round {self._round_idx}: {len(delivered)} of {len(self.cohort)} clients delivered, and their masks can be "
-                f"removed only by {self.threshold} or more. Lower 'federation.secure_aggregation.threshold', or lose fewer "
-                "clients ('federation.availability', 'federation.faults.retries')."
+                f"Round {self._round_idx}: {len(delivered)} of {len(self.cohort)} clients delivered, but removing the masks "
+                f"takes {self.threshold} or more. Lower 'federation.secure_aggregation.threshold', or lose fewer clients "
+                "('federation.availability', 'federation.faults.retries')."
             )
         helpers = sorted(delivered)[: self.threshold]
         keys = {gone: self._recovered(gone, "key", helpers) for gone in self.cohort if gone not in set(delivered)}
@@ -132,17 +132,17 @@ class MaskedRound:
         return {client: public_key(self._secret(client, "key")) for client in self.cohort}
 
     def _secret(self, client: int, what: str) -> int:
-        """RoundPlan a secret that only the client knows."""
+        """Draw a secret that only the client knows."""
         return random.Random(derive_seed(self._seed, self._round_idx, client, "secure aggregation", what)).randrange(1, PRIME)
 
     def _recovered(self, client: int, what: str, helpers: Sequence[int]) -> int:
-        """A client's secret, from the shares that others hold."""
+        """Recover a client's secret from the shares that other clients hold."""
         draw = random.Random(derive_seed(self._seed, self._round_idx, client, "shares", what))
         shares = split_secret(self._secret(client, what), self.threshold, self.cohort, draw)
         return join_shares({helper: shares[helper] for helper in helpers})
 
 
 def _stream(key: int, name: str, like: Tensor) -> Tensor:
-    """Numbers that look like any, modulo 2**64, from a key."""
+    """Return integers modulo 2**64 drawn from a key, which look random without it."""
     draw = generator(key, name, "mask")
     return torch.empty(like.shape, dtype=torch.int64).random_(-(2**63), None, generator=draw).to(like.device)

@@ -1,4 +1,4 @@
-"""How the server measures clients' models for its strategy: as the module validates, or cheaper."""
+"""Settings for measuring the clients' models on the server's set: as the module validates, or cheaper."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class ServerEvaluation:
     exactly what the module logs in validation.
 
     Args:
-        every_n_rounds: measure clients' models in rounds 0, n, 2n, ...; in between each weighs by the score that it had last,
-            and one that has none yet is measured. Scores for Shapley values and routes are always measured.
-        examples: of the server's set, drawn once by the federation's seed, as many of each class in proportion where the
-            dataset tells labels: a whole number, or a share in (0, 1].
-        batch_size: of evaluation; null for that of the server's loader; ``auto`` times a few sizes on each rank and keeps the
-            fastest, so that the last bits can differ from run to run. It changes a metric by rounding where the module logs
-            means over examples, and by more where it does not.
-        precision: of evaluation; null for that of local training, which must be 32-true or mixed for another one. Weights are
-            made of these scores: their last digits change with it.
+        every_n_rounds: measure clients' models in rounds 0, n, 2n, ...; in between, a client keeps its last score, and one
+            without a score is measured. Scores for Shapley values and routes are always measured.
+        examples: number, or share in (0, 1], of the server's examples to use. They are drawn once by the federation's seed, in
+            proportion to the classes if the dataset provides labels.
+        batch_size: batch size of evaluation; null for that of the server's loader. ``auto`` times a few sizes on each rank and
+            keeps the fastest, so the last bits can differ from run to run. The batch size changes a metric by rounding if the
+            module logs means over examples, and by more if it does not.
+        precision: precision of evaluation; null for that of local training, which must be 32-true or mixed if another one is
+            set here. Weights are computed from these scores, so their last digits depend on it.
 
     Raises:
         ConfigurationError: for a value outside its range.
@@ -46,5 +46,5 @@ class ServerEvaluation:
         require(size in (None, "auto") or (isinstance(size, int) and size >= 1), _NAME + "batch_size", "1 or above", size)
 
     def due(self, round_idx: int) -> bool:
-        """Whether clients' models are measured in this round."""
+        """Return whether clients' models are measured in this round."""
         return round_idx % self.every_n_rounds == 0

@@ -1,4 +1,4 @@
-"""The command ``fl-lightning init``: a small project that runs."""
+"""The command ``fl-lightning init``, which writes a small project that runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import ConfigurationError, FederationError
 
 TEMPLATE = Path(__file__).parent / "template"
-"""The project, whose package is called ``my_project``."""
+"""The template, whose package is called ``my_project``."""
 
 _OTHER_FOLDERS = ("tests", "runs")
 
@@ -22,13 +22,13 @@ def create_project(folder: Path) -> list[Path]:
     """Write the project into a new or empty folder.
 
     Args:
-        folder: of the project. Its name becomes that of the package, with ``_`` for ``-``, ``.`` and spaces.
+        folder: folder of the project. The package gets its name, with ``_`` for ``-``, ``.`` and spaces.
 
     Returns:
         The files.
 
     Raises:
-        ConfigurationError: if the folder is not empty or cannot be written, or its name cannot be a package's.
+        ConfigurationError: if the folder is not empty or not writable, or its name cannot be the name of a package.
     """
     package = package_name(folder.resolve().name)
     _require_empty(folder)
@@ -39,22 +39,22 @@ def create_project(folder: Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source.read_text(encoding="utf-8").replace("my_project", package), encoding="utf-8")
         except OSError as error:
-            raise ConfigurationError(f"'{path}' cannot be written ({error}). Choose another folder.") from error
+            raise ConfigurationError(f"Cannot write '{path}' ({error}). Choose another folder.") from error
         files.append(path)
     return files
 
 
 def package_name(name: str) -> str:
-    """Return the package of a project.
+    """Return the name of a project's package.
 
     Raises:
-        ConfigurationError: if the name cannot be imported, or is that of a package already there.
+        ConfigurationError: if the name cannot be imported, or an installed package has it.
     """
     package = re.sub(r"[-. ]", "_", name)
     if not (package.isidentifier() and package.isascii()) or keyword.iskeyword(package):
         raise ConfigurationError(
-            f"'{name}' cannot be the name of a Python package. Choose letters, digits, '-' and '_', a letter first, such as "
-            "'my_project'."
+            f"'{name}' cannot be the name of a Python package. Use letters, digits, '-' and '_', and begin with a letter, as "
+            "in 'my_project'."
         )
     if package in _OTHER_FOLDERS or _is_installed(package):
         raise ConfigurationError(f"'{package}' is the name of another package. Choose another name, such as 'my_{package}'.")
@@ -62,10 +62,10 @@ def package_name(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the command; what cannot be done ends in one message and exit status 1.
+    """Run the command; an error ends in one message and exit status 1.
 
     Args:
-        arguments: those behind ``init``.
+        arguments: the arguments after ``init``.
     """
     parser = ArgumentParser(
         prog="fl-lightning init",
@@ -89,12 +89,12 @@ def _require_empty(folder: Path) -> None:
     try:
         taken = folder.is_dir() and any(folder.iterdir())
     except OSError as error:
-        raise ConfigurationError(f"'{folder}' cannot be read ({error}). Choose another folder.") from error
+        raise ConfigurationError(f"Cannot read '{folder}' ({error}). Choose another folder.") from error
     if taken:
         raise ConfigurationError(f"'{folder}' is not empty. Choose a new or empty folder.")
 
 
 def _is_installed(package: str) -> bool:
-    """Whether Python would find another package by this name; folders without ``__init__.py`` hide nothing."""
+    """Return whether Python would find another package by this name; folders without ``__init__.py`` hide nothing."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None

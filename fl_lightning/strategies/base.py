@@ -195,13 +195,14 @@ class WeightedAverage(RunningStrategy):
         weight = self.weight(update)
         if not (math.isfinite(weight) and weight >= 0):
             raise ClientError(
-                f"{type(self).__name__} gave client {update.client} the weight {weight} in round {update.round_idx}; weights "
-                "must be finite and 0 or above. Choose a metric that is, or state its mode ('min' or 'max')."
+                f"{type(self).__name__} gave client {update.client} the weight {weight} in round {update.round_idx}, but "
+                "weights must be finite and 0 or above. Choose a metric with such values, or set 'mode' to 'min' or 'max'."
             )
         if weight > _LARGEST:
             raise ClientError(
-                f"{type(self).__name__} gave client {update.client} the weight {weight:.3g} in round {update.round_idx}; those "
-                f"above {_LARGEST:.3g} cannot be summed exactly. Lower the power, leave examples out, or take another metric."
+                f"{type(self).__name__} gave client {update.client} the weight {weight:.3g} in round {update.round_idx}, but "
+                f"weights above {_LARGEST:.3g} cannot be summed exactly. Lower 'power', set 'examples' to false, or choose "
+                "another metric."
             )
         if weight > 0:
             sums.add("state", update.state, weight)

@@ -26,7 +26,6 @@ def warn_of_broken(rule: str, updates: Sequence[ClientUpdate]) -> None:
     for update in updates:
         if update.state is not None and not is_finite(update.state):
             rank_zero_warn(
-                f"{rule} ignores weights of client {update.client} in round {update.round_idx} that are not finite: it has "
-                "probably diverged. Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its "
-                "data."
+                f"{rule} ignores the weights of client {update.client} in round {update.round_idx} that are not finite: it has "
+                "probably diverged. Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."
             )

@@ -35,7 +35,7 @@ class CosineFilter(FilteringStrategy):
         passes = mean_cosines(products) > self.threshold if len(products) > 1 else torch.ones(1, dtype=torch.bool)
         if not bool(passes.any()):
             raise ClientError(
-                f"None of {len(products)} updates has a mean cosine with the others above {self.threshold}. Lower "
-                "'federation.strategy.threshold', or use another strategy: so different clients are no majority."
+                f"None of {len(products)} updates has a mean cosine with the others above {self.threshold}, so the clients "
+                "have no majority. Lower 'federation.strategy.threshold', or use another strategy."
             )
         return passes * (examples if self.examples else torch.ones_like(examples))

@@ -40,7 +40,7 @@ class FedLoss(WeightedAverage):
 
     def __init__(self, loss: str | Metric = "val_loss", examples: float = 0.0) -> None:
         require(examples >= 0, "federation.strategy.examples", "0 or above", examples)
-        wanted = "a loss, of which lower is better"
+        wanted = "a loss, for which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.loss = self.local_metric = loss
         self.examples = examples
@@ -74,7 +74,7 @@ class FedLoss(WeightedAverage):
         """
         if not sums.sizes():
             raise ClientError(
-                "FedLoss has rejected every client of the round: no update had finite weights and a finite validation loss. "
+                "FedLoss rejected every client of the round: no update had finite weights and a finite validation loss. "
                 "Lower the clients' learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
         return super().aggregate(sums)

@@ -33,7 +33,7 @@ class FedMedian(JointStrategy):
         median = coordinatewise([update.state for update in updates if update.state is not None], _median)
         if not bool(torch.isfinite(median).all()):
             raise ClientError(
-                f"The median of {len(updates)} models is not finite: half of them or more have diverged. Lower the clients' "
+                f"The median of {len(updates)} models is not finite: at least half of them have diverged. Lower the clients' "
                 "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
         warn_of_broken("FedMedian", updates)

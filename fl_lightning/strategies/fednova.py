@@ -36,14 +36,15 @@ class FedNova(RunningStrategy):
         assert update.state is not None
         if update.normalizer is None:
             raise ConfigurationError(
-                f"FedNova has no rule for the clients' optimizer, {update.optimizer}. It has rules for torch.optim.SGD: plain, "
-                "with momentum, dampening or Nesterov's, with a proximal term, and all together, with one set of these for all "
-                "parameters. Use one of them, or another strategy."
+                f"FedNova does not support the clients' optimizer, {update.optimizer}. It supports torch.optim.SGD, plain or "
+                "with momentum, dampening, Nesterov momentum and a proximal term in any combination, if all parameters use the "
+                "same settings. Use one of these, or another strategy."
             )
         if not update.normalizer > 0:
             raise ClientError(
                 f"The coefficients of client {update.client}'s gradients add up to {update.normalizer}: its proximal term "
-                "undoes its steps, or its rate was 0. Lower 'federation.local.proximal_mu' or the momentum; look at its rate."
+                "undoes its steps, or its learning rate was 0. Lower 'federation.local.proximal_mu' or the momentum, or raise "
+                "the learning rate."
             )
         examples, p = float(update.num_examples), self._start.num_parameters
         sums.add("parameters", update.state[:p], examples / update.normalizer)

@@ -29,8 +29,8 @@ class FedSGD(FedAvg):
         """
         if update.normalizer is None:
             raise ConfigurationError(
-                f"FedSGD is one step of SGD, but the clients train with {update.optimizer}. Let the module's "
-                "'configure_optimizers' give torch.optim.SGD, or use FedAvg."
+                f"FedSGD takes one step of SGD, but the clients train with {update.optimizer}. Let the module's "
+                "'configure_optimizers' return torch.optim.SGD, or use FedAvg."
             )
         if update.num_steps != 1:
             raise ConfigurationError(

@@ -33,7 +33,7 @@ class Focus(JointStrategy):
 
     def __init__(self, loss: str | Metric = "val_loss", temperature: float = 1.0) -> None:
         require(temperature > 0, "federation.strategy.temperature", "above 0", temperature)
-        wanted = "a loss, of which lower is better"
+        wanted = "a loss, for which lower is better"
         require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
         self.loss = self.metric = self.global_metric = loss
         self.temperature = temperature
@@ -52,7 +52,7 @@ class Focus(JointStrategy):
             if not math.isfinite(errors[-1]):
                 raise ClientError(
                     f"FOCUS cannot weigh client {update.client} in round {update.round_idx}: its losses are "
-                    f"{update.global_score} and {update.score}. Lower the clients' learning rate, or look at its data."
+                    f"{update.global_score} and {update.score}. Lower the clients' learning rate, or check its data."
                 )
         least = min(errors)
         credibility = [math.exp((least - error) / self.temperature) for error in errors]

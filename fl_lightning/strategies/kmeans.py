@@ -64,7 +64,7 @@ class FederatedKMeans(RunningStrategy):
         assert update.state is not None
         centroids, counts = _parts(update.state, self._start.num_parameters)
         if bool(((counts < 0) | (counts != counts.round())).any()):
-            raise _foreign(f"client {update.client} sent averaged buffers that are no counts")
+            raise _foreign(f"client {update.client} sent averaged buffers that are not counts")
         sums.add("sums", centroids * counts[:, None])
         sums.add("counts", counts)
         return float(update.num_examples)
@@ -97,6 +97,6 @@ def _parts(state: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
 
 def _foreign(came: str) -> ConfigurationError:
     return ConfigurationError(
-        f"FederatedKMeans reads K centroids and their K counts from a module, as KMeansTask has them, but {came}. Set 'model' "
+        f"FederatedKMeans needs a module with K centroids and their K counts, such as KMeansTask, but {came}. Set 'model' "
         "to KMeansTask, or 'federation.strategy' to another, such as FedAvg."
     )

@@ -28,7 +28,7 @@ class LastClient(RunningStrategy):
         self.seed = seed
 
     def start_round(self, start: RoundStart) -> None:
-        """RoundPlan the last client."""
+        """Draw the last client."""
         self._last = start.cohort[derive_seed(self.seed, start.round_idx, "last") % len(start.cohort)]
 
     def largest_weight(self, examples: Sequence[int]) -> float:

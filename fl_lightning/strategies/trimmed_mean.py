@@ -41,7 +41,7 @@ class TrimmedMean(JointStrategy):
         left = len(updates) - 2 * trim
         if left < 1:
             raise ConfigurationError(
-                f"A trimmed mean without {trim} models on either side leaves none of a round's {len(updates)}. Lower "
+                f"A trimmed mean that removes {trim} models on each side leaves none of a round's {len(updates)}. Lower "
                 "'federation.strategy.attackers', or raise 'federation.clients_per_round'."
             )
         states = [update.state for update in updates if update.state is not None]

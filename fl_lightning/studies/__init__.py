@@ -1,4 +1,4 @@
-"""Studies: many runs, one table, one report."""
+"""Studies: many runs, summarised in one table and one report."""
 
 from fl_lightning.studies.report import ReportOptions, write_report
 from fl_lightning.studies.run_table import Row, RunTable

@@ -1,4 +1,4 @@
-"""From the log files of a run to rows of the table."""
+"""Turn the log files of a run into rows of the table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
     """Read a run's log, its last confusion matrix and its partition.
 
     Args:
-        run: of the study.
-        folder: of the run.
-        keep: patterns of the metrics that are kept, such as ``val_*``.
+        run: run of the study.
+        folder: folder of the run.
+        keep: patterns of the metrics to keep, such as ``val_*``.
     """
     numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder), *_comparison(folder)]
     last = max((round_idx for round_idx, _, _ in numbers), default=0)
@@ -33,12 +33,12 @@ def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
 
 
 def rounds_logged(folder: Path) -> set[int]:
-    """The rounds that a run's logs speak of."""
+    """Return the rounds that a run's logs contain."""
     return {round_idx for round_idx, _, _ in _metrics(folder)}
 
 
 def lines_logged(folder: Path) -> int:
-    """The lines of a run's logs that are whole."""
+    """Count the complete lines of a run's logs."""
     return sum(len(_lines(version / "metrics.csv")) - 1 for version in _versions(folder))
 
 
@@ -48,7 +48,7 @@ def _versions(folder: Path) -> list[Path]:
 
 
 def _lines(path: Path) -> list[list[str]]:
-    """Header and rows of a CSV file as far as they are whole: a process that was killed may leave half a line."""
+    """Return the header and the complete rows of a CSV file; a killed process may leave half a line."""
     try:
         text = path.read_text(errors="replace")
         rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
@@ -65,7 +65,7 @@ def _number(text: str) -> float | None:
 
 
 def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
-    """Round, metric and value; what a resumed run has logged again comes later."""
+    """Yield round, metric and value; values that a resumed run logged again come later."""
     for version in _versions(folder):
         header, *rows = _lines(version / "metrics.csv")
         for row in rows:
@@ -78,7 +78,7 @@ def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
-    """The last one, as ``val_confusion/<true>/<predicted>`` of the last round."""
+    """Yield the last confusion matrix, as ``val_confusion/<true>/<predicted>`` of the last round."""
     for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
         if path.exists():
             _, *lines = _lines(path)
@@ -88,7 +88,7 @@ def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
-    """Training examples as ``partition/<client>/<class>`` of round 0, where classes are known."""
+    """Yield training examples as ``partition/<client>/<class>`` of round 0, if classes are known."""
     header, *lines = _lines(folder / "partition.csv")
     if "EMD" in header:
         first = header.index("EMD") + 1
@@ -100,7 +100,7 @@ def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
-    """Local only, global and personalised as ``client_comparison/<client>/<model>`` of the last round."""
+    """Yield local only, global and personalised scores as ``client_comparison/<client>/<model>`` of the last round."""
     header, *lines = _lines(folder / "client_comparison.csv")
     for client, _, *values in lines:
         name = client.replace("/", "_")
@@ -108,6 +108,6 @@ def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 
 def final_value(rows: Sequence[Row], metric: str) -> float:
-    """After the last round that has it; NaN without."""
+    """Return a metric's value in the last round that has it; NaN if none has."""
     own = [row for row in rows if row.metric == metric]
     return max(own, key=lambda row: row.round_idx).value if own else math.nan

@@ -24,12 +24,12 @@ _MAPPINGS = ("settings", "over")
 
 
 class _Parser(ArgumentParser):
-    """Answers a wrong setting with one message."""
+    """Report a wrong setting in one message."""
 
     files: ClassVar[list[str]] = []
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print it; exit status 2."""
+        """Print the message and exit with status 2."""
         from fl_lightning.cli_messages import explain
 
         options = [option for action in actions_of(self) for option in action.option_strings]
@@ -49,12 +49,12 @@ def _parser(command: str) -> _Parser:
     if command == "report":
         parser.add_argument("--base", type=str | list[str], default="", help="Not needed.")
         parser.add_argument("--table", type=str | None, default=None, help="The run table; by default the one in 'folder'.")
-        parser.add_argument("--out", type=str | None, default=None, help="Where to write; by default 'folder'.")
+        parser.add_argument("--out", type=str | None, default=None, help="Folder of the report; by default 'folder'.")
     return parser
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one of the commands; a wrong setting ends in one message and exit status 1 (2 where the parser refuses it).
+    """Run one of the commands; a wrong setting ends in one message and exit status 1 (2 if the parser rejects it).
 
     Args:
         arguments: the command, then its options.
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     config = _parser(command).parse_args(options)
     for section, name, value in own:
         held = config[section] if isinstance(config[section], dict) else {}
-        held.pop(name, None)  # to the end: the last one counts
+        held.pop(name, None)  # moves it to the end, because the last setting wins
         config[section] = {**held, name: value}
     files = config.pop("config") or []
     if config.name is None and files:
@@ -85,8 +85,9 @@ def _refuse(command: str, error: FederationError) -> NoReturn:
 
 
 def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:
-    """Options, and what is set by ``--settings.<name>`` and ``--over.<name>``: of two names that begin alike, such as
-    ``trainer.max_epochs`` and ``trainer.logger``, the parser would forget the first.
+    """Split off the settings given by ``--settings.<name>`` and ``--over.<name>``.
+
+    Of two names that begin alike, such as ``trainer.max_epochs`` and ``trainer.logger``, the parser would lose the first.
     """
     rest: list[str] = []
     own: list[tuple[str, str, Any]] = []
@@ -99,14 +100,14 @@ def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str
             continue
         text = value if equals else next(given, None)
         if text is None:
-            rest.append(option)  # the parser says what is missing
+            rest.append(option)  # the parser reports what is missing
             continue
         own.append((section, name, _structure(text)))
     return rest, own
 
 
 def _structure(text: str) -> Any:
-    """A list or dictionary where one is written; other values stay text, for the parser of a run."""
+    """Parse a list or dictionary; other values stay text, for the parser of a run."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -129,12 +130,12 @@ def _compare(study: Study) -> int:
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
-    print("Stopped. The same command goes on from here.", file=sys.stderr)
+    print("Stopped. Run the same command again to continue.", file=sys.stderr)
     sys.exit(128 + number)
 
 
 def _report(settings: dict[str, Any]) -> int:
-    """From the table alone; what a study says beside 'report' and 'name' is not looked at."""
+    """Write the report from the table alone; of a study's settings, only 'report' and 'name' are used."""
     require_packages()
     name = settings["name"] or "study"
     folder = Path(settings["folder"] or f"runs/studies/{name}")

@@ -1,4 +1,4 @@
-"""Two axes against each other, such as attacks x defences: one number for each pair."""
+"""Tables of two axes, such as attacks x defences, with one number for each pair."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fl_lightning.studies.tables import Measure, Panel
 
 
 def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure]) -> Iterator[Table]:
-    """The final values of each metric: the compared axis downwards, the other one across; none unless there are two axes.
+    """Yield the final values of each metric, with the compared axis as rows and the other as columns; needs two axes.
 
     Args:
-        table: of a study.
+        table: run table of a study.
         panels: its settings, grouped by their choice on the other axis.
-        measures: a table for each that was logged; the best of a column is bold where a direction is better.
+        measures: metrics; each that was logged gets a table. The best value of a column is bold if a direction is better.
     """
     if len(table.axes) != 2 or len(panels) < 2:
         return

@@ -1,4 +1,4 @@
-"""Running what is missing of a study, several runs at a time; each in a process of its own, which the next call takes up."""
+"""Run the missing runs of a study, several at a time, each in its own process; a later call resumes them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fl_lightning.studies.worker import context, kill, work
 _RECORD, _SETTINGS = "study_run.json", "settings.yaml"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 _PATIENCE = 3.0
-"""Seconds that a run has to end when it is told to; it goes on from its last checkpoint in any case."""
+"""Seconds that a run has to end when asked to stop; it resumes from its last checkpoint in any case."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be done.
+    """Describe a run to do.
 
     Attributes:
-        name: of the run.
-        folder: of the run.
+        name: name of the run.
+        folder: folder of the run.
         settings: the whole configuration as YAML.
-        arguments: of ``fit`` beside it: where to write, and to which loggers.
-        ranks: processes of the run.
+        arguments: further arguments of ``fit``: where to write, and to which loggers.
+        ranks: number of processes of the run.
     """
 
     name: str
@@ -45,18 +45,18 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """Return the path of the file with what it printed."""
+        """Return the path of the file with the run's output."""
         return self.folder / "log.txt"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was done with these settings, and its log is still there."""
+        """Whether it finished with these settings, and its log still exists."""
         record = self.record()
         same = record.get("settings") == fingerprint(self.settings)
         return bool(same and record.get("finished")) and record.get("lines") == lines_logged(self.folder)
 
     def record(self) -> dict[str, Any]:
-        """Return what is known of earlier attempts."""
+        """Return the record of earlier attempts."""
         try:
             known: Any = json.loads((self.folder / _RECORD).read_text())
         except (OSError, ValueError):
@@ -64,13 +64,13 @@ class Job:
         return known if isinstance(known, dict) else {}
 
     def note(self, **what: Any) -> None:
-        """Write what an attempt came to; never half of it."""
+        """Record the result of an attempt, atomically."""
         temporary = self.folder / f"{_RECORD}.part"
         temporary.write_text(json.dumps({"name": self.name, "settings": fingerprint(self.settings), **what}, indent=1) + "\n")
         temporary.replace(self.folder / _RECORD)
 
     def prepare(self) -> list[str]:
-        """The arguments of the process: from the start, or from the last checkpoint where an attempt was cut off."""
+        """Return the arguments of the process: from the start, or from the last checkpoint of an interrupted attempt."""
         same = self.record().get("settings") == fingerprint(self.settings)
         resumes = same and self._can_resume()
         if not resumes:
@@ -81,11 +81,11 @@ class Job:
         return ["fit", f"--config={self.folder / _SETTINGS}", *self.arguments, *(["--ckpt_path=last"] if resumes else [])]
 
     def _can_resume(self) -> bool:
-        """Only if the log has every round up to the checkpoint: else a curve would have a hole."""
+        """Return whether the log has every round up to the checkpoint; otherwise a curve would have a gap."""
         kept = sorted((self.folder / "checkpoints").glob("last*.ckpt"))
         if not kept or self.record().get("finished"):
             return False
-        # not needed where nothing was cut off
+        # not needed for a run that was never interrupted
         import yaml
 
         from fl_lightning.checkpoint_file import read_checkpoint
@@ -98,7 +98,7 @@ class Job:
         return set(range(done)) <= rounds_logged(self.folder)
 
     def progress(self) -> str:
-        """Return how far it is: what its log says of its last round."""
+        """Return the run's progress: the last round in its log."""
         try:
             rounds = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("Round ")]
         except OSError:
@@ -106,7 +106,7 @@ class Job:
         return rounds[-1] if rounds else "starting"
 
     def last_words(self) -> str:
-        """The end of its log."""
+        """Return the last line of its log."""
         try:
             lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         except OSError:
@@ -118,7 +118,7 @@ def only_one(folder: Path) -> AbstractContextManager[bool]:
     """Keep a second ``compare`` out of a study's folder.
 
     Raises:
-        ConfigurationError: if another is at work there.
+        ConfigurationError: if another is running there.
     """
     return lock_folder(folder, "'compare'", "folder")
 
@@ -129,12 +129,12 @@ def run_all(
     """Run jobs side by side.
 
     Args:
-        jobs: in the order in which they begin.
-        places: the environment of each run that may go on at a time.
-        tell: is called every second with the jobs that run.
+        jobs: jobs in the order in which they start.
+        places: environments of the runs that may run at the same time.
+        tell: called every second with the running jobs.
 
     Returns:
-        Each job when it ends, with its exit status and seconds. Leaving early ends the processes that still run.
+        Each job when it ends, with its exit status and seconds. Closing the iterator early ends the running processes.
     """
     waiting, free = list(jobs), list(range(len(places)))
     running: dict[int, tuple[Job, BaseProcess, float]] = {}

@@ -1,4 +1,4 @@
-"""The figures of a study: readable in print and without telling red from green (colours of Okabe and Ito)."""
+"""The figures of a study, readable in print and without telling red from green (colours of Okabe and Ito)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 _COLUMNS = 3
 _FIGURES = ("curves", "class_f1", "class_f", "shares", "confusion", "clients")
-"""Names that figures may begin with, their digits cut off."""
+"""Prefixes of figures' names; the digits after them are removed."""
 _MOST_LINES = len(COLOURS) * len(STYLES)
 
 
 def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], folder: Path) -> dict[str, str]:
-    """RoundPlan whatever the table has figures for, as PNG and SVG.
+    """Draw every figure for which the table has data, as PNG and SVG.
 
     Args:
-        table: of a study.
-        panels: what is compared with what.
-        measures: of the curves, a figure for each.
-        folder: for the files, which must exist.
+        table: run table of a study.
+        panels: groups of settings to compare.
+        measures: metrics of the curves, with a figure for each.
+        folder: existing folder for the files.
 
     Returns:
-        The names of the files without suffix, each with what it shows.
+        The names of the files without suffix, each with a description.
     """
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {}
     for measure in measures:
@@ -62,7 +62,7 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measur
             save(figure, folder / name)
             made[name] = what
     metrics = {"curves_" + metric.replace("/", "_") for metric in table.metrics}
-    for path in folder.iterdir():  # of an earlier study or another choice of panels
+    for path in folder.iterdir():  # files of an earlier study or another choice of panels
         ours = path.stem.rstrip("0123456789").rstrip("_") in _FIGURES or path.stem in metrics
         if path.suffix in (".png", ".svg") and path.stem not in made and ours:
             path.unlink()
@@ -70,12 +70,12 @@ def draw_all(table: RunTable, panels: Sequence[Panel], measures: Sequence[Measur
 
 
 def _plain(text: str) -> str:
-    """Not as a formula."""
+    """Escape text that matplotlib would read as a formula."""
     return text.replace("$", r"\$")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As ``<path>.png`` and ``<path>.svg``; the same figure gives the same file."""
+    """Write ``<path>.png`` and ``<path>.svg``; the same figure gives the same file."""
     import matplotlib as mpl
 
     with mpl.rc_context({"svg.hashsalt": "fl_lightning", "svg.fonttype": "none"}):
@@ -96,7 +96,7 @@ def _grid(count: int, width: float, height: float, **more: Any) -> tuple[Figure,
 
 
 def _band(by_seed: Curves, scale: float) -> tuple[list[int], list[float], list[float]]:
-    """Rounds from 1, mean and standard deviation over the seeds that have the round."""
+    """Return rounds from 1, and mean and standard deviation over the seeds that have the round."""
     rounds = sorted({round_idx for curve in by_seed.values() for round_idx in curve})
     values = [[curve[r] * scale for curve in by_seed.values() if r in curve] for r in rounds]
     values = [[x if math.isfinite(x) else math.nan for x in own] for own in values]  # leaves a gap
@@ -107,7 +107,7 @@ def _band(by_seed: Curves, scale: float) -> tuple[list[int], list[float], list[f
 def _draw_lines(axis: Axes, lines: Iterable[tuple[str, Curves]], scale: float, bands: bool = True) -> None:
     for number, (name, by_seed) in enumerate(lines):
         rounds, mean, std = _band(by_seed, scale)
-        style = STYLES[(number + number // len(COLOURS)) % len(STYLES)]  # no colour twice with the same style
+        style = STYLES[(number + number // len(COLOURS)) % len(STYLES)]  # never the same colour with the same style
         colour = COLOURS[number % len(COLOURS)]
         lone = "." if len(rounds) == 1 else ""
         axis.plot(rounds, mean, linestyle=style, color=colour, label=_plain(name), linewidth=1.6, marker=lone)
@@ -138,9 +138,9 @@ def _finish(figure: Figure, axes: Sequence[Axes], ylabel: str, members: str = ""
 
 
 def curves(table: RunTable, panels: Sequence[Panel], measure: Measure) -> Figure | None:
-    """A metric over rounds: mean over seeds, band of one standard deviation; a panel for each group of settings.
+    """Draw a metric over rounds: mean over seeds, band of one standard deviation, and a panel for each group of settings.
 
-    Many settings are shown a few at a time, the first of them in every panel.
+    Many settings are shown a few at a time, with the first of them in every panel.
     """
     logged = [panel for panel in panels if any(panel.curves(table, measure.name))]
     shown = [part for panel in logged for part in _few_at_a_time(panel)]
@@ -167,9 +167,9 @@ def _few_at_a_time(panel: Panel) -> list[Panel]:
 
 
 def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -> Figure | None:
-    """All curves ``<prefix>/<member>`` of each setting side by side, as means over seeds: F1 by class, shares by client.
+    """Draw all curves ``<prefix>/<member>`` of each setting side by side, as means over seeds: F1 by class, shares by client.
 
-    None without them, or where they are too many to be told apart.
+    Return None if there are none, or too many to distinguish.
     """
     members = table.families(prefix)
     settings = {name: s for name, s in panel.settings.items() if any(table.curves(s, f"{prefix}/{m}") for m in members)}
@@ -180,13 +180,13 @@ def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -
         lines = ((member, table.curves(setting, f"{prefix}/{member}")) for member in members)
         _draw_lines(axis, ((member, by_seed) for member, by_seed in lines if by_seed), 1.0, bands=False)
         axis.set_title(_plain(name), fontsize="medium")
-    axes[0].set_ylim(bottom=0)  # of all of them
+    axes[0].set_ylim(bottom=0)  # shared by all
     _finish(figure, axes, ylabel, of)
     return figure
 
 
 def _matrix(table: RunTable, setting: Setting, prefix: str) -> tuple[list[str], list[str], list[list[float]]] | None:
-    """Rows, columns and values of ``<prefix>/<row>/<column>``, the last of the first seed that has them."""
+    """Return rows, columns and values of ``<prefix>/<row>/<column>`` in the last round of the first seed that has them."""
     cells: dict[tuple[str, str], float] = {}
     for member in table.families(prefix):
         row, _, column = member.partition("/")
@@ -200,7 +200,7 @@ def _matrix(table: RunTable, setting: Setting, prefix: str) -> tuple[list[str], 
 
 
 def confusions(table: RunTable, panel: Panel) -> Figure | None:
-    """Confusion matrices after the last round: rows are true classes, each in percent of its examples. None without them."""
+    """Draw confusion matrices after the last round: rows are true classes in percent of their examples. None without data."""
     found = {name: _matrix(table, setting, "val_confusion") for name, setting in panel.settings.items()}
     there = {name: matrix for name, matrix in found.items() if matrix is not None}
     if not there:
@@ -216,7 +216,7 @@ def confusions(table: RunTable, panel: Panel) -> Figure | None:
 
 
 def clients(table: RunTable, panel: Panel) -> Figure | None:
-    """Clients x classes: training examples, of each partition that settings of the panel differ in. None without them."""
+    """Draw clients x classes in training examples, for each partition in the panel's settings. None without data."""
     found = {name: _matrix(table, setting, "partition") for name, setting in panel.settings.items()}
     distinct: dict[str, tuple[list[str], list[str], list[list[float]]]] = {}
     for name, matrix in found.items():

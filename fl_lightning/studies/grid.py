@@ -1,4 +1,4 @@
-"""The axes of a study, and the runs that they span."""
+"""The axes of a study, and the runs that they define."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SHORT = {
     "clients_per_round": "federation.clients_per_round",
     "local_epochs": "federation.local.max_epochs",
 }
-"""Short names of settings that studies go over; any other by its full name."""
+"""Short names of settings that studies often vary; any other setting has its full name."""
 
 _SECTIONS = ("federation", "model", "data", "trainer")
-"""Of a configuration: the first parts of full names."""
+"""Sections of a configuration: the first parts of full names."""
 
 _HOW = (
     "An axis is a list of values of one setting (strategy: [FedAvg, AdaFed]), of configuration files, or names with their "
@@ -38,11 +38,11 @@ _HOW = (
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of an axis.
+    """Hold one value of an axis.
 
     Attributes:
-        name: in tables and figures.
-        files: configuration files that go on top of the base.
+        name: name in tables and figures.
+        files: configuration files on top of the base.
         settings: values by the settings' full names.
     """
 
@@ -53,12 +53,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """What a study goes over.
+    """Hold an axis: the choices that a study varies.
 
     Attributes:
-        name: in tables and figures.
-        choices: at least one.
-        setting: whose values the choices are; None where they are files or several settings.
+        name: name in tables and figures.
+        choices: choices of the axis, at least one.
+        setting: setting that the choices are values of; None if they are files or several settings.
     """
 
     name: str
@@ -68,14 +68,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a study.
+    """Describe one run of a study.
 
     Attributes:
-        setting: the name of its choice on each axis.
-        seed: its seed.
-        name: of its folder, and in W&B.
-        files: configuration files, later ones on top.
-        settings: values by the settings' full names, later ones on top.
+        setting: names of its choices, one for each axis.
+        seed: seed of the run.
+        name: name of its folder, and in W&B.
+        files: configuration files; later ones override earlier ones.
+        settings: values by the settings' full names; later ones override earlier ones.
     """
 
     setting: tuple[str, ...]
@@ -86,29 +86,29 @@ class Run:
 
 
 def read_axes(over: Mapping[str, Any]) -> list[Axis]:
-    """The axes as they are written in a study.
+    """Parse the axes of a study.
 
     Raises:
-        ConfigurationError: for an axis without choices, of a reserved name, or of another form.
+        ConfigurationError: if an axis has no choices, a reserved name or another form.
     """
     axes = [_axis(name, values) for name, values in _flat(over)]
     for axis in axes:
         if axis.name in FIXED:
             raise ConfigurationError(
-                f"'over.{axis.name}': '{axis.name}' is a column of every run table. Name the axis otherwise."
+                f"'over.{axis.name}' cannot be an axis, because '{axis.name}' is a column of every run table. Rename it."
             )
         names = [choice.name for choice in axis.choices]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
             what = f"has '{twice[0]}' more than once" if twice else "has no choices"
             raise ConfigurationError(
-                f"'over.{axis.name}' {what}. Give each choice once, at least one; or give them names: {{a: ..., b: ...}}."
+                f"'over.{axis.name}' {what}. Give at least one choice, each once, or name the choices: {{a: ..., b: ...}}."
             )
     return axes
 
 
 def _flat(over: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """An axis may be written in sections, {trainer: {max_epochs: [1, 2]}}, as a configuration is."""
+    """Flatten axes that are written in sections, {trainer: {max_epochs: [1, 2]}}, as in a configuration."""
     for name, values in over.items():
         leaves = full_names({name: values}) if name in _SECTIONS and isinstance(values, Mapping) else []
         if leaves and "." not in _keys(values) and all(isinstance(value, list) for _, value in leaves):
@@ -118,13 +118,13 @@ def _flat(over: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _keys(settings: Mapping[str, Any]) -> str:
-    """All keys in all layers, in one text."""
+    """Return all keys of all levels in one text."""
     own = "".join(map(str, settings))
     return own + "".join(_keys(value) for value in settings.values() if isinstance(value, Mapping))
 
 
 def _is_choice(value: Any) -> bool:
-    """Whether it is a list of files and settings."""
+    """Return whether a value is a list of files and settings."""
     return isinstance(value, list) and bool(value) and all(_is_file(v) or isinstance(v, Mapping) for v in value)
 
 
@@ -152,7 +152,7 @@ def _axis(name: str, values: Any) -> Axis:
 
 
 def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
-    """A choice with a name of its own: a file, settings, several of both, or nothing (the base as it is)."""
+    """Return a choice with its own name: a file, settings, several of both, or nothing (the base unchanged)."""
     parts = value if _is_choice(value) else [value]
     files: list[str] = []
     settings: list[tuple[str, Any]] = []
@@ -163,7 +163,7 @@ def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
             files.append(part)
         elif isinstance(part, Mapping) and "class_path" not in part:
             if not all(isinstance(key, str) for key in part):
-                raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but holds {part!r}. {_HOW}")
+                raise ConfigurationError(f"'over.{axis}.{name}' must name settings, but contains {part!r}. {_HOW}")
             settings += full_names(part)
         else:
             settings.append((setting, part))
@@ -171,7 +171,7 @@ def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
 
 
 def full_names(settings: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Settings by their full names: short ones and sections resolved, classes with their settings left whole."""
+    """Return settings by their full names: resolve short names and sections, and keep classes with their settings whole."""
     found: list[tuple[str, Any]] = []
     for key, value in settings.items():
         name = prefix + (str(key) if prefix else SHORT.get(str(key), str(key)))
@@ -190,26 +190,26 @@ def _number(text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A short name for a value: of a class its name, with what is set."""
+    """Return a short name for a value; for a class, its name and what is set."""
     if isinstance(value, Mapping) and "class_path" in value:
         name = str(value["class_path"]).rsplit(".", 1)[-1]
         settings = ", ".join(f"{key}={_text(own)}" for key, own in (value.get("init_args") or {}).items())
         return f"{name}({settings})" if settings else name
-    # torch.optim.SGD is known as SGD; a file keeps its path.
+    # torch.optim.SGD becomes SGD; a file keeps its path.
     return value.rsplit(".", 1)[-1] if isinstance(value, str) and re.fullmatch(r"(\w+\.)+[A-Z]\w*", value) else str(value)
 
 
 def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common: Mapping[str, Any]) -> list[Run]:
-    """All runs: each choice of each axis with each other, with each seed; seeds last, so that settings fill up together.
+    """Return all runs: every combination of choices with each seed. Seeds vary last, so that seeds of all settings progress.
 
     Args:
-        axes: of the study.
-        seeds: of the runs.
+        axes: axes of the study.
+        seeds: seeds of the runs.
         base: configuration files of every run, by their paths or names.
         common: settings of every run, by their full names.
 
     Raises:
-        ConfigurationError: for a file that is not there.
+        ConfigurationError: if a file does not exist.
     """
     chosen = (file for axis in axes for choice in axis.choices for file in choice.files)
     paths = {name: str(find(name)) for name in (*base, *chosen)}
@@ -225,7 +225,7 @@ def span(axes: Sequence[Axis], seeds: Sequence[int], base: Sequence[str], common
 
 
 def folder_name(parts: Sequence[str]) -> str:
-    """As a folder can be called on every system."""
+    """Return a name that is a valid folder name on every system."""
     return re.sub(r"[^\w.=,+()-]+", "_", ",".join(parts))[:180]
 
 

@@ -1,4 +1,4 @@
-"""A table of a report, as Markdown and LaTeX."""
+"""Tables of a report in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_lightning.studies.statistics import Sample
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table."""
+    """Hold a cell of a table."""
 
     text: str
     bold: bool = False
@@ -19,13 +19,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a report.
+    """Hold a table of a report.
 
     Attributes:
-        title: what it shows.
-        columns: their headings.
-        rows: as many cells each.
-        note: how to read it.
+        title: what the table shows.
+        columns: headings of the columns.
+        rows: rows with one cell per column.
+        note: how to read the table.
     """
 
     title: str
@@ -34,7 +34,7 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """With the best in bold."""
+        """Return the table in Markdown, with the best values in bold."""
         lines = [f"| {' | '.join(map(_cell, self.columns))} |", "|" + "---|" * len(self.columns)]
         for row in self.rows:
             cells = [f"**{_cell(cell.text)}**" if cell.bold else _cell(cell.text) for cell in row]
@@ -42,10 +42,10 @@ class Table:
         return "\n".join([f"**{self.title}.** {self.note}".rstrip(), "", *lines, ""])
 
     def latex(self, what: str = "") -> str:
-        """A ``table`` environment; needs the package booktabs.
+        """Return the table as a LaTeX ``table`` environment, which needs the package booktabs.
 
         Args:
-            what: it is about, for the caption.
+            what: subject of the table, for the caption.
         """
         title = f"{self.title} ({what})" if what else self.title
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{title}. {self.note}'.strip())}}}"]
@@ -58,7 +58,7 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    """As it can stand in a table of Markdown."""
+    """Escape text for a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -75,12 +75,12 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    """Sign by sign, so that nothing is escaped twice."""
+    """Escape text for LaTeX, character by character, so that nothing is escaped twice."""
     return "".join(_TEX.get(sign, sign) for sign in text)
 
 
 def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
-    """Mean and, over several seeds, standard deviation; a dash where there is nothing."""
+    """Format the mean and, over several seeds, the standard deviation; a dash if there are no values."""
     if not sample.values:
         return "-"
     text = f"{sample.mean * scale:.{digits}f}"
@@ -90,7 +90,7 @@ def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
 def with_best(
     columns: Sequence[Sequence[Sample]], higher: Sequence[bool | None], show: Callable[[Sample, int], str]
 ) -> list[list[Cell]]:
-    """Columns of samples as rows of cells, the best mean of each column in bold; ties all, None for no best."""
+    """Turn columns of samples into rows of cells, with the best mean of each column in bold (all of them if tied)."""
     cells: list[list[Cell]] = []
     for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
         means = [sample.mean for sample in column if not math.isnan(sample.mean)]
@@ -102,6 +102,6 @@ def with_best(
 def table_of(
     title: str, first: str, names: Sequence[str], columns: Sequence[str], body: Sequence[Sequence[Cell]], note: str
 ) -> Table:
-    """A table with a name at the head of each row."""
+    """Return a table with a name at the head of each row."""
     rows = tuple((Cell(name), *cells) for name, cells in zip(names, body, strict=True))
     return Table(title, (first, *columns), rows, note)

@@ -1,4 +1,4 @@
-"""Table in, report out: ``report.md``, ``report.tex`` and the figures."""
+"""Reports of studies: from a run table to ``report.md``, ``report.tex`` and the figures."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class ReportOptions:
     """Choose what a study's report shows.
 
     Args:
-        metric: that the runs are compared by.
-        mode: whether ``max`` or ``min`` of it is best; by default what its name says: see
+        metric: metric by which runs are compared.
+        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies: see
             :func:`~fl_lightning.functional.metric_mode.known_direction`.
-        percent: show it, and the metrics of ``also``, times 100.
-        also: metrics beside it in the table of final values.
-        beside: metrics beside these as they are, of which neither direction is better, such as what privacy has cost.
-        compare: the axis whose choices are compared; by default the first of the study.
-        baseline: the choice of that axis against which the others are tested; by default its first.
-        every: rounds between the columns of the table over rounds, >= 1.
-        after: maximum, mean and variance are of the rounds after this one (counted from 1), >= 0.
-        last: the final value of a run is the mean of so many last rounds, >= 1.
-        targets: values of the metric whose cost is told.
-        draw: more metrics whose curves are drawn.
+        percent: show the metric, and those of ``also``, times 100.
+        also: further metrics in the table of final values.
+        beside: further metrics in that table, shown as they are and without a best value, such as what privacy has cost.
+        compare: axis whose choices are compared; by default the first of the study.
+        baseline: choice of that axis against which the others are tested; by default its first.
+        every: number of rounds between the columns of the table over rounds, >= 1.
+        after: round, counted from 1, after which maximum, mean and variance are computed, >= 0.
+        last: number of last rounds whose mean is the final value of a run, >= 1.
+        targets: values of the metric for which to report the cost of reaching them.
+        draw: further metrics to draw as curves.
 
     Raises:
-        ConfigurationError: for numbers out of their ranges, or without a mode where the metric's name does not tell.
+        ConfigurationError: for numbers outside their ranges, or if neither ``mode`` nor the metric's name says which is better.
     """
 
     metric: str = "val_accuracy"
@@ -70,27 +70,27 @@ class ReportOptions:
 
     @property
     def measure(self) -> Measure:
-        """The metric that the runs are compared by."""
+        """The metric by which runs are compared."""
         return Measure(self.metric, higher_is_better(self.metric, self.mode, "report.mode"), self.percent, self.last)
 
     @property
     def measures(self) -> list[Measure]:
-        """All of the table of final values; no value of a metric is marked as best where its name does not tell which is."""
+        """All metrics of the table of final values; none has a best value if its name does not imply a direction."""
         return [self.measure, *(self._other(name) for name in self.also if name != self.metric), *self.plain]
 
     @property
     def plain(self) -> list[Measure]:
-        """Those that are shown as they are."""
+        """Metrics that are shown as they are."""
         return [Measure(name, percent=False, last=self.last, ranked=False) for name in self.beside]
 
     @property
     def crossed(self) -> list[Measure]:
-        """All that are shown for each pair where a study has two axes."""
+        """Metrics that are shown for each pair if a study has two axes."""
         return [self.measure, *self.plain]
 
     @property
     def drawn(self) -> list[Measure]:
-        """All whose curves are drawn."""
+        """Metrics whose curves are drawn."""
         return [self.measure, *(self._other(name) for name in self.draw if name != self.metric)]
 
     def _other(self, name: str) -> Measure:
@@ -98,31 +98,31 @@ class ReportOptions:
         return Measure(name, direction is not False, self.percent, self.last, ranked=direction is not None)
 
     def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
-        """Refuse names that the study does not have.
+        """Reject names that the study does not have.
 
         Args:
-            axes: of the study.
-            choices: on each axis, where they are known.
+            axes: axes of the study.
+            choices: choices on each axis, if they are known.
 
         Raises:
-            ConfigurationError: naming those that it has.
+            ConfigurationError: if a name is wrong; the message lists the valid ones.
         """
         if self.compare is not None and self.compare not in axes:
             known = ", ".join(axes) or "none"
             raise ConfigurationError(
-                f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Name one of them."
+                f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Set it to one of them."
             )
         if self.baseline is not None and axes and choices is not None:
             known_choices = choices[axes.index(self.compare) if self.compare else 0]
             if self.baseline not in known_choices:
                 raise ConfigurationError(
                     f"'report.baseline' is '{self.baseline}', but the choices of the axis '{self.compare or axes[0]}' are: "
-                    f"{', '.join(known_choices)}. Name one of them."
+                    f"{', '.join(known_choices)}. Set it to one of them."
                 )
 
 
 def require_packages() -> None:
-    """Before anything runs, see that its report can be made.
+    """Check before any run that the report can be written.
 
     Raises:
         ConfigurationError: if matplotlib or scipy is missing.
@@ -132,31 +132,33 @@ def require_packages() -> None:
         import scipy.stats  # noqa: F401
     except ImportError as error:
         raise ConfigurationError(
-            f"A study's report needs matplotlib and scipy ({error}). Install them: pip install 'fl_lightning[compare]'."
+            f"A study's report needs matplotlib and scipy ({error}). Install them with pip install 'fl_lightning[compare]'."
         ) from error
 
 
 def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str) -> list[Path]:
-    """Write the tables as Markdown and LaTeX, and the figures beside them.
+    """Write the tables as Markdown and LaTeX, and the figures in the same folder.
 
     Args:
-        table: of a study.
+        table: run table of a study.
         options: what to show.
-        folder: for the files; made where it is missing.
-        name: of the study.
+        folder: folder for the files; created if it does not exist.
+        name: name of the study.
 
     Returns:
         The files.
 
     Raises:
-        ConfigurationError: if the metric was never logged, or a name is not the study's.
+        ConfigurationError: if the metric was never logged, or the study does not have a name.
     """
     options.check(table.axes)
     if folder.exists() and not folder.is_dir():
-        raise ConfigurationError(f"The report cannot be written to '{folder}', which is a file. Name a folder.")
+        raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
     if options.metric not in table.metrics:
         known = ", ".join(metric for metric in table.metrics if "/" not in metric) or "none"
-        raise ConfigurationError(f"'report.metric' is '{options.metric}', which no run has logged. Logged are: {known}.")
+        raise ConfigurationError(
+            f"'report.metric' is '{options.metric}', which no run logged. The runs logged: {known}. Set it to one of these."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     grouped = panels(table, options.compare)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
@@ -177,7 +179,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
 
 
 def print_files(files: Sequence[Path], folder: Path) -> None:
-    """Say what was written where."""
+    """Print which files were written, and where."""
     pictures = [path for path in files if path.suffix == ".png"]
     print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG and SVG")
 

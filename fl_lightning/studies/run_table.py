@@ -1,4 +1,4 @@
-"""What a study's runs came to, as one tidy table: run, choices, seed, round, metric, value."""
+"""The results of a study's runs in one tidy table: run, choices, seed, round, metric, value."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 from fl_lightning.errors import ConfigurationError, DataError
 
 FIXED = ("run", "seed", "round", "metric", "value")
-"""Columns of every table; between the first two stands one for each axis of the study."""
+"""Columns of every table; between the first two is one for each axis of the study."""
 
 Setting = tuple[str, ...]
-"""What a run chose on each axis, in the order of the axes: runs of one setting differ by their seed alone."""
+"""The choices of a run, in the order of the axes; runs with the same setting differ only in their seed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number.
+    """Hold one number.
 
     Attributes:
-        run: the name of the run.
+        run: name of the run.
         setting: its choice on each axis.
         seed: its seed.
-        round_idx: from 0.
-        metric: as logged; see docs/metrics.md.
-        value: in the metric's unit.
+        round_idx: index of the round, from 0.
+        metric: name of the metric as logged; see docs/metrics.md.
+        value: value in the metric's unit.
     """
 
     run: str
@@ -41,11 +41,11 @@ class Row:
 
 
 class RunTable:
-    """The numbers of a study's runs.
+    """Hold the numbers of a study's runs.
 
     Args:
         axes: names of the axes.
-        rows: in any order; of two rows for the same run, round and metric the later counts.
+        rows: rows in any order; of two rows for the same run, round and metric, the later one counts.
     """
 
     def __init__(self, axes: Sequence[str], rows: Iterable[Row]) -> None:
@@ -57,21 +57,21 @@ class RunTable:
             self._values.setdefault((row.setting, row.metric), {}).setdefault(row.seed, {})[row.round_idx] = row.value
 
     def __len__(self) -> int:
-        """The number of runs."""
+        """Return the number of runs."""
         return len(self._runs)
 
     def has(self, setting: Setting, seed: int) -> bool:
-        """Whether the run is in the table."""
+        """Return whether the run is in the table."""
         return (setting, seed) in self._runs
 
     @property
     def settings(self) -> list[Setting]:
-        """In the order of the table."""
+        """The settings in the order of the table."""
         return list(dict.fromkeys(setting for setting, _ in self._runs))
 
     @property
     def metrics(self) -> list[str]:
-        """Sorted, numbers in names by their size."""
+        """The names of the metrics, sorted, with numbers in names by value."""
         return sorted({metric for _, metric in self._values}, key=_natural)
 
     def seeds(self, setting: Setting) -> list[int]:
@@ -84,22 +84,22 @@ class RunTable:
         return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
 
     def families(self, prefix: str) -> list[str]:
-        """Return what follows ``<prefix>/`` in metric names: the classes of ``val_f1``, the clients of ``client_share``."""
+        """Return the ends of metric names after ``<prefix>/``: classes of ``val_f1``, clients of ``client_share``."""
         return [metric.removeprefix(f"{prefix}/") for metric in self.metrics if metric.startswith(f"{prefix}/")]
 
     def rows(self) -> Iterator[Row]:
-        """In the order of runs, metrics and rounds."""
+        """Yield the rows in the order of runs, metrics and rounds."""
         for setting, seed in self._runs:
             yield from self.rows_of(setting, seed)
 
     def rows_of(self, setting: Setting, seed: int) -> Iterator[Row]:
-        """Those of one run, in the order of metrics and rounds."""
+        """Yield the rows of one run in the order of metrics and rounds."""
         for metric in self.metrics:
             for round_idx, value in sorted(self._values.get((setting, metric), {}).get(seed, {}).items()):
                 yield Row(self._runs[setting, seed], setting, seed, round_idx, metric, value)
 
     def write(self, path: Path) -> None:
-        """As CSV, compressed where the name ends in ``.gz``; numbers with 6 digits."""
+        """Write the table as CSV, compressed if the name ends in ``.gz``; numbers have 6 digits."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([FIXED[0], *self.axes, *FIXED[1:]])
@@ -107,21 +107,21 @@ class RunTable:
             writer.writerow([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"])
         data = text.getvalue().encode()
         temporary = path.with_name(path.name + ".part")
-        # Without a time in the header: the same table is the same file.
+        # Without a time in the header, so that the same table gives the same file.
         temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
         temporary.replace(path)
 
     @classmethod
     def join(cls, axes: Sequence[str], paths: Iterable[Path]) -> RunTable:
-        """Tables of one study, as one.
+        """Read several tables of one study as one.
 
         Args:
-            axes: that they must have.
-            paths: of the tables; where a run is in several, the last counts.
+            axes: axes that the tables must have.
+            paths: paths of the tables; if a run is in several, the last one counts.
 
         Raises:
-            DataError: if one cannot be read.
-            ConfigurationError: if one has other axes.
+            DataError: if a table cannot be read.
+            ConfigurationError: if a table has other axes.
         """
         rows: dict[tuple[Setting, int], list[Row]] = {}
         for path in paths:
@@ -129,29 +129,29 @@ class RunTable:
             if table.axes != tuple(axes):
                 raise ConfigurationError(
                     f"The run table '{path}' has the axes {', '.join(table.axes) or 'none'}, but the study's are "
-                    f"{', '.join(axes) or 'none'}. Give tables of the same study."
+                    f"{', '.join(axes) or 'none'}. Use tables of the same study."
                 )
             rows |= {key: list(table.rows_of(*key)) for key in table._runs}
         return cls(axes, [row for found in rows.values() for row in found])
 
     @classmethod
     def read(cls, path: Path) -> RunTable:
-        """A table that :meth:`write` has written.
+        """Read a table that :meth:`write` wrote.
 
         Raises:
-            DataError: if it is not one.
+            DataError: if the file is not such a table.
         """
         try:
             data = path.read_bytes()
             text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
             header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
         except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
-            raise DataError(f"The run table '{path}' cannot be read ({error}). Give one that 'compare' has written.") from error
+            raise DataError(f"Cannot read the run table '{path}' ({error}). Use one that 'compare' wrote.") from error
         axes = header[1 : len(header) - len(FIXED) + 1]
         if tuple(header[:1] + header[len(axes) + 1 :]) != FIXED:
             raise DataError(
-                f"'{path}' is no run table: its columns are {', '.join(header) or 'none'}; wanted are {FIXED[0]}, one for each "
-                f"axis, {', '.join(FIXED[1:])}. Give one that 'compare' has written."
+                f"'{path}' is not a run table: its columns are {', '.join(header) or 'none'}, but it needs {FIXED[0]}, one for "
+                f"each axis, and {', '.join(FIXED[1:])}. Use one that 'compare' wrote."
             )
         try:
             return cls(axes, [_row(cells, len(header)) for cells in rows if cells])
@@ -161,7 +161,7 @@ class RunTable:
 
 def _row(cells: list[str], columns: int) -> Row:
     if len(cells) != columns:
-        raise ValueError(f"a row has {len(cells)} cells, the header {columns}")
+        raise ValueError(f"a row has {len(cells)} cells, but the header has {columns}")
     run, *setting, seed, round_idx, metric, value = cells
     return Row(run, tuple(setting), int(seed), int(round_idx), metric, float(value))
 

@@ -1,8 +1,9 @@
-"""From a run of a study to the whole configuration of a ``fit``, before anything is trained."""
+"""Build the whole configuration of a ``fit`` for a run of a study, before anything is trained."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -17,44 +18,58 @@ from fl_lightning.studies.grid import SHORT, Run
 
 
 class _Parser(FederationCLI):
-    """The command line's parser, which only parses."""
+    """Parse with the command line's parser, and do nothing else."""
 
     def __init__(self) -> None:
         super().__init__()
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
-        """Not yet."""
+        """Parse later, in :meth:`SettingsReader.read`."""
         self.config = dict_to_namespace({"subcommand": "fit"})
 
     def read_checkpoint_settings(self) -> None:
-        """Nothing to start from."""
+        """Read no checkpoint."""
 
     def set_seed(self) -> None:
-        """Nothing is drawn."""
+        """Set no seed."""
 
     def before_instantiate_classes(self) -> None:
-        """Nothing is built."""
+        """Prepare nothing."""
 
     def instantiate_classes(self) -> None:
-        """Nothing is built."""
+        """Build nothing."""
 
     def run_command(self, subcommand: str) -> None:
-        """Nothing is run."""
+        """Run nothing."""
 
 
 class SettingsReader:
-    """Reads the settings of runs; the parser is built once."""
+    """Read the settings of runs: build the parser once, and parse runs that differ only in their seed once."""
 
     def __init__(self) -> None:
         parser: Any = _Parser().parser
         self._parser: FederationParser = parser
+        self._parsed: dict[tuple[tuple[str, ...], str], Namespace] = {}
 
     def read(self, run: Run) -> Namespace:
-        """The whole configuration of a run, every default in it.
+        """Return the whole configuration of a run, including every default.
 
         Raises:
-            ConfigurationError: with the parser's message, naming the run.
+            ConfigurationError: with the parser's message and the name of the run.
         """
+        key = run.files, repr(run.settings)
+        if key not in self._parsed:
+            self._parsed[key] = self._parse(run)
+        config = copy.deepcopy(self._parsed[key])
+        for name in ("seed_everything", "federation.seed"):
+            config[name] = run.seed
+        for part in (config.data.partitioner, config.data.datamodule):
+            drawn = part.get("init_args")
+            if drawn is not None and "seed" in drawn:  # partitioners without random draws have no seed
+                drawn.seed = run.seed
+        return config
+
+    def _parse(self, run: Run) -> Namespace:
         arguments = ["fit", *(f"--config={file}" for file in run.files)]
         arguments += [f"--{name}={_argument(value)}" for name, value in run.settings]
         said = io.StringIO()
@@ -64,20 +79,14 @@ class SettingsReader:
         except SystemExit:
             message = said.getvalue().strip().removeprefix("fl-lightning: error:").strip()
             short = f" Short names: {', '.join(SHORT)}." if "unrecognized" in message else ""
-            raise ConfigurationError(f"The run '{run.name}' cannot be configured: {message}{short}") from None
-        for name in ("seed_everything", "federation.seed"):
-            config[name] = run.seed
-        for part in (config.data.partitioner, config.data.datamodule):
-            drawn = part.get("init_args")
-            if drawn is not None and "seed" in drawn:  # what draws nothing has none
-                drawn.seed = run.seed
+            raise ConfigurationError(f"Cannot configure the run '{run.name}': {message}{short}") from None
         return config
 
     def text(self, config: Namespace) -> str:
-        """As YAML, for ``fl-lightning fit --config``."""
+        """Return a configuration as YAML, for ``fl-lightning fit --config``."""
         subcommands = subcommand_parsers(self._parser)
         assert subcommands is not None
-        return str(subcommands["fit"].dump(config, skip_none=False))
+        return str(subcommands["fit"].dump(config, skip_none=False, skip_validation=True))  # the parser has checked it
 
 
 def fingerprint(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What repeated runs say: means over seeds, paired tests, rounds to a target."""
+"""Statistics of repeated runs: means over seeds, paired tests, rounds to a target."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Curves = Mapping[int, Mapping[int, float]]
 
 
 _ROUNDING = 2e-6
-"""Tables have 6 digits: differences that are equal but for their rounding have no spread."""
+"""Tolerance for equal differences: tables have 6 digits, and rounding is not spread."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Values over seeds.
+    """Hold values over seeds.
 
     Attributes:
-        values: one for each seed that has one.
+        values: one value for each seed that has one.
     """
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """NaN without values, or where one is not finite."""
+        """The mean; NaN if there are no values, or one is not finite."""
         return statistics.fmean(self.values) if self.values and self._is_finite else math.nan
 
     @property
@@ -43,7 +43,7 @@ class Sample:
 
 
 def at_round(curves: Curves, round_idx: int) -> Sample:
-    """A metric after one round."""
+    """Return a metric after one round."""
     return Sample(tuple(curve[round_idx] for curve in curves.values() if round_idx in curve))
 
 
@@ -56,12 +56,12 @@ def best(curves: Curves, higher: bool) -> tuple[Sample, Sample]:
     """Return the best finite value of each seed's curve, and the round (from 1) that first reached it."""
     choose = max if higher else min
     numbers = [{r: value for r, value in curve.items() if math.isfinite(value)} for curve in curves.values()]
-    tops = [choose(curve.items(), key=lambda pair: pair[1]) for curve in numbers if curve]  # of equal ones the first
+    tops = [choose(curve.items(), key=lambda pair: pair[1]) for curve in numbers if curve]  # the first if several are equal
     return Sample(tuple(value for _, value in tops)), Sample(tuple(1.0 + round_idx for round_idx, _ in tops))
 
 
 def rounds_to(curves: Curves, target: float, higher: bool) -> list[int | None]:
-    """For each seed the rounds until the target is first reached, counted from 1; None where it never is."""
+    """Return the rounds until each seed first reaches the target, counted from 1; None if it never does."""
 
     def reaches(curve: Mapping[int, float]) -> int | None:
         there = (round_idx + 1 for round_idx, x in curve.items() if (x >= target if higher else x <= target))
@@ -72,13 +72,14 @@ def rounds_to(curves: Curves, target: float, higher: bool) -> list[int | None]:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """One setting against another over the seeds that both have.
+    """Hold the comparison of one setting with another over the seeds that both have.
 
     Attributes:
-        pairs: their number.
+        pairs: number of pairs.
         difference: mean of the differences.
-        half_width: of the 95 % confidence interval of the mean (Student's t, pairs - 1 degrees of freedom); NaN for one pair.
-        p: two-sided, of the paired t-test; NaN where there is no spread to test against.
+        half_width: half width of the mean's 95 % confidence interval (Student's t, pairs - 1 degrees of freedom); NaN for one
+            pair.
+        p: two-sided p of the paired t-test; NaN if the differences do not vary.
     """
 
     pairs: int
@@ -88,13 +89,13 @@ class PairedTest:
 
 
 def paired_test(one: Mapping[int, float], other: Mapping[int, float]) -> PairedTest:
-    """Student's paired t-test of ``one - other``.
+    """Run Student's paired t-test of ``one - other``.
 
     Args:
-        one: a value for each seed.
-        other: likewise; seeds that only one of them has, or whose value is not finite, are left out.
+        one: value for each seed.
+        other: value for each seed; seeds that only one of both has, or whose value is not finite, are left out.
     """
-    from scipy import stats  # optional
+    from scipy import stats  # an optional dependency
 
     both = [seed for seed in sorted(one.keys() & other.keys()) if math.isfinite(one[seed]) and math.isfinite(other[seed])]
     differences = [one[seed] - other[seed] for seed in both]
@@ -110,7 +111,7 @@ def paired_test(one: Mapping[int, float], other: Mapping[int, float]) -> PairedT
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm 1979): with m of them, the k-th smallest times m - k + 1, never falling.
+    """Correct p-values for multiple tests (Holm 1979): the k-th smallest of m is multiplied by m - k + 1, never decreasing.
 
     NaN stays NaN and is not counted.
     """

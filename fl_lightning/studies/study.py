@@ -25,33 +25,33 @@ from fl_lightning.studies.tables import panels
 from fl_lightning.studies.terminal import LiveStatus, print_curves
 
 KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
-"""Patterns of the metrics that go into the table unless a study says otherwise."""
+"""Patterns of the metrics that go into the table by default."""
 
 _LONGEST_TAG = 64
-"""Of W&B."""
+"""Keys of W&B's loggers."""
 
 
 class Study:
-    """Runs every choice of every axis with every other and with every seed, and reports what came out.
+    """Run every combination of the axes' choices with every seed, and report the results.
 
-    A run that is done is not done again unless its settings have changed; one that was cut off goes on from its last
-    checkpoint; one that fails is reported at the end, and tried again by the next call.
+    A finished run is repeated only if its settings have changed. An interrupted run resumes from its last checkpoint. A failed
+    run is reported at the end, and repeated by the next call.
 
     Args:
-        base: configuration file of every run, or several, later ones on top.
+        base: configuration file of every run, or several; later ones override earlier ones.
         over: the axes by name. An axis is a list of values of one setting, such as ``strategy: [FedAvg, AdaFed]``; a list of
-            configuration files that go on top of the base; or choices by name, each a file, settings by their full names,
+            configuration files on top of the base; or choices by name, each a file, settings by their full names,
             several of both, or null for the base as it is.
-        seeds: how many (0, 1, ...), or which: a list, or numbers with commas between them. A seed sets ``seed_everything``,
-            ``federation.seed`` and the partitioner's.
-        settings: of every run, by their full names.
-        name: of the study and of its W&B group; by default that of its file, without one those of base and axes.
-        folder: for the runs, the table and the report; ``runs/studies/<name>`` by default.
-        jobs: runs side by side: ``auto`` is one for each GPU, on a CPU one for each core.
+        seeds: number of seeds (0, 1, ...), or the seeds themselves: a list, or numbers separated by commas. A seed sets
+            ``seed_everything``, ``federation.seed`` and the partitioner's.
+        settings: settings of every run, by their full names.
+        name: name of the study and of its W&B group; by default that of its file, or of base and axes without a file.
+        folder: folder for the runs, the table and the report; ``runs/studies/<name>`` by default.
+        jobs: number of runs at a time: ``auto`` is one for each GPU, or one for each core on a CPU.
         keep: patterns of the metrics that go into the table.
-        known: run tables of this study from elsewhere, such as another machine: their runs are not run, and go into the table.
+        known: run tables of this study from elsewhere, such as another machine; their runs are not repeated.
         report: what the report shows.
-        note: a sentence that is printed at the end, such as what to compare the result with.
+        note: sentence to print at the end, such as what to compare the result with.
 
     Raises:
         ConfigurationError: for settings that no run can have.
@@ -89,7 +89,7 @@ class Study:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """All of them."""
+        """All runs of the study."""
         return span(self.axes, self.seeds, self.base, self.settings)
 
     @cached_property
@@ -108,18 +108,18 @@ class Study:
             twin = same.setdefault(fingerprint(found[run.name][1]), run.name)
             if twin != run.name:
                 raise ConfigurationError(
-                    f"The runs '{twin}' and '{run.name}' have the same settings. Let each choice of an axis change something "
-                    "that the axes after it leave alone."
+                    f"The runs '{twin}' and '{run.name}' have the same settings. Let each choice of an axis change a setting "
+                    "that later axes do not change."
                 )
         return found
 
     @property
     def table_path(self) -> Path:
-        """Where the table is written."""
+        """The path of the table."""
         return self.folder / "table.csv"
 
     def compare(self) -> list[Job]:
-        """Run what is missing, write the table and the report, and say so.
+        """Run what is missing, write the table and the report, and print where they are.
 
         Returns:
             The runs that failed.
@@ -133,18 +133,18 @@ class Study:
             failed: list[Job] = []
             try:
                 self._run_missing(jobs, failed)
-            except BaseException:  # of a study that is stopped: what is done so far
+            except BaseException:  # a study that is stopped still reports its finished runs
                 with contextlib.suppress(FederationError):
                     self._collect(jobs)
                 raise
             self._tell(failed, len(jobs))
             self._collect(jobs)
-        print(f"The same as a W&B sweep: {sweep}")
+        print(f"The same study as a W&B sweep: {sweep}")
         self._show()
         return failed
 
     def _show(self) -> None:
-        """Print the curves and the note, the last lines of a study."""
+        """Print the curves and the note at the end of a study."""
         if self.table_path.exists():
             table = RunTable.read(self.table_path)
             print_curves(table, panels(table, self.report.compare), self.report.measure)
@@ -156,9 +156,9 @@ class Study:
         missing = [job for job in jobs if not job.is_finished and job.name not in known]
         places = self._places()[: max(1, len(missing))]
         spans = " x ".join([f"{len(axis.choices)} {axis.name}" for axis in self.axes] + [f"{len(self.seeds)} seeds"])
-        print(f"Study '{self.name}': {len(jobs)} runs ({spans}); {len(jobs) - len(missing)} done before.", flush=True)
+        print(f"Study '{self.name}': {len(jobs)} runs ({spans}), {len(jobs) - len(missing)} of them finished.", flush=True)
         if missing:
-            print(f"To do: {len(missing)}, {len(places)} at a time.", flush=True)
+            print(f"Running {len(missing)}, {len(places)} at a time.", flush=True)
         live = LiveStatus()
         for number, (job, status, seconds) in enumerate(run_all(missing, places, live.show), len(jobs) - len(missing) + 1):
             live.clear()
@@ -173,19 +173,19 @@ class Study:
         known = sorted({row.metric for row in rows if "/" not in row.metric})
         if not any(row.metric == self.report.metric for row in rows):
             raise ConfigurationError(
-                f"'report.metric' is '{self.report.metric}', which the run '{job.name}' has not logged. Logged are: "
-                f"{', '.join(known) or 'none'}."
+                f"'report.metric' is '{self.report.metric}', which the run '{job.name}' did not log. It logged: "
+                f"{', '.join(known) or 'nothing'}. Set it to one of these."
             )
         return f"{self.report.metric} {final_value(rows, self.report.metric):.4f}"
 
     def _tell(self, failed: Sequence[Job], runs: int) -> None:
         if failed:
-            print(f"Failed: {len(failed)} of {runs} runs, which are not in the table. The next call tries them again.")
+            print(f"Failed: {len(failed)} of {runs} runs. They are not in the table; the next call repeats them.")
             for job in failed:
                 print(f"  {job.name}: {job.last_words()} (log: {job.log})")
 
     def _collect(self, jobs: Sequence[Job]) -> None:
-        """Table and report of the runs that are done, in the order of the axes."""
+        """Write the table and the report of the finished runs, in the order of the axes."""
         done = {job.name for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         rows: list[Row] = []
@@ -198,10 +198,10 @@ class Study:
             table = RunTable([axis.name for axis in self.axes], rows)
             table.write(self.table_path)
             print(f"Table: {self.table_path} ({len(table)} of {len(jobs)} runs)")
-            self.write_report(RunTable.read(self.table_path), self.folder)  # as anyone can make it again
+            self.write_report(RunTable.read(self.table_path), self.folder)  # from the file, so that it can be reproduced
 
     def write_report(self, table: RunTable, folder: Path) -> None:
-        """Tables and figures of a table of this study, and where they are."""
+        """Write the tables and figures of a table of this study, and print where they are."""
         axes = {axis.name: axis for axis in self.axes}
         compared = axes.get(self.report.compare or next(iter(axes), ""))
         baseline = self.report.baseline or (compared.choices[0].name if compared else None)
@@ -218,12 +218,12 @@ class Study:
         folder = self._run_folder(run)
         loggers = _loggers(config, run, self.name, [axis.name for axis in self.axes], folder)
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}"]
-        if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # else a line for each round
+        if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # a federation prints a line per round
             arguments.append("--trainer.enable_progress_bar=false")
         return Job(run.name, folder, text, tuple(arguments), _ranks(config))
 
     def _places(self) -> list[dict[str, str]]:
-        """The environment of each run that may go on at a time."""
+        """Return the environments of the runs that may run at the same time."""
         configs = [config.trainer for config, _ in self.configurations.values()]
         graphics = _gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
         ranks = max(_ranks(config) for config, _ in self.configurations.values())
@@ -233,7 +233,7 @@ class Study:
             count = len(groups) if self.jobs == "auto" else self.jobs
             return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[place % len(groups)])} for place in range(count)]
         count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
-        # One thread each: their number changes the last bits, so that it must not depend on how many run side by side.
+        # One thread each: their number changes the last bits, so it must not depend on how many runs there are at a time.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
 
 
@@ -245,12 +245,12 @@ def _seeds(given: int | list[int] | str) -> list[int]:
         return [int(part) for part in parts]
     except ValueError:
         raise ConfigurationError(
-            f"'seeds' must be a number of seeds, or the seeds themselves such as 3,5, but is {given!r}."
+            f"'seeds' must be a number of seeds, or the seeds themselves, such as 3,5, but is {given!r}."
         ) from None
 
 
 def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folder: Path) -> list[dict[str, Any]]:
-    """The user's own, or W&B grouped by study and named by the settings; and always CSV, which the table is made from."""
+    """Return the user's loggers, or W&B grouped by study and named by the settings; and CSV, from which tables are made."""
     csv: dict[str, Any] = {"save_dir": str(folder), "name": LOGS, "flush_logs_every_n_steps": 1}
     ours: list[dict[str, Any]] = [{"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": csv}]
     given = config.trainer.logger
@@ -275,7 +275,7 @@ def _cores() -> int:
 
 
 def _gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them: of those that this process may see."""
+    """Return the GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""The same study as a W&B sweep: its configuration, and the files that it refers to."""
+"""A study as a W&B sweep: its configuration, and the files to which it refers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def write_sweep(
     """Write ``sweep.yaml``, a grid over the study's runs.
 
     Axes whose choices are numbers or words become parameters. What W&B cannot vary one by one (the three seeds of a run, files,
-    classes with settings) goes into whole configurations, among which the parameter ``config`` chooses.
+    classes with settings) goes into whole configurations, from which the parameter ``config`` chooses.
 
     Args:
-        folder: for the files, which must exist.
-        name: of the study.
-        axes: of the study.
-        runs: all of them.
-        text: the whole configuration of a run, as YAML.
-        measure: what a sweep optimises.
+        folder: existing folder for the files.
+        name: name of the study.
+        axes: axes of the study.
+        runs: all runs of the study.
+        text: returns the whole configuration of a run, as YAML.
+        measure: metric that the sweep optimises.
 
     Returns:
         The file for ``wandb sweep``.
@@ -35,7 +35,7 @@ def write_sweep(
     chosen = [run for run in runs if all(run.setting[k] == axes[k].choices[0].name for k in plain)]
     files = folder / "sweep"
     files.mkdir(exist_ok=True)
-    for path in files.glob("*.yaml"):  # of the study as it was
+    for path in files.glob("*.yaml"):  # files of an earlier version of the study
         path.unlink()
     for run in chosen:
         (files / f"{run.name}.yaml").write_text(text(run))

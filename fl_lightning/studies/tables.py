@@ -1,4 +1,4 @@
-"""The tables of a study in the shapes that papers print."""
+"""Tables of a study in the layouts of the papers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from fl_lightning.studies.statistics import (
 
 @dataclass(frozen=True)
 class Measure:
-    """The metric that a report is about.
+    """Describe a metric of a report.
 
     Args:
-        name: as logged.
+        name: name as logged.
         higher: whether higher is better.
         percent: whether it is shown times 100.
-        last: the final value of a run is the mean of so many last rounds.
+        last: number of last rounds whose mean is the final value of a run.
         ranked: whether one value is better than another at all.
     """
 
@@ -42,28 +42,28 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """Shown value over logged value."""
+        """Factor from logged to shown values."""
         return 100.0 if self.percent else 1.0
 
     @property
     def direction(self) -> bool | None:
-        """Whether higher is better; None where neither is."""
+        """Whether higher is better; None if neither direction is."""
         return self.higher if self.ranked else None
 
     @property
     def digits(self) -> int:
-        """After the point."""
+        """Number of digits after the decimal point."""
         return 2 if self.percent else 4
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Settings that are compared with each other: those that differ on one axis alone.
+    """Group settings that differ on one axis only, to compare them.
 
     Attributes:
-        title: what they share.
-        axis: on which they differ.
-        settings: by their choice on that axis.
+        title: what the settings have in common.
+        axis: axis on which they differ.
+        settings: settings by their choice on that axis.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Panel:
 
     @property
     def names(self) -> list[str]:
-        """The choices."""
+        """The names of the choices."""
         return list(self.settings)
 
     def curves(self, table: RunTable, metric: str) -> list[Curves]:
@@ -81,11 +81,11 @@ class Panel:
 
 
 def panels(table: RunTable, axis: str | None = None) -> list[Panel]:
-    """The settings of a table, grouped by what they choose on the other axes.
+    """Group the settings of a table by their choices on the other axes.
 
     Args:
-        table: of a study.
-        axis: whose choices are compared; by default the first.
+        table: run table of a study.
+        axis: axis whose choices are compared; by default the first.
     """
     place = table.axes.index(axis) if axis else 0
     found: dict[tuple[str, ...], dict[str, Setting]] = {}
@@ -99,7 +99,7 @@ def panels(table: RunTable, axis: str | None = None) -> list[Panel]:
 
 
 def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) -> Table:
-    """Mean ± std after every so many rounds, best value and the round in which it was reached (FedLoss thesis)."""
+    """Tabulate mean ± std after every ``every`` rounds, the best value and the round of the best value (FedLoss thesis)."""
     curves = panel.curves(table, measure.name)
     length = max((max(curve) + 1 for by_seed in curves for curve in by_seed.values()), default=0)
     shown = sorted({*range(every, length + 1, every), length} - {0})
@@ -118,7 +118,7 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
 
 
 def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
-    """Maximum, mean and variance of the rounds after one (FedNova thesis), each averaged over seeds; None if there are none."""
+    """Tabulate maximum, mean and variance of later rounds, averaged over seeds (FedNova thesis); None without such rounds."""
     columns: list[list[Sample]] = [[], [], []]
     for by_seed in panel.curves(table, measure.name):
         late = [[x * measure.scale for r, x in curve.items() if r >= after] for curve in by_seed.values()]
@@ -136,7 +136,7 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
 
 
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
-    """Several metrics at the end of the runs (Fed-Star thesis: accuracy, macro and weighted F1); None if none was logged."""
+    """Tabulate metrics at the end of the runs (Fed-Star thesis: accuracy, macro and weighted F1); None if none was logged."""
     logged = [measure for measure in measures if any(panel.curves(table, measure.name))]
     if not logged:
         return None
@@ -156,7 +156,7 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
-    """Rounds, megabytes and seconds to each target, then of the whole run."""
+    """Tabulate rounds, megabytes and seconds to each target, and the totals of the run."""
     rows: list[list[Cell]] = []
     for setting in panel.settings.values():
         totals = _totals(table, setting)
@@ -170,7 +170,7 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     sign = "≥" if measure.higher else "≤"
     heads = [f"{what} to {sign} {target * measure.scale:g}" for target in targets for what in ("rounds", "MB", "s")]
     note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
-    return table_of("What it costs", panel.axis, panel.names, [*heads, "MB in all", "s in all"], rows, note)
+    return table_of("Cost", panel.axis, panel.names, [*heads, "total MB", "total s"], rows, note)
 
 
 def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float]]]:
@@ -199,9 +199,9 @@ def _to_target(needed: Mapping[int, int | None], totals: Mapping[int, Mapping[in
 
 
 def paired_table(table: RunTable, panel: Panel, measure: Measure, baseline: str | None = None) -> Table | None:
-    """Each setting against a baseline by a paired t-test over seeds, corrected for their number (Holm); None for one setting.
+    """Test each setting against a baseline by a paired t-test over seeds with Holm's correction; None for one setting.
 
-    'better' and 'worse' are said only where the corrected p is below 0.05.
+    The verdict is 'better' or 'worse' only if the corrected p is below 0.05.
     """
     against = baseline or panel.names[0]
     others = [name for name in panel.names if name != against]
@@ -234,9 +234,9 @@ def _verdict(test: PairedTest, p: float, measure: Measure) -> str:
     if test.pairs < 2:
         return "too few seeds"
     if math.isnan(p):
-        return "the same in every seed" if not test.difference else "no spread to test against"
+        return "equal in every seed" if not test.difference else "no variance to test against"
     if p >= 0.05:
-        return "not told apart"
+        return "no significant difference"
     return "better" if (test.difference > 0) == measure.higher else "worse"
 
 
@@ -248,7 +248,7 @@ def _seeds(table: RunTable, panel: Panel) -> str:
 
 
 def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
-    """Models of its own, global and personalised at each client (Fed-Star thesis, Table 5.8); None without them."""
+    """Tabulate local, global and personalised scores at each client (Fed-Star thesis, Table 5.8); None without them."""
     members = [tuple(member.rsplit("/", 1)) for member in table.families("client_comparison")]
     models = [model for model in ("local only", "global", "personalised", "gain") if any(own == model for _, own in members)]
     if not models:
@@ -263,5 +263,5 @@ def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | No
             ]
             rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
     title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
-    note = "On each client's own test part; the gain is that of the last model over the first."
+    note = "On each client's own test part. The gain is the difference between the last model and the first."
     return table_of(title, f"client, {panel.axis}", names, models, rows, note)

@@ -1,4 +1,4 @@
-"""Curves over rounds as text, for the end of a study on the terminal."""
+"""Text charts of curves over rounds, for the end of a study on the terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 60, 14
 
 
 class LiveStatus:
-    """Shows on a terminal how far the runs of a study are, in one line that is written over; elsewhere nothing."""
+    """Show the progress of a study's runs in one line that is overwritten on a terminal; elsewhere show nothing."""
 
     def __init__(self) -> None:
         self.enabled = sys.stdout.isatty()
@@ -32,13 +32,13 @@ class LiveStatus:
             print(f"{_CLEAR}{text[:width]}", end="", flush=True)
 
     def clear(self) -> None:
-        """Make room for a line that stays."""
+        """Clear the line, so that permanent output can follow."""
         if self.enabled:
             print(_CLEAR, end="", flush=True)
 
 
 def print_curves(table: RunTable, panels: list[Panel], measure: Measure) -> None:
-    """Print the mean curves of a study that compares up to six choices on one axis; others have their figures."""
+    """Print the mean curves of a study that compares up to six choices on one axis; larger studies have figures."""
     if len(panels) != 1 or not 1 <= len(panels[0].settings) <= len(_MARKS):
         return
     (panel,) = panels
@@ -55,15 +55,15 @@ def mean_curve(curves: Curves) -> dict[int, float]:
 
 
 def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seeds: int) -> str:
-    """RoundPlan curves with a mark for each, and the last value of each below.
+    """Draw curves with a mark for each, and print the last value of each below.
 
     Args:
         curves: the value of each round, from 0, by name; at most six.
-        measure: what is shown.
-        seeds: that the curves are means of.
+        measure: metric that is shown.
+        seeds: number of seeds over which the curves are averaged.
 
     Returns:
-        Lines of text, or nothing where no curve has two rounds.
+        Lines of text; empty if no curve has two rounds.
     """
     known = {name: curve for name, curve in curves.items() if curve}
     values = [y for curve in known.values() for y in curve.values()]

@@ -1,4 +1,4 @@
-"""What a process does that runs one run of a study."""
+"""The process that executes one run of a study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def context() -> Any:
-    """How processes are made: copied from one that has imported everything already, where the system can (not on Windows)."""
+    """Return how to create processes: by copying one that has imported everything, if the system can (Windows cannot)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     made = multiprocessing.get_context("forkserver")
@@ -27,13 +27,13 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
     """Run ``fl-lightning`` with some arguments, and exit with its status.
 
     Args:
-        arguments: of the command.
-        environment: what is different from the study's own.
-        log: a file for what it prints, which is added to.
-        ranks: processes of the run; several start anew, as Lightning starts them.
+        arguments: arguments of the command.
+        environment: differences from the study's own environment.
+        log: file to which output is appended.
+        ranks: number of processes of the run; several are started anew, as Lightning starts them.
     """
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl+C is the study's to pass on, once; and ranks belong to this process
+        os.setsid()  # the study passes Ctrl+C on, once; and ranks belong to this process
     _end_with_the_study()
     os.environ.update(environment)
     sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -47,17 +47,17 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
     from fl_lightning.cli import main
     from fl_lightning.compat.python import run_exit_functions
 
-    if "OMP_NUM_THREADS" in os.environ:  # which was read long ago
+    if "OMP_NUM_THREADS" in os.environ:  # torch read it long ago
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = ["fl-lightning", *arguments]
     try:
         main()
     finally:
-        run_exit_functions()  # multiprocessing leaves them out, and W&B ends its run there
+        run_exit_functions()  # multiprocessing skips them, and W&B ends its run there
 
 
 def _end_with_the_study() -> None:
-    """Nothing of a run is left when its study was killed."""
+    """End this run if its study is killed."""
     study = multiprocessing.parent_process()
     assert study is not None
 

@@ -78,13 +78,13 @@ class SupervisedTask(LoadsSafely, LightningModule):
         try:
             optimizer = self.optimizer(p for p in self.parameters() if p.requires_grad)
         except ValueError as error:
-            raise ConfigurationError(f"'model.optimizer' refuses its settings: {error}. Change them.") from error
+            raise ConfigurationError(f"'model.optimizer' rejects its settings: {error}. Change them.") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
         config = {"scheduler": scheduler, "interval": "epoch"}
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            config["monitor"] = "train_loss"  # which a client logs; Lightning's own ReduceLROnPlateau names its monitor itself
+            config["monitor"] = "train_loss"  # clients log it; Lightning's own ReduceLROnPlateau names its monitor itself
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_train_start(self) -> None:
@@ -147,8 +147,8 @@ class SupervisedTask(LoadsSafely, LightningModule):
         """Return inputs and target."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2):
             raise ConfigurationError(
-                f"{type(self).__name__} learns from batches of (input, target), but the data give "
-                f"{'inputs alone' if isinstance(batch, list | tuple | Tensor) else type(batch).__name__}. Set "
+                f"{type(self).__name__} learns from batches of (input, target), but the data return "
+                f"{'only inputs' if isinstance(batch, list | tuple | Tensor) else type(batch).__name__}. Set "
                 "'data.datamodule' to data with a target, or 'model' to a task without one, such as KMeansTask."
             )
         return batch[0], batch[1]
@@ -177,8 +177,8 @@ class SupervisedTask(LoadsSafely, LightningModule):
             if not any(word in str(error) for word in ("shape", "size", "channels")):
                 raise
             raise ConfigurationError(
-                f"{type(self.network).__name__} cannot take inputs of shape {tuple(inputs.shape)}: {error}. Set "
-                "'model.network' (its channels, image size or number of inputs) to fit the data, or the data to fit it."
+                f"{type(self.network).__name__} cannot take inputs of shape {tuple(inputs.shape)}: {error}. Change "
+                "'model.network' (its channels, image size or number of inputs) to fit the data, or use other data."
             ) from error
         return outputs
 

@@ -81,16 +81,16 @@ class ClassificationTask(SupervisedTask):
             self._refuse_labels(int(labels.min()), highest)
             if highest + 1 < self.num_classes and hasattr(data, "has_validation_set"):
                 rank_zero_warn(
-                    f"The labels go from {int(labels.min())} to {highest}, but the model has {self.num_classes} classes: those "
-                    "without an example count as zero in means over classes. Set 'model.num_classes' (and the network's) to "
-                    f"{highest + 1} if there are no others."
+                    f"The labels go from {int(labels.min())} to {highest}, but the model has {self.num_classes} classes. "
+                    "Classes without examples count as zero in means over classes. If there are no others, set "
+                    f"'model.num_classes' (and the network's) to {highest + 1}."
                 )
 
     def _refuse_labels(self, lowest: int, highest: int) -> None:
         if lowest < 0 or highest >= self.num_classes:
             raise DataError(
                 f"The labels go from {lowest} to {highest}, but the model has classes 0 to {self.num_classes - 1}. Set "
-                "'model.num_classes' (and the network's) to fit the data, or mend the labels."
+                "'model.num_classes' (and the network's) to fit the data, or correct the labels."
             )
 
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -103,8 +103,8 @@ class ClassificationTask(SupervisedTask):
         logits = self._outputs(inputs)
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ConfigurationError(
-                f"{type(self.network).__name__} gives outputs of shape {tuple(logits.shape)} for {len(inputs)} inputs, but the "
-                f"task has {self.num_classes} classes. Set 'model.num_classes' and the network's to the same number."
+                f"{type(self.network).__name__} returns outputs of shape {tuple(logits.shape)} for {len(inputs)} inputs, but "
+                f"the task has {self.num_classes} classes. Set 'model.num_classes' and the network's to the same number."
             )
         return logits
 

@@ -89,7 +89,7 @@ class KMeansTask(LoadsSafely, LightningModule):
         if points.shape[1] != self.num_features:
             raise ConfigurationError(
                 f"'model.num_features' is {self.num_features}, but an example has {points.shape[1]} numbers. Set it to "
-                f"{points.shape[1]}, or give other data."
+                f"{points.shape[1]}, or use other data."
             )
         return points.to(self.centroids)
 
@@ -112,7 +112,7 @@ class KMeansTask(LoadsSafely, LightningModule):
             _check_federation(federation)
         elif self.trainer.world_size > 1:
             raise ConfigurationError(
-                f"K-means without a federation runs in one process, but there are {self.trainer.world_size}. Set "
+                f"K-means without a federation runs in one process, but this run has {self.trainer.world_size}. Set "
                 "'trainer.devices' to 1."
             )
         if hasattr(data, "splits"):
@@ -125,8 +125,8 @@ class KMeansTask(LoadsSafely, LightningModule):
     def _check_precision(self) -> None:
         if self.centroids.dtype not in (torch.float32, torch.float64):
             raise ConfigurationError(
-                f"K-means counts examples, which {self.centroids.dtype} cannot. Set 'trainer.precision' and "
-                "'federation.local.precision' to 32-true or 64-true."
+                f"K-means counts examples, but {self.centroids.dtype} cannot represent large counts exactly. Set "
+                "'trainer.precision' and 'federation.local.precision' to 32-true or 64-true."
             )
 
     @torch.no_grad()
@@ -134,13 +134,13 @@ class KMeansTask(LoadsSafely, LightningModule):
         loaders = _validation_loaders(self.trainer, data)
         if not loaders:
             raise ConfigurationError(
-                "'model.init' kmeans++ draws the first centroids from the server's validation set, and there is none. Give the "
-                "datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or set 'data.server_set' to "
-                "clients, or 'model.init' to random."
+                "'model.init' is kmeans++, which draws the first centroids from the server's validation set, but there is no "
+                "such set. Add a 'val_dataloader' to the datamodule and keep 'trainer.limit_val_batches' above 0, set "
+                "'data.server_set' to clients, or set 'model.init' to random."
             )
         points = torch.cat([self._flat(_inputs(batch)).cpu() for batch in _batches(self.trainer, loaders)])
         if not bool(torch.isfinite(points).all()):
-            raise DataError("The validation set holds numbers that are not finite. Mend or remove those examples.")
+            raise DataError("The validation set has numbers that are not finite. Correct or remove those examples.")
         draw = generator(self.seed, "kmeans++")
         self.centroids.copy_(kmeans_plus_plus(points, self.num_clusters, draw))
         self.started.fill_(True)
@@ -183,7 +183,7 @@ class KMeansTask(LoadsSafely, LightningModule):
         (sums, counts), self._sums = self._sums, None
         if not bool(torch.isfinite(sums).all()):
             raise ClientError(
-                "The training examples hold numbers that are not finite. Mend or remove them ('data.datamodule')."
+                "The training examples have numbers that are not finite. Correct or remove them ('data.datamodule')."
             )
         means = sums / counts.clamp(min=1)[:, None]
         self.centroids.copy_(torch.where(counts[:, None] > 0, means.to(self.centroids), self.centroids))
@@ -235,13 +235,13 @@ def _check_federation(federation: Any) -> None:
     strategy = federation.strategy
     if not isinstance(strategy, FederatedKMeans):
         raise ConfigurationError(
-            f"{type(strategy).__name__} does not know how many examples each centroid stands for. Set 'federation.strategy' to "
-            "FederatedKMeans."
+            f"{type(strategy).__name__} does not know how many examples each centroid represents. Set 'federation.strategy' "
+            "to FederatedKMeans."
         )
     if federation.server_optimizer is not None or type(federation.route) is not ServerRoute:
         raise ConfigurationError(
-            "K-means sets each centroid to the mean of its examples at all clients. Leave 'federation.server_optimizer' out, "
-            "and 'federation.route' at ServerRoute."
+            "K-means sets each centroid to the mean of its examples at all clients. Remove 'federation.server_optimizer', "
+            "and set 'federation.route' to ServerRoute."
         )
     for setting, neutral in _WITHOUT_EFFECT.items():
         value = getattr(federation.local, setting, neutral)

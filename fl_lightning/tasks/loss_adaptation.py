@@ -36,9 +36,9 @@ class LossAdaptation(Callback):
         for part in _adaptive(pl_module):
             if not trainer.enable_validation:
                 raise ConfigurationError(
-                    f"{type(part).__name__} adapts to {_in_words(part.signal)} on the server's validation set, and there is "
-                    "none. Give the datamodule a 'val_dataloader' and leave 'trainer.limit_val_batches' above 0, or use "
-                    "another loss, such as CrossEntropy or torch.nn.MSELoss."
+                    f"{type(part).__name__} adapts to {_in_words(part.signal)} on the server's validation set, but there is no "
+                    "validation set. Add a 'val_dataloader' to the datamodule and keep 'trainer.limit_val_batches' above 0, or "
+                    "use another loss, such as CrossEntropy or torch.nn.MSELoss."
                 )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -64,8 +64,9 @@ class LossAdaptation(Callback):
             if isinstance(part.signal, Metric):
                 if not part.signal.update_called:
                     raise ConfigurationError(
-                        f"{type(part).__name__} adapts to what it is called on in validation, and {type(pl_module).__name__} "
-                        "has not called it. Let 'validation_step' compute the loss: self.loss(outputs, target)."
+                        f"{type(part).__name__} adapts to the outputs and targets that it gets in validation, but "
+                        f"{type(pl_module).__name__} did not call it. Compute the loss in 'validation_step': "
+                        "self.loss(outputs, target)."
                     )
                 part.adapt(part.signal.compute())
                 pl_module.log_dict(dict(part.figures()), batch_size=1)
@@ -106,7 +107,7 @@ def _signal(loss: AdaptiveLoss) -> Metric | str | None:
         return loss.signal
     except AttributeError as error:
         raise ConfigurationError(
-            f"{type(loss).__name__} does not say what it adapts to. Set self.signal in its __init__ to a torchmetrics metric "
+            f"{type(loss).__name__} has no signal to adapt to. Set self.signal in its __init__ to a torchmetrics metric "
             "of (outputs, target), or to the name of a metric that the module logs in validation."
         ) from error
 

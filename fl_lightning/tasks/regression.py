@@ -76,8 +76,8 @@ class RegressionTask(SupervisedTask):
         )
         if mine is not None and theirs is not None and mine != theirs:
             raise ConfigurationError(
-                f"'model.readout.scale' is {mine}, but 'data.datamodule.density_scale' {theirs}: counts would be wrong by that "
-                "factor. Set both to the same."
+                f"'model.readout.scale' is {mine}, but 'data.datamodule.density_scale' is {theirs}, so counts would be wrong "
+                "by that factor. Set both to the same value."
             )
 
     def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -88,8 +88,8 @@ class RegressionTask(SupervisedTask):
             outputs = outputs.squeeze(-1)
         if outputs.shape != target.shape:
             raise ConfigurationError(
-                f"{type(self.network).__name__} gives outputs of shape {tuple(outputs.shape)}, but the targets have "
-                f"{tuple(target.shape)}. Set 'model.network' to give as many numbers as the data hold."
+                f"{type(self.network).__name__} returns outputs of shape {tuple(outputs.shape)}, but the targets have shape "
+                f"{tuple(target.shape)}. Change 'model.network' so that it returns as many numbers as the targets have."
             )
         if not target.is_floating_point():
             target = target.to(torch.float32)

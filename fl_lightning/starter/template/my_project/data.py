@@ -1,4 +1,4 @@
-"""The data: a plain LightningDataModule. The configuration says how the clients share its training set."""
+"""The data: a plain LightningDataModule. The configuration says how its training set is divided among the clients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Moons(L.LightningDataModule):
-    """Two interleaved half circles with noise, a class each. Replace them by data of your own.
+    """Two interleaved half circles with noise, one per class. Replace them with your own data.
 
     Args:
-        examples: in the training set; the validation and the test set hold a quarter of that each.
+        examples: size of the training set; the validation and the test set have a quarter of that each.
         noise: standard deviation of the Gaussian noise on each coordinate.
         batch_size: examples per batch of a client.
     """
@@ -26,14 +26,14 @@ class Moons(L.LightningDataModule):
         self.batch_size = batch_size
 
     def setup(self, stage: str) -> None:
-        """RoundPlan the points, the same in each run."""
+        """Draw the points; they are the same in each run."""
         generator = torch.Generator().manual_seed(0)
         self.train_set = self._draw(self.examples, generator)
         self.val_set = self._draw(self.examples // 4, generator)
         self.test_set = self._draw(self.examples // 4, generator)
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """Return the training set, which the clients share."""
+        """Return the training set, which is divided among the clients."""
         return DataLoader(self.train_set, batch_size=self.batch_size, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:

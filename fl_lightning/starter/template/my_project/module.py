@@ -1,4 +1,4 @@
-"""The model: a plain LightningModule. Nothing in it knows of a federation."""
+"""The model: a plain LightningModule. Nothing in it refers to a federation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Classifier(L.LightningModule):
         self._evaluate(batch, "val")
 
     def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        """Evaluate a checkpoint: fl-lightning test."""
+        """Evaluate a checkpoint; run by ``fl-lightning test``."""
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
