@@ -49,9 +49,10 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     missing = _missing(owner, buffer, trusted)
     if missing:
         raise ConfigurationError(
-            f"A trial before the first round found that checkpoints of {owner} contain objects of classes that are not trusted, "
-            f"so a resumed run could not load them. Set 'federation.trusted_classes' to [{', '.join([*trusted, *missing])}], or "
-            "remove the objects; for hyperparameters use self.save_hyperparameters(ignore=[...])."
+            f"A trial before the first round found that checkpoints of {owner} contain objects of classes that are not "
+            "trusted, so a resumed run could not load them. Set 'federation.trusted_classes' to "
+            f"[{', '.join([*trusted, *missing])}], or remove the objects; for hyperparameters use "
+            "self.save_hyperparameters(ignore=[...])."
         )
 
 
