@@ -53,7 +53,10 @@ def test_every_section_is_explained(settings):
 def test_a_section(fl):
     status, text = fl("fit", "--help", "federation")
     assert status == 0
-    assert "--federation.clients_per_round <int | float> = 1.0\n      the clients per round: a float in (0, 1] is a fraction" in text
+    assert (
+        "--federation.clients_per_round <int | float> = 1.0\n      the clients per round: a float in (0, 1] is a fraction"
+        in text
+    )
     assert "AdaFed, CosineFilter, FedAvg" in text
     assert "--federation.local.max_epochs" not in text
     assert re.search(r"federation\.local +how a client trains", text)
