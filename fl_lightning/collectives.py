@@ -1,4 +1,4 @@
-"""Communication between the ranks of a federation."""
+"""Exchange data between the ranks of a federation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIGNS = ("Connection closed by peer", "Connection reset by peer", "gloo/transpo
 def leave_at_exit(ranks: int) -> None:
     """Leave the process group before the process ends: busy threads of gloo could abort it then."""
     if ranks > 1:
-        atexit.unregister(_leave)  # of an earlier fit
+        atexit.unregister(_leave)  # from an earlier fit
         atexit.register(_leave)
 
 
@@ -34,7 +34,7 @@ def _leave() -> None:
 
 
 def lost_rank(error: BaseException) -> RankError | None:
-    """Return the error to raise if an exchange failed because another process has gone; None for any other error."""
+    """Return the error to raise if an exchange failed because another process has ended; None for any other error."""
     text = str(error)
     known = isinstance(error, dist.DistError) or any(sign in text for sign in _SIGNS)
     if not (known and isinstance(error, RuntimeError)):
@@ -47,15 +47,15 @@ def lost_rank(error: BaseException) -> RankError | None:
 
 
 class Collectives:
-    """The ranks of one Trainer. Every method is called by all of them alike, in the same order.
+    """Exchange data between the ranks of one Trainer. All ranks must call the same methods in the same order.
 
     Args:
-        trainer: the user's.
+        trainer: the user's Trainer.
 
     Attributes:
-        rank: this process's number, from 0.
+        rank: the number of this process, from 0.
         size: the number of processes.
-        waited: the seconds that this rank has spent in exchanges since they were last reset.
+        waited: the seconds that this rank has spent in exchanges since the last reset.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -65,10 +65,10 @@ class Collectives:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Measure how long an exchange takes, and say who is missing.
+        """Measure the time of an exchange, and report a missing rank.
 
         Raises:
-            RankError: if another process is gone.
+            RankError: if another process has ended.
         """
         begun = time.perf_counter()
         try:
@@ -94,7 +94,7 @@ class Collectives:
         """Return every rank's object, in the order of ranks.
 
         Raises:
-            ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+            ClientError: on every rank, if another rank failed; the failed rank raises its own error.
         """
         message = f"{type(failure).__name__}: {failure}" if failure is not None else None
         everyone = self.gather((mine, message))
@@ -106,16 +106,16 @@ class Collectives:
         return [theirs for theirs, _ in everyone]
 
     def gather_updates(self, updates: list[ClientUpdate], failure: Exception | None) -> list[ClientUpdate]:
-        """Return all updates of the round in the order of clients, the same list on every rank.
+        """Return all updates of the round in the order of clients, as the same list on every rank.
 
         Args:
-            updates: of this rank.
-            failure: what went wrong on this rank, if anything did.
+            updates: the updates of this rank.
+            failure: the error on this rank, or None.
 
         Raises:
-            ClientError: on every rank, if another rank failed. The rank itself raises its own error.
+            ClientError: on every rank, if another rank failed; the failed rank raises its own error.
         """
-        if self.size > 1:  # a GPU's tensors would arrive on the sender's device
+        if self.size > 1:  # otherwise a GPU's tensors would arrive on the sender's device
             device = self._trainer.strategy.root_device
             everyone = self.gather_or_raise([update.to("cpu") for update in updates], failure)
             updates = [update.to(device) for theirs in everyone for update in theirs]
@@ -124,10 +124,10 @@ class Collectives:
         return sorted(updates, key=lambda update: update.client)
 
     def spread(self, count: int, measure: Callable[[int], float]) -> list[float]:
-        """Return ``measure(0) .. measure(count - 1)`` on every rank, each taken on one rank only.
+        """Return ``measure(0) .. measure(count - 1)`` on every rank, each computed on one rank only.
 
         Raises:
-            ClientError: on every rank, if another rank failed; the rank itself raises its own error.
+            ClientError: on every rank, if another rank failed; the failed rank raises its own error.
         """
         mine: list[float] = []
         failure: Exception | None = None
@@ -139,7 +139,7 @@ class Collectives:
         return [everyone[position % self.size][position // self.size] for position in range(count)]
 
     def add_sums(self, sums: Sums) -> None:
-        """Add the ranks' sums, name by name, in place: exact, so the number of ranks cannot matter."""
+        """Add the ranks' sums by name, in place and exactly, so that the number of ranks does not matter."""
         if self.size == 1:
             return
         for integers in sums.integers(self.gather(sums.loads())):
@@ -147,7 +147,7 @@ class Collectives:
                 self._trainer.strategy.reduce(integers, reduce_op="sum")
 
     def elementwise_maximum(self, counters: Tensor) -> Tensor:
-        """Return the largest value over the ranks, element by element, int64, shape (c,)."""
+        """Return the elementwise maximum over the ranks, int64, shape (c,)."""
         if self.size > 1 and counters.numel():
             with self._together():
                 self._trainer.strategy.reduce(counters, reduce_op="max")

@@ -1,4 +1,4 @@
-"""The frozen messages between the server and the clients: plain values and tensors, which :mod:`fl_lightning.wire` encodes."""
+"""Define the frozen messages between server and clients: plain values and tensors that :mod:`fl_lightning.wire` encodes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 
 Part = Literal["training", "validation", "test"]
 MetricRole = Literal["start", "sent", "route", "evaluation"]
-"""The strategy's metric of the model that a client gets, and of the one that it sends; the route's; the evaluation's."""
+"""The strategy's metric of the model that a client receives or sends, the route's metric, or the evaluation's metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLayout:
-    """Which parts of a module are trained, so that every copy arranges its tensors alike.
+    """Describe which parts of a module are trained, so that every copy arranges its tensors in the same way.
 
     Attributes:
-        trained: for each parameter, in the module's order, whether it is trained.
-        modes: for each submodule, by its name, whether it is in training mode and, for BatchNorm, whether it tracks its
-            statistics (None for other modules).
+        trained: whether each parameter is trained, in the module's order.
+        modes: whether each submodule is in training mode and, for BatchNorm, tracks its statistics (None for other modules),
+            by name.
     """
 
     trained: tuple[bool, ...]
@@ -32,18 +32,18 @@ class ModelLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """The global model of a round, as the server publishes it.
+    """Hold the global model of a round, as the server publishes it.
 
     Attributes:
-        version: rises by one with every model that is published.
+        version: the number of the published model, which increases by one each time.
         round_idx: the communication round, from 0.
-        tensors: parameters and buffers by name; in this process the server's own, which do not change before the next
-            version.
-        layout: which of them are trained.
-        broadcast: further tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
-        largest: an update with a larger weight cannot be summed exactly and is refused.
-        tolerates_broken: whether the strategy copes with weights that are not finite.
-        session: differs for every start of the server; clients elsewhere then go back to the round that begins.
+        tensors: the parameters and buffers by name; in this process these are the server's own, which do not change before the
+            next version.
+        layout: the layout of the module, which says what is trained.
+        broadcast: additional tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
+        largest: the largest weight that can be summed exactly; updates with a larger one are refused.
+        tolerates_broken: whether the strategy accepts weights that are not finite.
+        session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
     """
 
     version: int
@@ -58,16 +58,16 @@ class ServerModel:
 
 @dataclass(frozen=True, slots=True)
 class ClientJob:
-    """One client's turn to train.
+    """Describe one client's turn to train.
 
     Attributes:
-        client: its id, from 0.
+        client: the client's id, from 0.
         round_idx: the communication round, from 0.
-        period: how often the client has trained in this round before; its random numbers differ.
-        epochs: fewer local epochs than the settings say; None for theirs.
-        slowness: the client does 1 / slowness of its steps.
-        pull: the model that attracts its parameters, in place of a proximal term.
-        own_model: the client starts from the model that it trained last, if it has one, and keeps the new one.
+        period: the number of times that the client has trained in this round before, each with different random numbers.
+        epochs: the number of local epochs, if it is smaller than in the settings; otherwise None.
+        slowness: the factor by which the client is slower: it does 1 / slowness of its steps.
+        pull: the model that attracts its parameters, instead of a proximal term.
+        own_model: whether the client starts from the model that it trained last, if any, and stores the new one.
     """
 
     client: int
@@ -81,14 +81,14 @@ class ClientJob:
 
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
-    """An order to train a chain of clients, each from the model of the one before it.
+    """Order the training of a chain of clients, each from the model of the previous one.
 
     Attributes:
-        version: of the global model.
-        jobs: the turns, in their order.
-        start: the model that the first client starts from, if it is not the global one.
-        delivers: whether the last model goes to the server, so that attacks, transforms and the score of what is sent apply.
-        scored: examples on which the server will measure the chain's model; ranks balance their work by it.
+        version: the version of the global model.
+        jobs: the turns, in order.
+        start: the model that the first client starts from; None for the global one.
+        delivers: whether the last model goes to the server, so that attacks, transforms and the score of sent models apply.
+        scored: the number of examples on which the server will evaluate the chain's model, for balancing the ranks' work.
     """
 
     version: int
@@ -100,11 +100,11 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class ChainReport:
-    """What became of a chain of clients.
+    """Report the result of a chain of clients.
 
     Attributes:
-        updates: of the clients that trained, in their order; the last one carries the model that reaches the server.
-        failures: of the other clients, each with its own cause.
+        updates: the updates of the clients that trained, in order; the last one carries the model for the server.
+        failures: the failures of the other clients, each with its own cause.
     """
 
     updates: tuple[ClientUpdate, ...] = ()
@@ -113,17 +113,17 @@ class ChainReport:
 
 @dataclass(frozen=True, slots=True)
 class EvalOrder:
-    """An order to measure a model on a part of one client's examples.
+    """Order the evaluation of a model on a part of one client's examples.
 
     Attributes:
         version: of the global model.
-        client: its id, from 0.
-        part: of its examples.
-        metric: which of the metrics that both sides know from their settings; see :class:`ClientEvaluators`.
-        model: the model to measure, if it is not the global one.
-        own: measure the client's own last model, if it keeps one, instead.
-        jobs: train these turns first, by the client alone, from the model on.
-        epochs: local epochs of these turns, if they are not the settings' number.
+        client: the client's id, from 0.
+        part: the part of the client's examples.
+        metric: the role of the metric, which both sides know from their settings; see :class:`ClientEvaluators`.
+        model: the model to evaluate; None for the global one.
+        own: whether to evaluate the client's own last model instead, if it has one.
+        jobs: the turns that the client first trains alone, starting from the model.
+        epochs: the number of local epochs of these turns; None for the number in the settings.
     """
 
     version: int
@@ -138,11 +138,11 @@ class EvalOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """The result of an :class:`EvalOrder`.
+    """Report the result of an :class:`EvalOrder`.
 
     Attributes:
-        client: its id, from 0.
-        value: of the metric.
+        client: the client's id, from 0.
+        value: the value of the metric.
     """
 
     client: int
@@ -151,12 +151,12 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a round for clients elsewhere.
+    """Announce the end of a round to remote clients.
 
     Attributes:
         round_idx: the round that ends, from 0.
-        accepted: the clients whose updates the server has used.
-        saved_round: the last round that a checkpoint holds; -1 for none. No earlier one will be repeated.
+        accepted: the clients whose updates the server used.
+        saved_round: the last round in a checkpoint, or -1. Earlier rounds will not be repeated.
     """
 
     round_idx: int
@@ -166,12 +166,12 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class ClientInfo:
-    """What a client tells of itself before the first round.
+    """Describe a client to the server before the first round.
 
     Attributes:
-        name: for tables and messages.
-        num_examples: its training examples.
-        label_counts: how many of them are of each class; None if it does not tell.
+        name: the client's name in tables and messages.
+        num_examples: the number of its training examples.
+        label_counts: the number of its examples of each class; None if it does not report them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The frozen messages that pass between the layers."""
+"""Define the frozen messages between the layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A model's tensors at one moment.
+    """Hold a model's tensors at one moment.
 
     Attributes:
-        vector: parameters, then floating-point buffers, shape (d,).
-        counters: integer and boolean buffers, int64, shape (c,).
-        version: an object that stands for these tensors in this process: a module that holds them need not load them.
+        vector: the parameters, then the floating-point buffers, shape (d,).
+        counters: the integer and boolean buffers, int64, shape (c,).
+        version: an object that identifies these tensors in this process, so that a module that contains them does not load them
+            again.
     """
 
     vector: Tensor
@@ -30,8 +31,8 @@ class Pull:
     """Pull a client's parameters towards an anchor while it trains: ``strength / 2 * |w - anchor|^2`` in its loss.
 
     Attributes:
-        anchor: where to, shape (p,).
-        strength: >= 0.
+        anchor: the parameters of the anchor, shape (p,).
+        strength: the strength of the pull, >= 0.
     """
 
     anchor: Tensor
@@ -40,14 +41,14 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class RoundStart:
-    """Hold what a strategy knows when a round begins.
+    """Hold the information for a strategy at the start of a round.
 
     Attributes:
         round_idx: the communication round, from 0.
-        cohort: ids of the clients that take part, ascending.
-        num_clients: K, all clients of the federation.
+        cohort: the ids of the clients that take part, ascending.
+        num_clients: the number K of all clients in the federation.
         server_state: the global weights w_t and averaged buffers as one vector, shape (d,).
-        num_parameters: the first p entries of a state are parameters, the others buffers.
+        num_parameters: the number p of parameters: the first p entries of a state are parameters, the others buffers.
     """
 
     round_idx: int
@@ -59,13 +60,13 @@ class RoundStart:
 
 @dataclass(frozen=True, slots=True)
 class ClientFailure:
-    """A client that a round had to do without.
+    """Describe a client that failed or dropped out of a round.
 
     Attributes:
-        client: its id, from 0.
+        client: the client's id, from 0.
         round_idx: the communication round, from 0.
-        cause: in a line.
-        attempts: how often it tried.
+        cause: the cause, in one line.
+        attempts: the number of attempts.
     """
 
     client: int
@@ -76,35 +77,36 @@ class ClientFailure:
 
 @dataclass(frozen=True, slots=True)
 class ClientUpdate:
-    """Hold what one client sends to the server at the end of its local training.
+    """Hold the update that a client sends to the server after its local training.
 
-    On a route that passes models from client to client, what a whole chain of clients hands over looks the same: its
-    ``num_examples`` and ``num_steps`` are sums over the chain.
+    On a route that passes models from client to client, the update of a whole chain has the same form, with
+    ``num_examples`` and ``num_steps`` summed over the chain.
 
     Attributes:
-        client: the client's id, from 0; the last one's of a chain.
+        client: the client's id, from 0; for a chain, the last client's.
         round_idx: the communication round, from 0.
-        num_examples: training examples the client holds (n_k).
-        num_steps: optimizer steps it took this round (tau_k).
-        train_loss: mean of the losses that ``training_step`` returned over the round's batches; None where the
-            module returns none (manual optimization).
-        metrics: what the client's module logged with ``self.log`` during its training.
-        seconds: wall-clock time of the local training.
-        bytes_down: bytes sent to the client: parameters and buffers in their own dtype.
-        bytes_up: bytes sent by the client.
-        score: the metric of the client's model on the server's set, if the strategy asked for one.
-        local_score: the metric of the client's model on its own validation part, likewise.
-        global_score: the metric of the global model w_t on the client's training part, likewise.
-        normalizer: FedNova's ||a_k||, the sum of the coefficients with which the local gradients enter the update; None
-            where no rule is known for the client's optimizer.
-        optimizer: the client's optimizer in words, e.g. ``SGD``, ``Adam``.
-        weight: the unnormalised weight p_k that the strategy gave it; NaN where it gave none.
+        num_examples: the number n_k of the client's training examples.
+        num_steps: the number tau_k of its optimizer steps in this round.
+        train_loss: the mean of the losses that ``training_step`` returned over the round's batches; None if the module returns
+            no loss (manual optimization).
+        metrics: the metrics that the client's module logged with ``self.log`` during its training.
+        seconds: the wall-clock time of the local training.
+        bytes_down: the bytes sent to the client: parameters and buffers in their own dtype.
+        bytes_up: the bytes sent by the client.
+        score: the metric of the client's model on the server's set, if the strategy needs it.
+        local_score: the metric of the client's model on its own validation part, if the strategy needs it.
+        global_score: the metric of the global model w_t on the client's training part, if the strategy needs it.
+        normalizer: FedNova's ||a_k||, the sum of the coefficients of the local gradients in the update; None if the client's
+            optimizer has no known rule.
+        optimizer: the client's optimizer in words, e.g. ``SGD with momentum 0.9``, ``Adam``.
+        weight: the unnormalised weight p_k from the strategy; NaN without one.
         share: the weight divided by the sum over the cohort, in [0, 1].
-        model: the client's model; dropped (None) as soon as the strategy has read it.
-        extras: further tensors that the client's rule sends, by name, e.g. the change of SCAFFOLD's control variate.
-        epsilon: what the client has given away of an example so far, where its training is differentially private; known
-            when all clients of the round have trained.
-        update_norm: the L2 norm of the change of the parameters that the server gets; None where it sees no single changes.
+        model: the client's model; None as soon as the strategy has read it.
+        extras: additional tensors that the client's rule sends, by name, e.g. the change of SCAFFOLD's control variate.
+        epsilon: the privacy spent so far on each of the client's examples, if its training is differentially private; known
+            after all clients of the round have trained.
+        update_norm: the L2 norm of the change of the parameters that the server receives; None if the server does not see
+            individual changes.
     """
 
     client: int
@@ -130,30 +132,30 @@ class ClientUpdate:
 
     @property
     def state(self) -> Tensor | None:
-        """Return parameters and floating-point buffers as one vector, shape (d,), while the update carries its model."""
+        """Return parameters and floating-point buffers as one vector, shape (d,); None without a model."""
         return None if self.model is None else self.model.vector
 
     @property
     def snapshot(self) -> Snapshot:
-        """Return the client's model, while the update carries it."""
+        """Return the client's model, which the update must still carry."""
         assert self.model is not None
         return self.model
 
     def without_state(self) -> ClientUpdate:
-        """Return the same update without its tensors: small, and safe to keep or to send between ranks."""
+        """Return the update without its tensors, which makes it small and safe to store or to send between ranks."""
         return replace(self, model=None, extras={})
 
     def with_state(self, state: Tensor) -> ClientUpdate:
-        """Return the same update with another state, shape (d,)."""
+        """Return the update with another state, shape (d,)."""
         return replace(self, model=Snapshot(state, self.snapshot.counters))
 
     def to(self, device: torch.device | str) -> ClientUpdate:
-        """Return the same update with its tensors on a device; no resident module holds this copy."""
+        """Return the update with its tensors on a device; no resident module contains this copy."""
         model = None if self.model is None else Snapshot(self.model.vector.to(device), self.model.counters.to(device))
         return replace(self, model=model, extras={name: tensor.to(device) for name, tensor in self.extras.items()})
 
     def after(self, earlier: ClientUpdate) -> ClientUpdate:
-        """This period of a round and an earlier one of the same client, as one update: the model is this one's."""
+        """Merge this update with one from an earlier period of the same round and client, and keep this one's model."""
         losses = [(u.train_loss, u.num_steps) for u in (earlier, self) if u.train_loss is not None]
         steps = sum(n for _, n in losses)
         return replace(

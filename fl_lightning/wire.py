@@ -1,6 +1,6 @@
-"""Messages as bytes and back: values as JSON, tensors as safetensors. Nothing is pickled, and nothing is executed.
+"""Convert messages to bytes and back: values as JSON, tensors as safetensors. Nothing is pickled or executed.
 
-A message is ``length of the JSON (8 bytes, little endian) | JSON | safetensors``. In the JSON a tensor is
+A message is ``length of the JSON (8 bytes, little endian) | JSON | safetensors``. In the JSON, a tensor is
 ``{"tensor": number}``, a message ``{"message": name, "fields": {...}}``, a mapping ``{"map": {...}}`` with keys of text, and a
 float that is not finite ``{"float": "nan"}``.
 """
@@ -30,19 +30,19 @@ from fl_lightning.messages import (
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 
 FORMAT = 1
-"""Rises when a message changes."""
+"""The version of the format, which increases when a message changes."""
 
 _KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, ServerModel, Settlement, TrainOrder)
 MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
-"""Fields that mean something in one process only."""
+"""The fields that are valid only within one process."""
 
 
 def to_bytes(message: Any) -> bytes:
     """Return a message of :mod:`fl_lightning.messages` as bytes.
 
     Raises:
-        WireError: for a value that no message may hold.
+        WireError: if a message cannot hold a value.
     """
     from safetensors.torch import save
 
@@ -52,10 +52,10 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_bytes(content: bytes) -> Any:
-    """Return the message that :func:`to_bytes` made these bytes of.
+    """Return the message that :func:`to_bytes` encoded in these bytes.
 
     Raises:
-        WireError: if they are no such message, or of another format.
+        WireError: if the bytes are not a message, or have another format.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -73,10 +73,10 @@ def from_bytes(content: bytes) -> Any:
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON has it, with its tensors put aside under numbers."""
+    """Return a value in JSON types, with its tensors stored separately under numbers."""
     if isinstance(value, Tensor):
         number = str(len(tensors))
-        tensors[number] = value.detach().cpu().contiguous().clone()  # a view would bring all that it is a part of
+        tensors[number] = value.detach().cpu().contiguous().clone()  # a view would include its whole base tensor
         return {"tensor": number}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
@@ -86,13 +86,13 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
         return [_plain(item, tensors) for item in value]
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise WireError(f"A mapping with the keys {list(value)[:3]} cannot be sent: its keys must be text.")
+            raise WireError(f"Cannot send a mapping with the keys {list(value)[:3]}. Use text for its keys.")
         return {"map": {key: _plain(item, tensors) for key, item in value.items()}}
     name = type(value).__name__
     if is_dataclass(value) and MESSAGES.get(name) is type(value):
         sent = [field.name for field in fields(value) if field.name not in _NOT_SENT.get(name, ())]
         return {"message": name, "fields": {field: _plain(getattr(value, field), tensors) for field in sent}}
-    raise WireError(f"A value of type {name} cannot be sent: messages hold plain values and tensors.")
+    raise WireError(f"Cannot send a value of type {name}. Use plain values and tensors in messages.")
 
 
 def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -110,4 +110,4 @@ def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         kind = MESSAGES[value["message"]]
         return kind(**{name: _restored(item, tensors) for name, item in value["fields"].items()})
     except (KeyError, TypeError, AttributeError) as error:
-        raise WireError(f"The message has a part that cannot be read ({error!r}).") from error
+        raise WireError(f"A part of the message cannot be read ({error!r}).") from error

@@ -301,10 +301,10 @@ def test_examples_that_are_not_pairs():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"strategy": LastClient(), "route": Mediators(2)}, "LastClient reads what each client did by itself"),
+        ({"strategy": LastClient(), "route": Mediators(2)}, "LastClient needs each client to train by itself"),
         ({"strategy": FedAvgM(), "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
         ({"server_optimizer": torch.optim.Adam, "route": LocalOnly("val_acc")}, "LocalOnly aggregates nothing"),
-        ({"strategy": FedSGD()}, "FedSGD takes one gradient of all its examples from each client.*full_batch"),
+        ({"strategy": FedSGD()}, "FedSGD needs one gradient over all examples of each client.*full_batch"),
     ],
 )
 def test_refused_before_anything_trains(settings, message):
@@ -332,7 +332,7 @@ def test_a_strategy_that_says_nothing():
     class Empty(Strategy):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"Empty says neither what it adds .* WeightedAverage"):
+    with pytest.raises(ConfigurationError, match=r"Empty does not define how to aggregate updates.* WeightedAverage"):
         federate(Plain(), 1, strategy=Empty())
 
 

@@ -225,7 +225,7 @@ def test_what_is_not_finite_never_gets_in():
             data = Blobs()
             if not more:  # the same without the client
                 data.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = float("nan")
-            with pytest.warns(UserWarning, match="Round 0 goes on without client 1: "):
+            with pytest.warns(UserWarning, match="Round 0 continues without client 1: "):
                 federate(module, 1, updates, data=data, faults=Faults("skip"), **more)
             assert [update.client for update in updates.rounds[0]] == [0, 2]
             finals.append(weights(module))
@@ -236,7 +236,7 @@ def test_what_a_client_keeps_is_as_it_was_when_its_update_is_refused():
     """SCAFFOLD's c_1, and the model of one that discards the global one."""
     attackers = Attackers(discard_global=[1], clients=[1], model=ScaledUpdate(1e42))
     federation = FederatedOrchestrator(Scaffold(), attackers=attackers, faults=Faults("skip"))
-    with pytest.warns(UserWarning, match="goes on without client 1"):
+    with pytest.warns(UserWarning, match="continues without client 1"):
         trainer(2, federation).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
     memory = federation._run.memory
     assert not memory.kept(1)
@@ -260,7 +260,7 @@ class WrongLength(ModelAttack):
 
 
 def test_a_forged_change_of_another_length_is_named():
-    with pytest.raises(ConfigurationError, match=r"WrongLength forges a change of shape \(66,\) for client 1; the model"):
+    with pytest.raises(ConfigurationError, match=r"WrongLength forged a change of shape \(66,\) for client 1, but the model"):
         federate(Plain(), 1, attackers=Attackers(clients=[1], model=WrongLength()))
 
 
@@ -306,7 +306,7 @@ def test_classes_that_are_not_there():
         (["from_round=-1"], "'federation.attackers.from_round' must be 0 or above"),
         (
             ["clients=[1]", "model=SignFlip", "--federation.route=Mediators"],
-            "SignFlip changes what a client sends",
+            "SignFlip changes the updates that clients send",
         ),
     ],
 )

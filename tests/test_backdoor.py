@@ -193,7 +193,7 @@ class Unvalidated(Digits):
 
 def test_without_a_server_set_there_is_no_success_rate():
     attackers = Attackers(clients=[0], backdoor=Backdoor())
-    with pytest.raises(ConfigurationError, match=r"'federation.attackers.backdoor' measures models by its success rate on the"):
+    with pytest.raises(ConfigurationError, match=r"'federation.attackers.backdoor' needs its success rate on the"):
         federate(Reader(), 1, data=Unvalidated(), partitioner=Consecutive(FIVE), attackers=attackers)
     with pytest.raises(ConfigurationError, match=r"'federation.attackers.backdoor.target' must be one of the classes 0 to 9"):
         federate(

@@ -162,7 +162,7 @@ def test_a_round_that_no_client_remembers_cannot_be_repeated(tmp_path):
         run(case, federation, 5, LastCheckpoint(), Copy(), **saving)
         again = RemoteOrchestrator(**settings_of(case))
         again.workers = workers
-        with pytest.raises(Exception, match=r"begins again at round \d, but this client keeps only what belongs to round \d"):
+        with pytest.raises(Exception, match=r"restarts at round \d, but this client only has the state for round \d"):
             run(case, again, 5, ckpt_path=str(tmp_path / "early.ckpt"), default_root_dir=tmp_path / "other")
     finally:
         workers.close()

@@ -261,7 +261,7 @@ def test_a_comparison_needs_the_first_model(tmp_path):
     federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2))
     trainer(1, federation, every_round(tmp_path), enable_checkpointing=True).fit(Plain(), data)
     for rounds in (1, 2):
-        with pytest.raises(CheckpointError, match=r"needs the model that the federation began with, .* Leave it false"):
+        with pytest.raises(CheckpointError, match=r"needs the initial model of the federation, .* Set it to false"):
             resume(rounds, tmp_path, ClientEvaluation(0, "val_acc", compare_alone=True))
 
 

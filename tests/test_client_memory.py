@@ -88,7 +88,7 @@ def test_files_that_are_not_whole_end_in_one_message(tmp_path, harm, message):
             content = bytearray(path.read_bytes())
             content[len(content) // 2] ^= 1
             path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"what client \d keeps over rounds, {message}.*'client_state'"):
+    with pytest.raises(CheckpointError, match=rf"the state of client \d, {message}.*'client_state'"):
         fit(tmp_path, 4, "control variates", 0.0, "last")
 
 
@@ -101,7 +101,7 @@ def test_a_folder_that_moved_takes_its_files_along(tmp_path):
 
 def test_a_disk_that_is_full_is_named(tmp_path):
     (tmp_path / "client_state").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match=r"What client \d keeps over rounds cannot be written.*'federation.memory_limit'"):
+    with pytest.raises(CheckpointError, match=r"Cannot write the state of client \d.*'federation.memory_limit'"):
         fit(tmp_path, 2, "control variates", 0.0)
 
 

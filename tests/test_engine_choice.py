@@ -56,7 +56,7 @@ def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
     assert same_bits(weights(expected), weights(module))
     assert federation._run.engine == engine
     said = [record.getMessage() for record in caplog.records if "Local training" in record.getMessage()]
-    assert said[0].startswith("Local training by the engine 'trainer': Manual optimizes manually") == (kind is Manual)
+    assert said[0].startswith("Local training uses the engine 'trainer': Manual optimizes manually") == (kind is Manual)
     if kind is Late:
         assert said[1].startswith("Local training continues with the engine 'trainer'. Late asks for 'trainer.fit_loop'")
 

@@ -131,16 +131,16 @@ NOT_STACKED: dict[str, Any] = {
     "numpy": stepping(lambda self, x, y, _: LOSS(self(x), y) * np.random.rand()),
     "Python's random": stepping(lambda self, x, y, _: LOSS(self(x), y) * random.random()),
     ".item()": stepping(lambda self, x, y, _: LOSS(self(x), y) * self.net[0].weight.sum().item()),
-    "gives no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
+    "returns no loss": stepping(lambda self, x, y, i: None if i else LOSS(self(x), y)),
     "changes 'mean'": stepping(kept),
     "changes 'steps'": stepping(counting),
     "cannot be stacked": stepping(percent),
-    "another thing for each batch_idx": stepping(by_parity),
-    "another thing for each": stepping(lambda self, x, y, i: LOSS(self(F.dropout(x, 0.8 if i % 2 else 0.1)), y)),
+    "depends on batch_idx, which stacked clients do not support": stepping(by_parity),
+    "dropout differs from the trial run": stepping(lambda self, x, y, i: LOSS(self(F.dropout(x, 0.8 if i % 2 else 0.1)), y)),
     "computes a MulticlassAccuracy": stepping(computing),
-    "needs no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
-    "registered on the optimizer": optimized(clamped),
-    "Alpha dropout": stepping(alpha),
+    "has no gradient": stepping(lambda self, x, y, _: LOSS(self(x).detach(), y)),
+    "registered hooks": optimized(clamped),
+    "alpha dropout": stepping(alpha),
     "AlphaDropout": variant(__init__=lambda self: [Plain.__init__(self), self.net.append(nn.AlphaDropout(0.1))][0]),
     "ProximalLoss": lambda: ClassificationTask(network(), CLASSES, ProximalLoss(CrossEntropy(), 0.1)),
 }
@@ -163,7 +163,7 @@ def test_settings_without_a_stacked_form_are_refused_by_name(setting):
     ("step", "what"),
     [
         (lambda self, x, y, i: LOSS(self(x), y) * (i + 1), "uses its batch_idx"),
-        (lambda self, x, y, _: LOSS(self(x), y) * (self.current_epoch + 1), "asks for the epoch"),
+        (lambda self, x, y, _: LOSS(self(x), y) * (self.current_epoch + 1), "reads the epoch"),
     ],
 )
 def test_what_would_be_compiled_as_a_constant_is_refused(step, what):

@@ -83,7 +83,7 @@ def test_weights_that_are_not_finite():
 
 
 def test_a_strategy_that_needs_a_validation_set():
-    message = "measures models by val_acc on the server's validation set, and there is none.*such as FedAvg"
+    message = "needs val_acc on the server's validation set, but the server has none.*such as FedAvg"
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), data=NoValidation(), strategy=AdaFed("val_acc"))
 
@@ -241,7 +241,7 @@ def test_labels_outside_the_classes_when_no_partitioner_read_them():
 def test_a_module_that_cannot_be_copied():
     module = Plain()
     module.stream = (i for i in range(3))
-    with pytest.raises(ConfigurationError, match=r"Plain cannot be copied for the clients .*build them in 'on_train_start'"):
+    with pytest.raises(ConfigurationError, match=r"Cannot copy Plain for the clients .*create them in 'on_train_start'"):
         federate(module)
 
 

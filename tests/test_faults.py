@@ -109,7 +109,7 @@ WRONG = {
     "an exception": (raises(ZeroDivisionError("here")), "ZeroDivisionError: here"),
     "no memory": (raises(MemoryError()), "MemoryError"),
     "no memory on the GPU": (raises(torch.OutOfMemoryError("CUDA out of memory")), "OutOfMemoryError: CUDA out of memory"),
-    "too slow": (lambda module: Clock.pass_by(1.1), "and 'federation.faults.deadline' is 1.0"),
+    "too slow": (lambda module: Clock.pass_by(1.1), "but 'federation.faults.deadline' is 1.0"),
 }
 
 
@@ -136,7 +136,7 @@ def test_a_round_goes_on_without_who_fails(kind, engine, monkeypatch):
     module, heard = failing(action), Heard()
     net = copy.deepcopy(module.net)
     faults = Faults("skip", deadline=1.0 if kind == "too slow" else None)
-    with pytest.warns(UserWarning, match="Round 1 goes on without client 1: "):
+    with pytest.warns(UserWarning, match="Round 1 continues without client 1: "):
         federate(module, 3, heard, data=Marked(), faults=faults, local=LocalTraining(engine=engine, max_epochs=2))
     world = World(torch.float32)
     for _ in range(3):
@@ -168,7 +168,7 @@ def test_a_client_keeps_nothing_of_an_update_that_was_rejected(engine):
             kept.append(federation._run.memory.state_dict())
 
     heard = Heard()
-    with pytest.warns(UserWarning, match="Round 1 goes on without client 1: .* not finite"):
+    with pytest.warns(UserWarning, match="Round 1 continues without client 1: .* not finite"):
         trainer(2, federation, heard, Keeps()).fit(Plain(), FederatedDataModule(Blobs(shuffle=False), Consecutive()))
     assert [failure[:2] for failure in heard.failures] == [(1, 1)]
     before, after = kept
@@ -202,7 +202,7 @@ def test_a_round_goes_on_without_who_diverges(engine, dtype):
 
 def test_what_has_another_shape_is_never_aggregated():
     """A client that rebuilds the network spoils it for all: the run ends."""
-    with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are good"):
+    with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are valid"):
         federate(failing(reshape), 1, data=Marked(), faults=SKIP)
     server = ModelState(Plain())
     check = UpdateCheck(server, ServerModel(1, 2, server.tensors(), server.layout))
@@ -229,7 +229,7 @@ def test_who_tries_again_comes_to_what_it_would_have_come_to(engine):
 
 def test_attempts_are_counted():
     heard = Heard()
-    with pytest.warns(UserWarning, match="goes on without client 1 after 3 attempts: ZeroDivisionError: here"):
+    with pytest.warns(UserWarning, match="continues without client 1 after 3 attempts: ZeroDivisionError: here"):
         federate(failing(WRONG["an exception"][0]), 1, heard, data=Marked(), faults=Faults("skip", retries=2))
     assert heard.failures[0][3] == 3
 
@@ -241,7 +241,7 @@ def test_without_a_policy_the_clients_error_ends_the_run():
 
 def test_too_few_good_updates_end_the_run():
     message = (
-        r"Round 0: 2 of 3 updates are good, but the round needs 3 \('federation.faults.min_updates'\). Failed: client 1: Zero"
+        r"Round 0: 2 of 3 updates are valid, but the round needs 3 \('federation.faults.min_updates'\). Failed: client 1: Zero"
     )
     with pytest.raises(ClientError, match=message):
         federate(failing(WRONG["an exception"][0]), 1, data=Marked(), faults=Faults("skip", min_updates=1.0))
@@ -258,7 +258,7 @@ def test_a_chain_goes_on_from_who_came_before():
     module = failing(WRONG["an exception"][0])
     net = copy.deepcopy(module.net)
     updates = Updates()
-    with pytest.warns(UserWarning, match="goes on without client 1"):
+    with pytest.warns(UserWarning, match="continues without client 1"):
         federate(module, 1, updates, data=Marked(), route=Mediators(3), faults=SKIP)
     order = [update.client for update in updates.rounds[0]]
     assert order == [0, 2]
@@ -287,7 +287,7 @@ class WithUnreadable(Blobs):
 def test_examples_that_cannot_be_read(strategy):
     """Also where the global model is measured on them before anything trains."""
     updates = Updates()
-    with pytest.warns(UserWarning, match="Round 0 goes on without client 1: OSError: cannot be read"):
+    with pytest.warns(UserWarning, match="Round 0 continues without client 1: OSError: cannot be read"):
         federate(Plain(), 1, updates, data=WithUnreadable(shuffle=False), strategy=strategy(), faults=SKIP)
     assert [update.client for update in updates.rounds[0]] == [0, 2]
 
@@ -362,7 +362,7 @@ def test_stragglers_that_are_dropped_count_as_drawn():
         drawn = ClientSampler(3, 1.0, local, Availability(), Faults(), seed).round(0).clients
         if 1 in drawn:
             break
-    with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are good, but the round needs 2"):
+    with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are valid, but the round needs 2"):
         federate(Plain(), 1, data=Marked(math.nan), faults=Faults("skip", min_updates=0.5), local=local, seed=seed)
 
 
@@ -522,15 +522,15 @@ def test_nearly_a_third_fails_in_twenty_rounds():
         ),
         (
             ["--federation.faults.deadline=9", "--federation.local.engine=stacked"],
-            "'federation.faults.deadline' is looked at between a client's steps, but the engine 'stacked'",
+            "'federation.faults.deadline' is checked between a client's steps, but the engine 'stacked'",
         ),
         (
             ["--federation.availability.slow=1", "--federation.local.engine=fastest"],
-            "'federation.availability.slow' is looked at",
+            "'federation.availability.slow' is checked between",
         ),
         (
             ["--federation.availability.drop_out=0.99", "--federation.faults.min_updates=6"],
-            "of 6 clients are there and deliver, but the round needs 6. Lower 'federation.faults.min_updates'",
+            "of 6 clients are available, but the round needs 6. Lower 'federation.faults.min_updates'",
         ),
     ],
 )

@@ -527,7 +527,7 @@ def test_without_batchnorm_every_example_counts():
 
 
 def test_a_client_of_one_example_and_batchnorm():
-    with pytest.raises(DataError, match=r"Client 1 has a single training example: BatchNorm has nothing"):
+    with pytest.raises(DataError, match=r"Client 1 has a single training example, which BatchNorm cannot normalise"):
         federate(Plain(batchnorm=True), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1)))
     federate(Plain(), 1, data=Blobs(n=6), partitioner=Consecutive((5, 1)))
     shared = FederatedDataModule(Blobs(n=60), Consecutive((20, 1)), public_share=0.1)

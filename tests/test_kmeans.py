@@ -273,7 +273,7 @@ def test_buffers_that_are_no_counts():
 
 
 def test_clients_cannot_pass_centroids_on():
-    with pytest.raises(ConfigurationError, match="FederatedKMeans reads what each client did by itself"):
+    with pytest.raises(ConfigurationError, match="FederatedKMeans needs each client to train by itself"):
         federate(begin_at(torch.eye(4)), 1, strategy=FederatedKMeans(), route=Mediators(2))
 
 

@@ -536,15 +536,15 @@ def test_resuming_another_federation_is_refused(changed, message, tmp_path):
 
 def test_resuming_with_other_clients_is_refused(tmp_path):
     federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
-    with pytest.raises(CheckpointError, match="a federation of 3 clients, this run has 4"):
+    with pytest.raises(CheckpointError, match="The checkpoint has 3 clients, but this run has 4"):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), partitioner=IIDPartitioner(4))
-    with pytest.raises(CheckpointError, match=r"clients held other training examples .* Resume with the same data"):
+    with pytest.raises(CheckpointError, match=r"clients have different training examples .* Resume with the same data"):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), partitioner=IIDPartitioner(3))
 
 
 def test_resuming_with_other_threads_warns(tmp_path):
     federate(Plain(), 1, every_round(tmp_path), flags={"enable_checkpointing": True})
-    with pytest.warns(UserWarning, match="written with 1 threads per client, this run has 2"):
+    with pytest.warns(UserWarning, match="written with 1 threads per client, but this run has 2"):
         federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), local=LocalTraining(max_epochs=2, threads=2))
     assert torch.get_num_threads() == 1  # put back
 

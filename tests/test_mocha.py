@@ -224,15 +224,15 @@ def test_the_bound_is_above_the_regularizer_and_touches_it(clients, features, se
         (
             lambda: ClassificationTask(LeNet(1, 28)),
             {},
-            r"Mocha is defined for linear models.*trains 5 layers",
+            r"Mocha is defined only for linear models.*trains 5 layers",
         ),
         (
             lambda: RegressionTask(nn.Linear(8, 1, dtype=torch.float64), RobustLoss(0.0)),
             {},
-            r"Mocha needs a convex loss, and RobustLoss is none",
+            r"Mocha needs a convex loss, but RobustLoss is not convex",
         ),
-        (task, {"proximal_mu": 0.1}, r"'federation.local.proximal_mu' must be 0"),
-        (task, {"engine": "stacked"}, r"'federation.local.engine' must be trainer, fabric or auto"),
+        (task, {"proximal_mu": 0.1}, r"Set 'federation.local.proximal_mu' to 0"),
+        (task, {"engine": "stacked"}, r"'federation.local.engine' to trainer, fabric or auto"),
     ],
 )
 def test_what_it_is_not_defined_for(module, local, message):

@@ -118,7 +118,7 @@ def test_torchgeos_classification_task():
             return None
 
     module = trainers.ClassificationTask(model="resnet18", in_channels=3, task="multiclass", num_classes=2)
-    with pytest.warns(UserWarning, match="ReduceLROnPlateau watches 'val_loss'. Clients have no validation set"):
+    with pytest.warns(UserWarning, match="ReduceLROnPlateau monitors 'val_loss', but clients have no validation set"):
         run = federate(module, 2, data=Geo(), partitioner=IIDPartitioner(2), strategy=AdaFed("val_OverallAccuracy"))
     assert run.global_step == 2
 

@@ -61,7 +61,7 @@ WRONG = [
     ("linear_regression_simulated", ["--model.loss=CrossEntropy"], "'model.loss' must be a loss of numbers"),
     ("kmeans_simulated", ["--model.num_clusters=5000"], "must be at most the clients' 352 training examples, but is 5000"),
     ("kmeans_simulated", ["--federation.strategy=FedAvg"], "Set 'federation.strategy' to FederatedKMeans"),
-    ("mocha_simulated", MLP, "Mocha is defined for linear models"),
+    ("mocha_simulated", MLP, "Mocha is defined only for linear models"),
 ]
 
 

@@ -382,7 +382,7 @@ def test_a_damaged_line_is_refused(one_round):
     whole = (one_round / LEDGER).read_text()
     for broken in ("{not json}\n", "3\n", '{"run": 1\n', "\x00\x00\n", '{"round": 1}\n'):
         (one_round / LEDGER).write_text(broken + whole)
-        with pytest.raises(CheckpointError, match=r"Line 1 of '.*' is damaged, so what this run has given away cannot be"):
+        with pytest.raises(CheckpointError, match=r"Line 1 of '.*' is damaged, so the privacy spent by this run cannot be"):
             resume(one_round)
 
 
@@ -395,7 +395,7 @@ def test_a_ledger_that_cannot_be_written_stops_the_round(tmp_path):
             started.append(client)
 
     (tmp_path / "run" / LEDGER).mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"ledger '.*' cannot be used \(.*\), and without it no round may begin"):
+    with pytest.raises(CheckpointError, match=r"ledger '.*' cannot be used \(.*\), and a round cannot begin without it"):
         private(folder=tmp_path / "run", callbacks=[seen, Started()])
     assert not started
 
@@ -443,8 +443,8 @@ def test_with_a_noise_seed_noise_is_by_hand_and_costs_once(noise, tmp_path, recw
     assert not (tmp_path / "run" / LEDGER).exists()
     assert logged["federation/noise_is_simulated"] == 1.0
     said = [str(warning.message) for warning in recwarn]
-    assert any(text.startswith("The noise of this run follows from 'noise_seed' 7, so anyone who") for text in said)
-    assert any(text.startswith("The run is over. The noise of this run") and "protects nobody" in text for text in said)
+    assert any(text.startswith("The noise of this run is derived from 'noise_seed' 7, so anyone who") for text in said)
+    assert any(text.startswith("The run has finished. The noise of this run") and "protects no data" in text for text in said)
 
     first = logged["federation/epsilon_of_clients"]
     more = {"transforms": [ClientPrivacy(0.5, 1.0, noise, 1e-3, noise_seed=7)], "clients_per_round": 3}
@@ -482,5 +482,5 @@ def test_one_seed_for_all_noise():
 def test_a_simulation_does_not_go_on_with_a_key(tmp_path):
     more = {"transforms": [ClientPrivacy(0.5, 8.0, delta=1e-3, noise_seed=7)]}
     private(folder=tmp_path / "run", more=more)
-    with pytest.raises(CheckpointError, match="no epsilon would be true of both"):
+    with pytest.raises(CheckpointError, match="no single epsilon covers both"):
         resume(tmp_path / "run")

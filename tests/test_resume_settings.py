@@ -251,7 +251,7 @@ STAYS: dict[str, tuple[Run, Run, str]] = {
     "one client or all": ({}, {"clients_per_round": 1}, "'federation.clients_per_round' 1.0, but this run has 1"),
     "transforms": ({}, {"transforms": [TopK(0.5)]}, r"'federation.transforms' [], but this run has ['TopK']"),
     "architecture": ({}, {"module": Plain(batchnorm=True)}, "Only this run's model has weights 'net.1.weight'"),
-    "sizes": ({}, {"partitioner": Consecutive((10, 10, 20))}, "The checkpoint's clients held other training examples"),
+    "sizes": ({}, {"partitioner": Consecutive((10, 10, 20))}, "The checkpoint's clients have different training examples"),
 }
 FREE: dict[str, tuple[Run, Run]] = {
     "engine with the same bits": ({}, local(engine="fabric")),
@@ -314,7 +314,7 @@ def test_what_must_stay_is_refused_in_any_case(name, tmp_path):
         with pytest.raises(CheckpointError) as refused:
             run(tmp_path, 2, {**before, **now}, ckpt_path=str(tmp_path / "last.ckpt"), resume_changed=allowed)
         assert message in str(refused.value)
-        assert ("'federation.resume_changed' does not allow to change" in str(refused.value)) == allowed
+        assert ("'federation.resume_changed' does not allow changes to" in str(refused.value)) == allowed
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -440,7 +440,7 @@ def test_what_cannot_be_seen_is_listed(tmp_path, caplog):
     (line,) = (record.message for record in caplog.records if record.message.startswith("Not compared"))
     assert "model.scale" in line
     assert "model.lr_scheduler.lr_lambdas" in line
-    assert "data.training_examples beyond their number" in line
+    assert "data.training_examples except their number" in line
 
 
 def test_optimizers_that_ask_for_the_clients_steps(tmp_path):

@@ -307,7 +307,7 @@ def test_ctrl_c_ends_with_one_line_how_to_resume(round_idx, flag, fl):
     last = text.rstrip().splitlines()[-1]
     path = Path("runs/adafed_mnist/checkpoints/last.ckpt").absolute()
     if round_idx == 0:
-        assert last == "Stopped by Ctrl+C: no checkpoint had been saved. Run it again from the start."
+        assert last == "Stopped by Ctrl+C: no checkpoint was saved. Run it again from the start."
     else:
         assert last.startswith(f"Stopped by Ctrl+C: the finished rounds are in '{path}'. Resume with --ckpt_path last, ")
     assert not list(Path("runs").rglob(".lock"))

@@ -204,10 +204,10 @@ def test_a_round_with_too_few_ends_the_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "AdaFed weighs every client's model by what the server measures of it, but with 'federation.secure_aggregation'"),
+        ([], "AdaFed weighs every client's model by its score at the server, but with 'federation.secure_aggregation'"),
         (["strategy=LastClient"], "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
-        (["strategy=FedMedian"], "FedMedian must see every client's model to combine them"),
-        (["strategy={class_path: Krum, init_args: {attackers: 1}}"], "Krum must see every client's model"),
+        (["strategy=FedMedian"], "FedMedian needs every client's model to combine them"),
+        (["strategy={class_path: Krum, init_args: {attackers: 1}}"], "Krum needs every client's model"),
         (["strategy=FedAvg", "route=FedCyclic"], "on the route FedCyclic clients pass models to each other or keep them"),
         (["strategy=FedAvg", "route=LocalOnly"], "on the route LocalOnly clients pass models to each other or keep them"),
         (["secure_aggregation=true"], "It takes settings, or null for none: {threshold: ...}."),

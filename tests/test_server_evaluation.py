@@ -153,7 +153,7 @@ def test_all_clients_are_trained_whatever_the_balance_counts():
 def test_another_precision_of_evaluation_needs_weights_in_single(precision):
     module = Plain().double() if precision == "64-true" else Plain()
     data = Blobs(dtype=torch.float64) if precision == "64-true" else Blobs()
-    with pytest.raises(ConfigurationError, match=rf"models are kept in {precision}\. Leave it out"):
+    with pytest.raises(ConfigurationError, match=rf"models are stored in {precision}\. Remove it"):
         federate(
             module,
             1,

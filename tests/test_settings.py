@@ -38,7 +38,7 @@ WRONG = [
     (["--trainer.gradient_clip_val=1"], "Remove it and set 'federation.local.gradient_clip_val' instead"),
     (["--trainer.accumulate_grad_batches=2"], "Remove it and set 'federation.local.accumulate_grad_batches' instead"),
     (["--trainer.limit_train_batches=5"], "Remove it and set 'federation.local.limit_train_batches' instead"),
-    (["--trainer.limit_val_batches=0"], "measures models by val_accuracy on the server's validation set"),
+    (["--trainer.limit_val_batches=0"], "needs val_accuracy on the server's validation set"),
     (["--federation.strategy.metric=val_acc"], "Did you mean val_accuracy? It logs: val_accuracy, val_adaptive_loss"),
     (
         ["--federation.strategy.metric=val_acuracy"],
@@ -126,7 +126,7 @@ WRONG_ALGORITHMS = [
         "'Yogi.lr' must",
     ),
     # what it needs
-    (to("FedLoss"), "FedLoss measures each client's model on the client's own validation part, and there is none. Set"),
+    (to("FedLoss"), "FedLoss evaluates each client's model on the client's own validation part, but clients have none. Set"),
     (
         [*to("ShapleyValues"), "--trainer.limit_val_batches=0"],
         "by val_accuracy on the server's validation set, and there is none",
@@ -143,7 +143,7 @@ WRONG_ALGORITHMS = [
         [*to("FedSGD"), *SGD, "--federation.local.full_batch=true", "--federation.local.max_epochs=2"],
         "one gradient per client, but client 2 took 2",
     ),
-    ([*to("FedAvgM"), "--federation.server_optimizer=torch.optim.Adam"], "FedAvgM brings the server's optimizer with it"),
+    ([*to("FedAvgM"), "--federation.server_optimizer=torch.optim.Adam"], "FedAvgM has its own server optimizer"),
     # what a route takes
     (by("RingFed", gamma=1.5), "'federation.route.gamma' must be from 0 to 1, but is 1.5"),
     (by("RingFed", gamma=-0.1), "'federation.route.gamma' must be from 0 to 1, but is -0.1"),
@@ -160,14 +160,14 @@ WRONG_ALGORITHMS = [
     ),
     (
         by("FedCyclic", "--federation.strategy=FedMedian"),
-        "FedCyclic hands a single model to the server: there is ",
+        "FedCyclic sends a single model to the server, so ",
     ),
     (
         by("LocalOnly", "--federation.strategy=AdaFed"),
-        "LocalOnly hands a single model to the server: there is ",
+        "LocalOnly sends a single model to the server, so ",
     ),
-    (by("RingFed", "--federation.strategy=FedNova"), "FedNova reads what each client did by itself on the way from the global"),
-    (by("Mediators", "--federation.strategy=Scaffold"), "Scaffold reads what each client did by itself on the way from the gl"),
+    (by("RingFed", "--federation.strategy=FedNova"), "FedNova needs each client to train by itself from the global"),
+    (by("Mediators", "--federation.strategy=Scaffold"), "Scaffold needs each client to train by itself from the gl"),
     # what clients do
     (["--federation.local.partial_work.share=1.5"], "'federation.local.partial_work.share' must be from 0 to 1, but is 1.5"),
     (["--federation.local.partial_work.share=0.5"], "'federation.local.max_epochs' must be 2 or above, since 'partial_work'"),
@@ -219,5 +219,5 @@ def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
     chosen = ["--federation.strategy=FedAvg", "--federation.route=Mediators", "--model.loss=CrossEntropy"]
     status, text = fl("fit", "--config", ADAFED, *arguments, "--trainer.logger=false", *data, *chosen)
     assert status == 1
-    assert "Mediators groups clients by their counts of each label, and they cannot be had. Labels must be one" in text
+    assert "Mediators groups clients by their label counts, which are not available. Labels must be one" in text
     assert "Traceback" not in text

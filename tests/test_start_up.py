@@ -194,7 +194,7 @@ def test_fastest_says_what_it_chose_and_trains_the_same(monkeypatch):
         federate(module, 2, local=LocalTraining(engine=engine))
         finals.append(weights(module))
     (sentence,) = said
-    assert sentence.startswith("Local training by the engine '")
+    assert sentence.startswith("Local training uses the engine '")
     for name in ("trainer", "fabric", "stacked"):
         assert f"{name} " in sentence
     assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])

@@ -182,4 +182,4 @@ def test_routes_without_a_server(fl):
     options = ["--federation.transforms+=Quantize", "--federation.route=FedCyclic", "--federation.strategy=FedAvg"]
     status, text = small(fl, *options, "--model.init_args.loss=CrossEntropy")
     assert status == 1
-    assert "Quantize changes what a client sends to the server, but on the route FedCyclic" in text
+    assert "Quantize changes the updates that clients send to the server, but on the route FedCyclic" in text

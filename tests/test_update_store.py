@@ -46,7 +46,7 @@ def test_a_file_that_another_rank_does_not_see_is_named(tmp_path):
     store = UpdateStore(tmp_path / "updates", 0)
     store.keep(update(0, torch.ones(3)))
     shutil.rmtree(tmp_path / "updates")
-    with pytest.raises(ClientError, match=r"'trainer.default_root_dir' be on a file system that all ranks share"):
+    with pytest.raises(ClientError, match=r"'trainer.default_root_dir' to a file system that all ranks share"):
         store.kept[0].load()
 
 

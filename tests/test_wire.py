@@ -124,10 +124,10 @@ def test_a_part_of_a_large_tensor_is_sent_alone():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), "A value of type object cannot be sent"),
-        (print, "A value of type builtin_function_or_method cannot be sent"),
-        (ClientUpdate(0, 0, 1, 1, metrics={"a": object()}), "A value of type object cannot be sent"),  # type: ignore[dict-item]
-        (ClientUpdate(0, 0, 1, 1, metrics={1: 2.0}), r"A mapping with the keys \[1\] cannot be sent"),  # type: ignore[dict-item]
+        (object(), "Cannot send a value of type object"),
+        (print, "Cannot send a value of type builtin_function_or_method"),
+        (ClientUpdate(0, 0, 1, 1, metrics={"a": object()}), "Cannot send a value of type object"),  # type: ignore[dict-item]
+        (ClientUpdate(0, 0, 1, 1, metrics={1: 2.0}), r"Cannot send a mapping with the keys \[1\]"),  # type: ignore[dict-item]
     ],
 )
 def test_what_no_message_holds_is_not_sent(value, message):

@@ -1,4 +1,4 @@
-"""The orchestrator: one callback that makes a federation of an ordinary Lightning run."""
+"""Run an ordinary Lightning training as a federation, with one callback."""
 
 from __future__ import annotations
 
@@ -58,39 +58,42 @@ from fl_lightning.transforms.base import Transform
 
 
 class FederatedOrchestrator(Callback):
-    """Trains any LightningModule as a federation: one epoch of the Trainer is one communication round.
+    """Train any LightningModule as a federation, in which one epoch of the Trainer is one communication round.
 
-    Give the Trainer this callback and a :class:`~fl_lightning.FederatedDataModule`. ``max_epochs`` then counts rounds,
-    and so do checkpoints, resume, early stopping and loggers. Validation evaluates the aggregated model once per round.
+    Pass this callback and a :class:`~fl_lightning.FederatedDataModule` to the Trainer. ``max_epochs`` then counts rounds, as do
+    checkpoints, resuming, early stopping and loggers. Validation evaluates the aggregated model once per round.
 
     Args:
-        strategy: what the server does with the updates; :class:`~fl_lightning.FedAvg` by default.
-        local: how a client trains; one local epoch by default.
-        route: who sends a model to whom; from the server to the clients and back by default.
+        strategy: the strategy by which the server aggregates updates; :class:`~fl_lightning.FedAvg` by default.
+        local: the settings of the clients' local training; one local epoch by default.
+        route: the route of models between server and clients; by default from the server to the clients and back.
         attackers: clients that misbehave; none by default.
-        transforms: of what clients send to the server, in their order; none by default.
-        secure_aggregation: hides single updates from the server, where the strategy needs their sums only; none by default.
-        faults: what happens where a client fails; the run ends by default.
+        transforms: the transforms of the updates that clients send to the server, in order; none by default.
+        secure_aggregation: the protocol that hides individual updates from the server, for strategies that need only their
+            sums; none by default.
+        faults: how to handle clients that fail; by default the run ends.
         availability: simulated clients that drop out, are slow, or come and go; none by default.
-        client_evaluation: what is measured on the clients' own test parts; nothing by default.
-        server_evaluation: what measuring clients' models on the server's set may cost; everything by default.
-        clients_per_round: a float in (0, 1] is a fraction of the clients, an int their number.
-        server_optimizer: given the parameters, steps on the pseudo-gradient ``w_t - average`` once per round.
-            By default the strategy's: SGD(lr=1), plain averaging. With momentum it is FedAvgM, Adam is FedAdam.
-        memory_limit: GiB that each rank may hold of the models of a round, for a strategy that needs them all at once such as
-            FedMedian, and as much of what clients keep over rounds, such as SCAFFOLD's control variates. Beyond it they are
-            files in ``trainer.default_root_dir``, the former until the round's end, the latter in ``client_state`` as long as
-            a checkpoint refers to them.
-        trusted_classes: dotted paths of classes that checkpoints may hold beside tensors and plain values, such as those of
-            your module's hyperparameters. Making one of their objects must be harmless whatever its arguments are.
-        client_columns: with up to so many clients every client's figures are columns of the log; with more their quantiles
-            over the clients of a round are. >= 0.
-        seed: of cohorts, shuffling and the clients' random numbers.
-        enabled: false trains the module centrally on the union of the clients' examples, as if there were no callback.
-        resume_changed: let a resumed run have other settings than its checkpoint, which is refused otherwise.
+        client_evaluation: the evaluation on the clients' own test parts; none by default.
+        server_evaluation: limits on the evaluation of clients' models on the server's set; none by default.
+        clients_per_round: the clients per round: a float in (0, 1] is a fraction of the clients, an int their number.
+        server_optimizer: a function from the parameters to the optimizer that steps on the pseudo-gradient ``w_t - average``
+            once per round. By default the strategy's: SGD(lr=1), which is plain averaging. SGD with momentum is FedAvgM, and
+            Adam is FedAdam.
+        memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
+            needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
+            variates. The rest is in files in ``trainer.default_root_dir``: models until the end of the round, client state in
+            ``client_state`` as long as a checkpoint refers to it.
+        trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
+            classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
+        client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
+            the quantiles over the clients of a round. >= 0.
+        seed: the seed of cohorts, shuffling and the clients' random numbers.
+        enabled: whether to federate; false trains the module centrally on the union of the clients' examples, as without this
+            callback.
+        resume_changed: whether a resumed run may have settings that differ from its checkpoint, which is otherwise refused.
 
     Raises:
-        ConfigurationError: at the start of ``fit``, for a Trainer, module or datamodule that cannot be federated.
+        ConfigurationError: at the start of ``fit``, if the Trainer, module or datamodule cannot be federated.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class FederatedOrchestrator(Callback):
         self._cleanup = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the module over for a fit; in other stages checkpoints are read safely, and the rest is left to Lightning."""
+        """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
         self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
         if stage == "fit":
             adapt_losses(trainer, self._cleanup)
@@ -148,8 +151,8 @@ class FederatedOrchestrator(Callback):
         refuse_outer_flags(trainer)
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
             raise ConfigurationError(
-                f"A federation runs on one device or under DDP, where every rank holds the whole model, but 'trainer.strategy' "
-                f"is {type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
+                f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
+                f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
         self._check(trainer, data)
         self._run.begin(data.indices)
@@ -165,7 +168,7 @@ class FederatedOrchestrator(Callback):
         build = self.server_optimizer or self.strategy.server_optimizer
         start = Start(self, self._run, trainer, data, build, pl_module)
         self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load)
-        self._cleanup.callback(continue_global_step, trainer)  # the last to be registered runs first
+        self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
 
@@ -180,7 +183,7 @@ class FederatedOrchestrator(Callback):
         check_server_optimizer(self.strategy, self.route, self.server_optimizer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lock the folders of checkpoints; copy the module for the clients: its networks exist, a checkpoint has been read."""
+        """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""
         lock_checkpoints(trainer, self._cleanup)
         if self._takeover is None:
             return
@@ -199,17 +202,17 @@ class FederatedOrchestrator(Callback):
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:
-        """Return the clients: simulated, on the ranks of the Trainer."""
+        """Return the pool of clients, simulated on the ranks of the Trainer."""
         return assembly.local_pool()
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the metrics that settings name, before a round is spent."""
+        """Check that the module logs the metrics that settings name, before the first round."""
         if self._takeover is not None:
             names = names_of(self.strategy, self.route, self.client_evaluation)
             refuse_unknown_metrics(trainer, pl_module, names)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Try a checkpoint, restore the global random state of a resumed run, and make rounds the x-axis."""
+        """Try a checkpoint, restore the global random state of a resumed run, and use rounds as the x-axis."""
         if self._trusted is not None:
             try_checkpoint(trainer, self._trusted)
         if self._takeover is None:
@@ -220,7 +223,7 @@ class FederatedOrchestrator(Callback):
                 self._cleanup.enter_context(plot_over_rounds(logger))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put ``round`` beside the server's metrics."""
+        """Log ``round`` with the server's metrics."""
         if self._takeover is not None and not trainer.sanity_checking:
             pl_module.log("round", float(trainer.current_epoch), batch_size=1)
 
@@ -230,7 +233,7 @@ class FederatedOrchestrator(Callback):
             announce(trainer, "on_round_end", trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the final model with models of the clients' own, where that was asked for; say if noise was simulated."""
+        """Compare the final model with the clients' own models if requested, and warn if the noise was simulated."""
         if self._takeover is None:
             return
         if self.client_evaluation.active:
@@ -241,15 +244,15 @@ class FederatedOrchestrator(Callback):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything that can change the result of the fit that runs, as plain values."""
+        """Return every setting that can change the result of the current fit, as plain values."""
         return {} if self._run.fingerprint is None or not self.enabled else self._run.fingerprint.settings
 
     def state_dict(self) -> dict[str, Any]:
-        """The strategy's state, the global random state and what a resumed run must share; plain types only."""
+        """Return the strategy's state, the global random state and the settings to compare on resume, as plain types."""
         return self._run.state_dict() if self.enabled else {}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note which round the checkpoint holds: none before it will be repeated."""
+        """Record the round of the checkpoint: earlier rounds will not be repeated."""
         self._run.saved_round = self._run.finished_round
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -258,16 +261,16 @@ class FederatedOrchestrator(Callback):
             refuse_federations(checkpoint, self.state_key)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the state back; its settings have been compared by then."""
+        """Restore the state, whose settings have already been compared."""
         if self.enabled and self._takeover is not None:
             self._run.load_state_dict(state_dict)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the module back."""
+        """Restore the module."""
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give the module back: Lightning calls no ``teardown`` after an error. Say how to resume after Ctrl+C."""
+        """Restore the module, since Lightning skips ``teardown`` after an error, and explain how to resume after Ctrl+C."""
         self._release()
         tell_how_to_resume(trainer, exception)
 

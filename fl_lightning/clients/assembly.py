@@ -1,4 +1,4 @@
-"""Put the clients' half together, for all clients of a simulation or the one of a site."""
+"""Build the clients' half of a federation, for all clients of a simulation or for the client of a site."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from fl_lightning.transforms.base import Transform
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Hold what clients must know of a federation's settings.
+    """Hold the settings of a federation that clients need.
 
     Attributes:
-        local: how they train.
+        local: the settings of the local training.
         rule: the client's half of the strategy, or None.
-        metrics: what they measure, by role.
-        transforms: of what they send, in their order.
-        attackers: who misbehaves, in a simulation.
-        faults: what happens if a client fails.
-        seed: of the federation.
-        num_clients: of the federation.
+        metrics: the metrics that clients compute, by role.
+        transforms: the transforms of their updates, in order.
+        attackers: the clients that misbehave, in a simulation.
+        faults: how to handle clients that fail.
+        seed: the seed of the federation.
+        num_clients: the number of clients in the federation.
     """
 
     local: LocalTraining = field(default_factory=LocalTraining)
@@ -57,24 +57,24 @@ class ClientSettings:
 
     @property
     def rules(self) -> list[ClientRule]:
-        """Return the rules in their order: the proximal term, a route's pull, the strategy's own rule."""
+        """Return the rules in order: the proximal term, a route's pull, the strategy's own rule."""
         mu = self.local.proximal_mu
         return [*([ProximalRule(mu)] if mu else []), PullRule(), *([self.rule] if self.rule is not None else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """Say where and how the clients of a process train.
+    """Describe the environment in which the clients of a process train.
 
     Attributes:
-        precision: as Lightning's Trainer takes it.
-        device: where they train.
+        precision: the precision, as accepted by Lightning's Trainer.
+        device: the device to train on.
         logger: whether the module finds a (silent) logger.
-        inference_mode: whether validation runs without autograd.
-        fast_dev_run: let each client train on one batch only.
-        detect_anomaly: let autograd name the operation that made a NaN.
+        inference_mode: whether validation runs in inference mode, without autograd.
+        fast_dev_run: whether each client trains on a single batch.
+        detect_anomaly: whether autograd names the operation that produced a NaN.
         cohort: the largest number of clients in a round; None if it is unknown.
-        engine: the engine that an earlier part of the run has chosen; None to choose now.
+        engine: the engine that was chosen before the run was interrupted; None to choose one now.
     """
 
     precision: str = "32-true"
@@ -88,17 +88,17 @@ class Workplace:
 
 
 class ClientAssembly:
-    """The parts of the clients' half, around one resident module.
+    """Build the parts of the clients' half around one resident module.
 
     Args:
         module: the clients' copy of the user's module.
-        data: the examples of the clients that are here.
-        settings: of the federation, as far as clients know them.
-        place: where and how they train.
-        memory: what they keep over rounds.
-        secret: the key of noise that must hide something.
-        drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
-        listener: hears of clients while they train.
+        data: the examples of the clients in this process.
+        settings: the settings of the federation that clients need.
+        place: the environment in which they train.
+        memory: the state that clients keep between rounds.
+        secret: the key of the noise that protects privacy.
+        drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
+        listener: the functions to call while clients train.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class ClientAssembly:
         self._engine = self._chosen_engine()
 
     def runtime(self, in_place: bool = True) -> ClientRuntime:
-        """Return what carries out the server's orders.
+        """Return the runtime that carries out the server's orders.
 
         Args:
-            in_place: whether tensors that clients keep may be changed in place, where no round can be taken back.
+            in_place: whether to change the clients' stored tensors in place, which is safe if no round is ever undone.
         """
         settings, place = self._settings, self._place
         outbox = Outbox(
@@ -167,7 +167,7 @@ class ClientAssembly:
 
     @property
     def trial(self) -> Callable[[Sequence[ClientJob]], dict[str, Trial]] | None:
-        """Return what times the engines, if the fastest is asked for and not known yet."""
+        """Return a function that times the engines, if the fastest one is requested and not known yet."""
         if self._settings.local.engine != "fastest" or self._place.engine is not None:
             return None
         return partial(time_engines, engine=self._engine, local=self._settings.local, trainer=self._alone)
@@ -191,7 +191,7 @@ class ClientAssembly:
         chosen = place.engine or ("trainer" if name == "fastest" else "")
         if not chosen:
             chosen, reason = automatic_engine(self.resident, engine_settings)
-            rank_zero_info(f"Local training by the engine '{chosen}': {reason}")
+            rank_zero_info(f"Local training uses the engine '{chosen}': {reason}")
         return LocalEngine(self.resident, engine_settings, chosen, falls_back=name == "auto")
 
     def _trainer(
@@ -210,10 +210,10 @@ class ClientAssembly:
         )
 
     def _alone(self, engine: LocalEngine) -> LocalTrainer:
-        """Return a trainer for clients that train by themselves: they keep and send nothing."""
+        """Return a trainer for clients that train outside of the federation: they keep and send nothing."""
         return self._trainer(engine, ClientMemory(), (), None)
 
     def _alone_for(self, epochs: int | None) -> LocalTrainer:
-        """Return such a trainer for a number of local epochs, or for that of the settings."""
+        """Return such a trainer for a number of local epochs, by default the number in the settings."""
         engine = self._engine
         return self._alone(engine.other() if epochs is None else engine.other(max_epochs=epochs, max_steps=-1))

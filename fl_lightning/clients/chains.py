@@ -1,4 +1,4 @@
-"""Train chains of clients, each from the model of the one before it, with retries and failures."""
+"""Train chains of clients, each from the model of the previous one, with retries and failures."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 Chain = tuple[TrainOrder, list[ClientUpdate], list[ClientFailure]]
-"""An order, the updates of its clients, the last one with its model, and the failures of the others."""
+"""An order, the updates of its clients (the last one with its model), and the failures of the others."""
 
 
 def _ignore(*_: object) -> None:
-    """Hear of nothing."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Functions that hear of clients while they train.
+    """Hold functions to call while clients train.
 
     Attributes:
-        starts: gets a turn that begins.
-        passes_on: gets the update of a client whose model goes to the next client of its chain.
+        starts: called with each turn that begins.
+        passes_on: called with the update of a client whose model goes to the next client of its chain.
     """
 
     starts: Callable[[ClientJob], None] = _ignore
@@ -39,15 +39,15 @@ class Listener:
 
 
 class ChainTrainer:
-    """Train chains of clients by one trainer.
+    """Train chains of clients with one trainer.
 
     Args:
-        trainer: trains the clients.
-        memory: what they keep over rounds.
-        evaluators: measure the global model on their examples, if the strategy asks for it.
-        faults: how often a client that failed tries again, and whether the round goes on without it.
-        in_place: whether tensors that clients keep may be changed in place: no update and no round is taken back.
-        listener: hears of clients while they train.
+        trainer: the trainer of the clients.
+        memory: the state that clients keep between rounds.
+        evaluators: the evaluators of the global model on the clients' examples, if the strategy needs its scores.
+        faults: how often to retry a failed client, and whether to continue the round without it.
+        in_place: whether to change the clients' stored tensors in place, which is safe if no update or round is ever undone.
+        listener: the functions to call while clients train.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class ChainTrainer:
     ) -> None:
         self._trainer, self._memory, self._evaluators, self._faults = trainer, memory, evaluators, faults
         self._in_place, self._listener = in_place, listener
-        self._before: dict[int, Kept | StoredState] = {}  # what clients kept before updates that may still be rejected
+        self._before: dict[int, Kept | StoredState] = {}  # client state before updates that may still be rejected
 
     def train(self, orders: Sequence[TrainOrder], check: UpdateCheck) -> Iterator[Chain]:
-        """Yield each chain as soon as it is done.
+        """Train chains, and yield each one as soon as it is done.
 
         Args:
             orders: the chains.
-            check: refuses updates that cannot be aggregated.
+            check: the check that refuses updates that cannot be aggregated.
 
         Raises:
-            ClientError: if a client fails and the policy is ``fatal``; any other error that is not a client's.
+            ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         self._check = check
         if self._trainer.engine.kind.side_by_side:
@@ -81,7 +81,7 @@ class ChainTrainer:
             yield from map(self._one_after_another, orders)
 
     def settle(self, accepted: Collection[int]) -> None:
-        """Drop what clients keep of updates that the server did not accept."""
+        """Restore the state of clients whose updates the server did not accept."""
         for client in self._before.keys() - set(accepted):
             self._memory.restore(client, self._before[client])
         self._before.clear()
@@ -104,7 +104,7 @@ class ChainTrainer:
         return order, updates, failures
 
     def _attempt(self, turn: Turn) -> ClientUpdate | ClientFailure:
-        """Train one client, as often as it may try."""
+        """Train one client, with as many attempts as the policy allows."""
         job, _ = turn
         begun: tuple[float | None] | None = None
         for attempt in range(1, self._faults.retries + 2):
@@ -119,7 +119,7 @@ class ChainTrainer:
         raise AssertionError("the last attempt returns or raises")
 
     def _side_by_side(self, orders: Sequence[TrainOrder]) -> Iterator[Chain]:
-        """Train all first clients of the chains together, then all second ones, and so on."""
+        """Train the first clients of all chains together, then the second ones, and so on."""
         done: dict[int, list[ClientUpdate]] = {number: [] for number in range(len(orders))}
         failures: dict[int, list[ClientFailure]] = {number: [] for number in range(len(orders))}
         passed_on: dict[int, ClientUpdate] = {}
@@ -139,14 +139,14 @@ class ChainTrainer:
                 else:
                     done[number][-1:] = [before.without_state() for before in done[number][-1:]]
                     done[number].append(result)
-                if position + 1 == len(orders[number].jobs):  # at once: nobody holds the models of a whole round
+                if position + 1 == len(orders[number].jobs):  # immediately, so that the models of a whole round are never held
                     yield orders[number], done.pop(number), failures.pop(number)
 
     def _together(self, turns: Mapping[int, Turn]) -> Iterator[tuple[int, ClientUpdate | ClientFailure]]:
-        """Train clients side by side; where an error stops them all, each one tries alone, so that it fails for itself.
+        """Train clients side by side; if an error stops all of them, train each one alone, so that only the faulty one fails.
 
         Args:
-            turns: by the number of the chain.
+            turns: the turns, by the number of the chain.
         """
         waiting = dict(turns)
         begun: dict[int, float | None] = {}
@@ -178,14 +178,14 @@ class ChainTrainer:
     # ---------------------------------------------------------------- one client
 
     def _start(self, job: ClientJob) -> float | None:
-        """Announce a client, and score the global model on its examples if the strategy asks for it."""
+        """Announce a client, and score the global model on its examples if the strategy needs the score."""
         self._listener.starts(job)
         if not self._evaluators.measures("start"):
             return None
         return self._evaluators.score(None, "start", job.client, "training")
 
     def _accepted(self, update: ClientUpdate, job: ClientJob, before: float | None) -> ClientUpdate:
-        """Return an update that can be aggregated, and store what its client keeps.
+        """Return an update that can be aggregated, and store its client's state.
 
         Raises:
             ClientError: if it cannot be aggregated.
@@ -200,7 +200,7 @@ class ChainTrainer:
         return self._faults.skips and is_clients_fault(error)
 
     def failed(self, job: ClientJob, error: Exception, attempts: int) -> ClientFailure:
-        """Return a client's failure, where the policy allows the round to go on; otherwise raise the error."""
+        """Return a client's failure if the policy allows the round to continue; otherwise raise the error."""
         if not self._skips(error):
             if hasattr(error, "add_note"):  # not in Python 3.10
                 error.add_note(f"In round {job.round_idx}, client {job.client}.")
@@ -210,7 +210,7 @@ class ChainTrainer:
         return ClientFailure(job.client, job.round_idx, describe(error), attempts)
 
     def _recover(self) -> None:
-        """Drop what a client's error may have left half done, and the memory that it took."""
+        """Discard unfinished work after a client's error, and free its memory."""
         self._trainer.engine.recover()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

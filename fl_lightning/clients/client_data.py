@@ -1,4 +1,4 @@
-"""Define what local training needs of the clients' data."""
+"""Define the interface through which local training reads the clients' data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fl_lightning.messages import Part
 
 
 class ClientData(Protocol):
-    """The examples of one or more clients: all of a simulation, or the one client of a site."""
+    """Provide the examples of all clients of a simulation, or of the client of a site."""
 
     def num_examples(self, client: int) -> int:
         """Return the client's number of training examples."""
@@ -28,5 +28,5 @@ class ClientData(Protocol):
         ...
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
-        """Return the client's batches of Poisson sampling."""
+        """Return the client's batches, drawn by Poisson sampling."""
         ...

@@ -1,4 +1,4 @@
-"""Measure models on the examples of clients."""
+"""Evaluate models on the examples of clients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fl_lightning.messages import MetricRole, Part
 from fl_lightning.types import Snapshot
 
 Metrics = Mapping[MetricRole, tuple[str | Metric, str]]
-"""By role: a metric, and the setting that names it, for messages."""
+"""The metric of each role, and the setting that names it, for messages."""
 
 
 class ClientEvaluators:
-    """Measure models on the examples of the clients whose data lie here.
+    """Evaluate models on the examples of the clients in this process.
 
     Args:
         resident: the module into which models are loaded.
         data: the clients' examples.
-        metrics: what can be measured.
-        flags: of :class:`ModelEvaluation`, such as the precision.
+        metrics: the metrics to compute, by role.
+        flags: options of :class:`ModelEvaluation`, such as the precision.
     """
 
     def __init__(self, resident: ResidentModel, data: ClientData, metrics: Metrics, **flags: Any) -> None:
@@ -32,23 +32,23 @@ class ClientEvaluators:
         self._evaluations: dict[str | int, ModelEvaluation] = {}
 
     def measures(self, role: MetricRole) -> bool:
-        """Return whether there is a metric of this role."""
+        """Return whether a metric has this role."""
         return role in self._metrics
 
     def score(self, model: Snapshot | None, role: MetricRole, client: int, part: Part) -> float:
-        """Return a metric of a model on a part of a client's examples.
+        """Return the score of a model on a part of a client's examples.
 
         Args:
             model: the model; None for the global one.
-            role: of the metric.
-            client: whose examples are used.
-            part: which of them.
+            role: the role of the metric.
+            client: the client whose examples to use.
+            part: the part of the examples to use.
 
         Raises:
             ConfigurationError: if the module does not log the metric in validation.
         """
         metric, setting = self._metrics[role]
-        key = metric if isinstance(metric, str) else id(metric)  # alive as long as the table of metrics
+        key = metric if isinstance(metric, str) else id(metric)  # the table of metrics keeps it alive
         if key not in self._evaluations:
             self._evaluations[key] = ModelEvaluation(metric, setting, **self._flags)
         module = self._resident.load(model)

@@ -1,4 +1,4 @@
-"""Tell a client's failure from a wrong setting, and refuse updates that cannot be aggregated."""
+"""Distinguish a client's failure from a wrong setting, and refuse updates that cannot be aggregated."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fl_lightning.types import ClientUpdate
 
 
 def is_clients_fault(error: Exception) -> bool:
-    """Whether an error is the client's, not that of the settings."""
+    """Return whether an error is a client's failure, not a wrong setting."""
     return not isinstance(error, ConfigurationError | MisconfigurationException)
 
 
 def describe(error: Exception) -> str:
-    """An error in a line."""
+    """Describe an error in one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ClientError) else f"{type(error).__name__}: {text}"
 
 
 _SMALL = 2**16
-"""Parameters of a model that is compared as one vector."""
+"""The largest number of parameters of a model that is compared as one vector."""
 
 
 class UpdateCheck:
-    """Refuse updates that cannot be aggregated, and measure how far the others move.
+    """Refuse updates that cannot be aggregated, and measure the norm of the others.
 
     Args:
-        state: a view of any copy of the module; its layout is read, not its content.
+        state: a view of any copy of the module, of which only the layout is read.
         server: the global model of the round.
     """
 
@@ -49,12 +49,12 @@ class UpdateCheck:
     def _parameters(self) -> list[Tensor]:
         found = [self._server.tensors[name].detach() for name in self._names[0]]
         if self.num_parameters <= _SMALL and len({tensor.dtype for tensor in found}) == 1:
-            return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation for each client, not one a tensor
+            return [torch.cat([tensor.reshape(-1) for tensor in found])]  # one operation per client instead of one per tensor
         return found
 
     @cached_property
     def _reach(self) -> float:
-        """The largest absolute value of the global model's parameters."""
+        """Return the largest absolute value of the global model's parameters."""
         return max((magnitude(parameter) for parameter in self._parameters), default=0.0)
 
     def server_vector(self) -> Tensor:
@@ -63,34 +63,34 @@ class UpdateCheck:
         return torch.cat([self._server.tensors[name].detach().reshape(-1) for name in names])
 
     def __call__(self, update: ClientUpdate) -> ClientUpdate:
-        """Return the update with its norm, if that is finite: in one pass over its weights.
+        """Return the update with its norm if the norm is finite, in one pass over its weights.
 
         Raises:
-            ClientError: if the loss or the new weights are not finite, too large, or have another shape.
+            ClientError: if the loss or the new weights are not finite, or if the weights are too large or have another shape.
         """
         who = f"Client {update.client} (of {update.num_examples} examples) in round {update.round_idx}"
         state, largest = update.snapshot.vector, self._server.largest
         if state.shape != (self._size,) or not state.is_floating_point():
             raise ClientError(
-                f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}; the model has {self._size} weights. Let "
-                "'training_step' and the callbacks leave the network's layers as they are."
+                f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._size} weights. Do not "
+                "change the network's layers in 'training_step' or in callbacks."
             )
         moved = distance(self._parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
         if self._server.tolerates_broken:
             return measured
-        remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or look at its data."
+        remedy = "Lower its learning rate, clip with 'federation.local.gradient_clip_val', or check its data."
         if update.train_loss is not None and not math.isfinite(update.train_loss):
-            raise ClientError(f"{who}: the training loss is {update.train_loss}; finite losses are needed. {remedy}")
+            raise ClientError(f"{who}: the training loss is {update.train_loss}, but it must be finite. {remedy}")
         buffers = state[self.num_parameters :]
         if math.isfinite(moved) and self._reach + 1.01 * moved <= largest and math.isfinite(magnitude(buffers)):
-            return measured  # no weight has moved further than all together
+            return measured  # no single weight has moved further than the norm
         low, high = map(float, torch.aminmax(state)) if self._size else (0.0, 0.0)
-        if not (math.isfinite(low) and math.isfinite(high)):  # NaN comes out of aminmax
+        if not (math.isfinite(low) and math.isfinite(high)):  # aminmax propagates NaN
             raise ClientError(f"{who}: the weights that it sent are not finite. {remedy}")
         extreme = magnitude(state[: self.num_parameters])  # buffers may be larger
         if extreme > largest:
             raise ClientError(
-                f"{who}: it sent a weight of {extreme:.3g}, too large to be summed (above {largest:.3g}). {remedy}"
+                f"{who}: it sent a weight of {extreme:.3g}, which is too large to be summed (above {largest:.3g}). {remedy}"
             )
         return measured

@@ -1,4 +1,4 @@
-"""Lightning Trainers that run inside another one: silent, on one device, and used again and again."""
+"""Build Lightning Trainers that run inside another one: silent, on one device, and reused."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
 
 
 class _ResidentStrategy(SingleDeviceStrategy):
-    """Leaves the module where it is when a fit ends, instead of moving it to the CPU and back for the next client.
+    """Keep the module on its device when a fit ends, instead of moving it to the CPU and back for the next client.
 
-    A small client's step takes a millisecond or two, so what Lightning does around it counts: batches that are in place
-    are not sent through three hooks that do nothing.
+    A small client's step takes a millisecond or two, so Lightning's overhead matters: batches that are already on the
+    device skip three transfer hooks that would do nothing.
     """
 
     accelerator: Accelerator | None
 
     def setup(self, trainer: Trainer) -> None:
-        """See whether batches are in place already."""
+        """Check whether batches are already on the device."""
         self._in_place = self.root_device.type == "cpu" and not transfer_hooks(
             trainer.lightning_module, getattr(trainer, "datamodule", None)
         )
         super().setup(trainer)
 
     def model_to_device(self) -> None:
-        """Move the module only if it is elsewhere."""
+        """Move the module only if it is on another device."""
         assert self.model is not None
         if any(parameter.device != self.root_device for parameter in self.model.parameters()):
             super().model_to_device()
@@ -53,14 +53,14 @@ class _ResidentStrategy(SingleDeviceStrategy):
         return batch if self._in_place else super().batch_to_device(batch, device, dataloader_idx)
 
     def teardown(self) -> None:
-        """Forget the client's optimizers."""
+        """Release the client's optimizers."""
         self.optimizers = []
         self.lr_scheduler_configs = []
         self.precision_plugin.teardown()
 
 
 def transfer_hooks(module: LightningModule, data: LightningDataModule | None) -> dict[str, Callable[..., Any]]:
-    """Return the transfer hooks that module or datamodule override, by name; the datamodule's take precedence."""
+    """Return the overridden transfer hooks of module and datamodule, by name; the datamodule's take precedence."""
     found: dict[str, Callable[..., Any]] = {}
     for hook in TRANSFER_HOOKS:
         if data is not None and is_overridden(hook, data, LightningDataModule):
@@ -71,29 +71,29 @@ def transfer_hooks(module: LightningModule, data: LightningDataModule | None) ->
 
 
 def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
-    """Whether somebody overrides what happens to a batch before it is on the device."""
+    """Return whether module or datamodule override a hook that runs before or during a batch's transfer."""
     return bool(transfer_hooks(module, data).keys() & {"on_before_batch_transfer", "transfer_batch_to_device"})
 
 
 class _NoProfiler(PassThroughProfiler):
-    """Lightning opens a profiling context around each of some 25 hooks per step: this one costs nothing."""
+    """Provide a free profiling context: Lightning opens one around each of about 25 hooks per step."""
 
     _context = nullcontext()
 
     def profile(self, action_name: str) -> nullcontext[None]:  # type: ignore[override]
-        """A context that does nothing, always the same."""
+        """Return a shared context that does nothing."""
         return self._context
 
 
 def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bool = False, **flags: Any) -> Trainer:
-    """A Trainer on one device without checkpoints, bars, summary or sanity check; its logger, if any, writes nothing."""
+    """Build a Trainer on one device, without checkpoints, bars, summary or sanity check, and with a silent logger if any."""
     kind = ACCELERATORS.get(device.type, device.type)
     with quiet():
         trainer = Trainer(
             accelerator=kind,
             devices=[device.index or 0] if kind == "gpu" else 1,
             strategy=_ResidentStrategy(device=device),
-            plugins=[LightningEnvironment()],  # never the outer launcher's idea of ranks
+            plugins=[LightningEnvironment()],  # independent of the outer launcher's ranks
             callbacks=list(callbacks),
             logger=DummyLogger() if logger else False,
             log_every_n_steps=2**31,
@@ -105,13 +105,13 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
             profiler=_NoProfiler(),
             **flags,
         )
-    # Signals are the outer Trainer's: taking over and restoring sixty handlers per client costs time, and loses some.
+    # The outer Trainer handles signals: replacing and restoring sixty handlers per client takes time, and loses some.
     ignore_signals(trainer)
     return trainer
 
 
 def restart(trainer: Trainer) -> None:
-    """Make a Trainer that has fitted as good as new: fresh loops, gradient scaler and stop flag."""
+    """Reset a Trainer after a fit: its loops, gradient scaler and stop flag."""
     fresh_loops(trainer)
     trainer.should_stop = False
     plugin = trainer.precision_plugin
@@ -123,10 +123,10 @@ _LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelera
 
 
 class _NoAdvice(WarningCache):
-    """Lightning's once-only advice, which is not given."""
+    """Suppress advice that Lightning gives only once."""
 
     def warn(self, message: str, stacklevel: int = 5, **kwargs: Any) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 _NO_ADVICE = _NoAdvice()
@@ -134,15 +134,15 @@ _NO_ADVICE = _NoAdvice()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what Lightning says of an inner Trainer off the terminal: announcements, tips, and advice on ``sync_dist``.
+    """Suppress Lightning's messages about an inner Trainer: announcements, tips, and advice on ``sync_dist``.
 
-    That advice is given once for each metric of a process, so that it must not be used up here, where one rank is alone.
+    Lightning gives this advice once per metric and process, so an inner Trainer on a single rank must not use it up.
     """
     advice = swap_logging_advice(_NO_ADVICE)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     states = [logger.disabled for logger in loggers]
     for logger in loggers:
-        logger.disabled = True  # cheaper than a level, which clears the caches of all loggers
+        logger.disabled = True  # cheaper than setting a level, which clears the caches of all loggers
     try:
         yield
     finally:
@@ -151,7 +151,7 @@ def quiet() -> Iterator[None]:
             logger.disabled = state
 
 
-# What Lightning advises about a Trainer's data loading and logging, which is advice to us here and not to the user.
+# Lightning's advice on data loading and logging, which for an inner Trainer does not concern the user.
 _ADVICE = (
     "does not have many workers",
     "The number of training batches",
@@ -161,7 +161,7 @@ _ADVICE = (
     "ReduceLROnPlateau conditioned on metric",
     "You called `self.log",
     "There is a wandb run already in progress",
-    r"Found \d+ module\(s\) in eval mode",  # a frozen backbone is meant to be
+    r"Found \d+ module\(s\) in eval mode",  # intended for a frozen backbone
     r"It is recommended to use `self.log\('(federation/|class_weight/|robust_loss/|round')",  # the same on every rank
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own call of torch
 )
@@ -169,7 +169,7 @@ _ADVICE = (
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Filter Lightning's advice to inner Trainers for the duration of a federation; other warnings pass."""
+    """Filter out Lightning's advice on inner Trainers during a federation, and let other warnings pass."""
     with warnings.catch_warnings():
         for text in _ADVICE:
             for category in (PossibleUserWarning, UserWarning, RuntimeWarning, FutureWarning):

@@ -1,4 +1,4 @@
-"""A pool of simulated clients: in this process, or divided among the ranks of a process group."""
+"""Train simulated clients in this process, or divided among the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Trial = Callable[[Sequence[ClientJob]], dict[str, Any]]
 
 
 class LocalPool:
-    """Divide the clients' work among the ranks, each with a runtime of its own; see :class:`ClientPool`.
+    """Divide the clients' work among the ranks, each with its own runtime; see :class:`ClientPool`.
 
     Args:
         comm: the ranks.
-        runtime: this rank's, which can train any client.
-        data: all clients' examples.
-        transforms: the clients' transforms, for their figures.
-        max_epochs: local epochs of a turn, for balancing; 1 if they are unlimited.
-        trial: times each engine on some clients of this rank where the fastest is asked for; otherwise None.
+        runtime: the runtime of this rank, which can train any client.
+        data: the examples of all clients.
+        transforms: the clients' transforms, for their metrics.
+        max_epochs: the number of local epochs of a turn, for balancing; 1 if unlimited.
+        trial: a function that times each engine on some clients of this rank; None unless the fastest one is requested.
     """
 
     simulated = True
@@ -56,7 +56,7 @@ class LocalPool:
         return self.runtime.trainer.engine.name
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Return name and size of each client; label counts if the labels are known."""
+        """Return the name and size of each client, and its label counts if the labels are known."""
         counts = None if self._data.labels is None else self._data.label_counts().tolist()
         return tuple(
             ClientInfo(self._data.client_name(k), self._data.num_examples(k), None if counts is None else tuple(counts[k]))
@@ -79,10 +79,10 @@ class LocalPool:
         for name, length in self.runtime.memory.vectors():
             if length in outdated or length != own.get(name, length):
                 raise ConfigurationError(
-                    f"The trained parameters have changed in round {model.round_idx}, but clients keep control variates, error "
-                    "feedback or models of their own from earlier rounds, which belong to the former ones. Freeze the same "
-                    "parts in all rounds ('thaw_after' null), or use a strategy, transforms and a route that keep nothing, "
-                    "such as FedAvg."
+                    f"The trained parameters changed in round {model.round_idx}, but clients keep control variates, error "
+                    "feedback or models of their own that belong to the previous parameters. Freeze the same parts in all "
+                    "rounds ('thaw_after' null), or use a strategy, transforms and a route that keep no client state, such as "
+                    "FedAvg."
                 )
 
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
@@ -92,8 +92,8 @@ class LocalPool:
         return self.runtime.train(mine)
 
     def _mine(self, orders: Sequence[TrainOrder]) -> list[int]:
-        """Return this rank's chains, longest first and balanced: by their examples, and by the evaluation of their models."""
-        # A step costs about three times what evaluating its examples does: forward, and backward twice that.
+        """Return this rank's chains, longest first, balanced by their examples and by the evaluation of their models."""
+        # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
         cost = {number: sum(map(self._steps, order.jobs)) + order.scored for number, order in enumerate(orders)}
         return list(balanced_shares(range(len(orders)), cost, self.comm.size)[self.comm.rank])
 
@@ -102,7 +102,7 @@ class LocalPool:
         return 3 * epochs * self._data.num_examples(job.client)
 
     def _choose_engine(self, mine: Sequence[TrainOrder]) -> None:
-        """Time the engines once, if the fastest is asked for; the same result on all ranks."""
+        """Time the engines once if the fastest one is requested, with the same result on all ranks."""
         if self._trial is None:
             return
         trials, failure = {}, None
@@ -111,7 +111,7 @@ class LocalPool:
         except Exception as error:
             failure = error
         everyone = self.comm.gather_or_raise(trials, failure)
-        if any(everyone):  # a round may be without clients
+        if any(everyone):  # a round may have no clients
             name, why = choose(everyone)
             self.runtime.trainer.engine.choose(name)
             self._trial = None
@@ -148,7 +148,7 @@ class LocalPool:
         return figures
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
-        """Settle, and let every rank know what each rank's clients keep: any may train them next, and rank 0 saves it."""
+        """Settle, and share all clients' state between ranks: any rank may train them next, and rank 0 saves it."""
         memory, comm = self.runtime.memory, self.comm
         self.runtime.settle(accepted)
         memory.settle({client: size for sizes in comm.gather(memory.sizes()) for client, size in sizes.items()})
@@ -162,5 +162,5 @@ class LocalPool:
         return {"waiting_seconds": sum(waited for _, waited in everyone) / len(everyone)}
 
     def state_dict(self) -> dict[Any, Any]:
-        """Return what all clients keep."""
+        """Return the state of all clients."""
         return self.runtime.memory.state_dict()

@@ -1,4 +1,4 @@
-"""Local training: turns and the clients' data become updates."""
+"""Train clients locally: turn jobs and data into updates."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fl_lightning.rules.base import ClientRule, LocalEnd
 from fl_lightning.types import ClientUpdate, Snapshot
 
 Turn = tuple[ClientJob, Snapshot | None]
-"""A client's job, and the model that it starts from if it is not the global one."""
+"""A client's job, and the model that it starts from (None for the global one)."""
 
 
 class LocalTrainer:
-    """Train the clients whose data lie here, on one resident copy of the module.
+    """Train the clients of this process, on one resident copy of the module.
 
     Args:
-        resident: the module in which they train.
-        engine: trains them.
-        data: their examples.
-        memory: what they keep over rounds.
-        rules: what they add to their training; those that the engine applies.
-        seed: of the federation; a client's random numbers depend on (seed, round, client) alone.
+        resident: the module that clients train.
+        engine: the engine that trains them.
+        data: the clients' examples.
+        memory: the state that clients keep between rounds.
+        rules: the rules that change their training, the same as the engine's.
+        seed: the seed of the federation; a client's random numbers depend only on (seed, round, client).
         full_batch: whether a client trains on all its examples in one batch.
-        drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
-        private: makes steps private, or None.
+        drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
+        private: the callback that makes steps private, or None.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class LocalTrainer:
 
     @property
     def kept_like_parameters(self) -> tuple[str, ...]:
-        """Return the names of kept tensors that are as long as the trained parameters."""
+        """Return the names of stored tensors that have the length of the trained parameters."""
         return tuple(name for rule in self._rules for name in rule.kept_like_parameters)
 
     def train(self, turns: Sequence[Turn]) -> Iterator[ClientUpdate]:
-        """Train clients, and yield their updates with their models, each as soon as it is known.
+        """Train clients, and yield each update with its model as soon as it is known.
 
-        The order may differ from that of the turns where the engine trains clients side by side.
+        The order may differ from that of the turns if the engine trains clients side by side.
         """
         for trained in self.engine.fit([self._prepared(job, start) for job, start in turns]):
             yield self._update(trained)
@@ -106,7 +106,7 @@ class LocalTrainer:
         )
 
     def _extras(self, trained: Trained) -> dict[str, Tensor]:
-        """Return what the client's rules send beside the model."""
+        """Return the tensors that the client's rules send with the model."""
         if not self._rules:
             return {}
         server, state = self._resident.server, self._resident.view()
@@ -116,7 +116,7 @@ class LocalTrainer:
         return {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
 
     def _message_sizes(self) -> tuple[int, int]:
-        """Return the bytes of a model on its way down and up: the same for every client and round."""
+        """Return the bytes of a model sent down and up, which are the same for every client and round."""
         if self._counted is not self._resident.server.layout:
             state = self._resident.view()
             self._bytes = state.nbytes(upward=False), state.nbytes(upward=True)
@@ -124,12 +124,12 @@ class LocalTrainer:
         return self._bytes
 
     def keep(self, update: ClientUpdate, job: ClientJob, in_place: bool) -> None:
-        """Store what the client keeps of its training.
+        """Store the client's state after its training.
 
         Args:
-            update: with its model.
-            job: its turn.
-            in_place: whether no one needs the tensors that the client has kept so far.
+            update: the client's update, with its model.
+            job: the client's turn.
+            in_place: whether to overwrite the tensors that the client has stored so far.
         """
         if job.own_model:
             self._memory.keep_model(update.client, update.snapshot)

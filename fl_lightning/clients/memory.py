@@ -1,4 +1,4 @@
-"""What clients keep over rounds: tensors of their rules and transforms, and models of their own."""
+"""Store the state that clients keep between rounds: tensors of rules and transforms, and models of their own."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fl_lightning.types import Snapshot
 
 
 class ClientMemory:
-    """Every rank knows every client's state, brought up to date after each round: any may train any client next.
+    """Hold every client's state on every rank, updated after each round, so that any rank can train any client next.
 
-    It lies in the CPU's memory, and in files of the run's folder where it takes more than the limit of :meth:`bound`.
+    The state is in CPU memory. Beyond the limit of :meth:`bound`, it is in files in the run's folder.
     """
 
     def __init__(self) -> None:
@@ -26,40 +26,40 @@ class ClientMemory:
         self._loaded: tuple[StoredState, Kept] | None = None
 
     def bound(self, folder: Path, limit: float) -> None:
-        """Set where files lie, and how many bytes may stay in memory."""
+        """Set the folder of the files, and the number of bytes that may stay in memory."""
         self._files, self._limit = ClientFiles(folder), limit
 
     def forget(self) -> None:
-        """Begin anew: the first round starts."""
+        """Discard all state before the first round."""
         self._kept, self._changed, self._loaded = {}, set(), None
 
     def last_model(self, client: int) -> Snapshot | None:
-        """The model that a client has kept; None where it keeps none."""
+        """Return the model that a client has stored; None if it has none."""
         kept = self.kept(client)
         return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
 
     def keep_model(self, client: int, model: Snapshot) -> None:
-        """Keep the model that a client trained."""
+        """Store the model that a client trained."""
         self.put(client, vector=model.vector, counters=model.counters)
 
     def vectors(self) -> Iterator[tuple[str, int]]:
-        """Name and length of what clients keep that may be of all parameters of a model."""
+        """Yield the name and length of stored tensors that may cover all parameters of a model."""
         for kept in self._kept.values():
             shapes: Mapping[str, Sequence[int]]
             shapes = kept.shapes if isinstance(kept, StoredState) else {name: tensor.shape for name, tensor in kept.items()}
             yield from ((name, shape[0]) for name, shape in shapes.items() if len(shape) == 1 and name != "counters")
 
     def former_scores(self) -> dict[int, float]:
-        """Return the scores that checkpoints of version 0.1 kept here, by client."""
+        """Return the scores that checkpoints of version 0.1 stored here, by client."""
         found = {client: self.kept(client).get("score") for client in self._kept}
         return {client: float(score) for client, score in found.items() if score is not None}
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
-        """Return a view of the client's state under names that begin with a prefix; it reads and writes through."""
+        """Return a view, for reading and writing, of the client's tensors whose names begin with a prefix."""
         return _Drawer(self, client, prefix)
 
     def kept(self, client: int) -> Kept:
-        """All that a client keeps."""
+        """Return a client's state."""
         kept = self._kept.get(client, {})
         if not isinstance(kept, StoredState):
             return kept
@@ -68,73 +68,73 @@ class ClientMemory:
         return self._loaded[1]
 
     def entry(self, client: int) -> Kept | StoredState:
-        """Return the entry that :meth:`restore` takes back later."""
+        """Return the entry to pass to :meth:`restore` later."""
         kept = self._kept.get(client, {})
         return kept if isinstance(kept, StoredState) else dict(kept)
 
     def restore(self, client: int, kept: Kept | StoredState) -> None:
-        """Let a client keep what it kept before."""
+        """Restore a client's earlier state."""
         self._kept[client] = kept
         self._changed.add(client)
 
     def put(self, client: int, **kept: Tensor) -> None:
-        """Keep tensors by name."""
+        """Store tensors by name."""
         self._kept[client] = self.kept(client) | {name: tensor.cpu() for name, tensor in kept.items()}
         self._loaded = None
-        if client not in self._changed and self._in_memory(self._changed) > self._limit:  # what is done in this round
+        if client not in self._changed and self._in_memory(self._changed) > self._limit:  # clients done in this round
             self._write(self._changed)
         self._changed.add(client)
 
     def sizes(self) -> dict[int, int]:
-        """Bytes in memory of what has changed since :meth:`changes`, by client."""
+        """Return the bytes in memory of the state that changed since :meth:`changes`, by client."""
         return {client: self._in_memory([client]) for client in self._changed}
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Write what changed on this rank, and on every rank alike the rest, where everything together is above the limit.
+        """Write this rank's changes to files, and the rest equally on every rank, if everything together exceeds the limit.
 
         Args:
-            sizes: of all ranks' changed clients.
+            sizes: the sizes of the changed clients of all ranks.
         """
         others = set(self._kept) - set(sizes)
         if sum(sizes.values()) + self._in_memory(others) <= self._limit:
             return
         self._write(self._changed)
-        self._write(others)  # the same contents and so the same files on every rank
+        self._write(others)  # equal contents give equal files on every rank
         self._loaded = None
 
     def changes(self) -> dict[int, Kept | StoredState]:
-        """Return what changed since the last call, by client."""
+        """Return the state that changed since the last call, by client."""
         changed = {client: self._kept[client] for client in self._changed}
         self._changed = set()
         return changed
 
     def update(self, kept: Mapping[int, Kept | StoredState]) -> None:
-        """Take over what other ranks' clients keep."""
+        """Take over the state of other ranks' clients."""
         self._kept |= kept
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
-        """Everything, for a checkpoint: tensors, and of what lies in files their names and digests."""
+        """Return the state of all clients for a checkpoint: tensors, and the names and digests of files."""
         entries = sorted(self._kept.items())
         return {client: kept.plain() if isinstance(kept, StoredState) else dict(kept) for client, kept in entries}
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take everything back."""
+        """Restore the state of all clients from a checkpoint."""
         self.forget()
         self._kept = {
             client: StoredState(**kept["stored"]) if "stored" in kept else dict(kept) for client, kept in state.items()
         }
 
     def sweep(self, needed: Collection[str]) -> None:
-        """Delete files that neither this round nor checkpoints refer to.
+        """Delete files to which neither this round nor a checkpoint refers.
 
         Args:
-            needed: names of files that checkpoints refer to.
+            needed: the names of the files to which checkpoints refer.
         """
         self._files.sweep({*needed, *(kept.file for kept in self._kept.values() if isinstance(kept, StoredState))})
 
     @property
     def has_files(self) -> bool:
-        """Whether something lies in files."""
+        """Return whether some state is in files."""
         return any(isinstance(kept, StoredState) for kept in self._kept.values())
 
     def _in_memory(self, clients: Collection[int]) -> int:
@@ -159,7 +159,7 @@ class _Drawer(MutableMapping[str, Tensor]):
         self._memory.put(self._client, **{self._prefix + name: tensor})
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("What a client keeps is overwritten, not deleted.")
+        raise TypeError("A client's state cannot be deleted. Overwrite it instead.")
 
     def __iter__(self) -> Iterator[str]:
         return (n.removeprefix(self._prefix) for n in self._memory.kept(self._client) if n.startswith(self._prefix))

@@ -1,4 +1,4 @@
-"""Measure one metric of models by a Trainer that is built once."""
+"""Compute one metric of models with a Trainer that is built once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fl_lightning.metrics.update import update_metric
 
 
 class ModelEvaluation:
-    """Evaluators one metric of models, on this rank.
+    """Compute one metric of models on this rank.
 
     Args:
         metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-        setting: the setting that asks for it, for messages.
-        precision: as Lightning's Trainer takes it.
-        device: where to evaluate.
-        limit_batches: as ``limit_val_batches`` of a Trainer.
+        setting: the setting that names the metric, for messages.
+        precision: the precision, as accepted by Lightning's Trainer.
+        device: the device to evaluate on.
+        limit_batches: the limit on batches, as a Trainer's ``limit_val_batches``.
         logger: whether the module finds a (silent) logger.
-        inference_mode: as the outer Trainer's: whether no gradient can be had in validation.
+        inference_mode: whether validation runs in inference mode, without gradients, as in the outer Trainer.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ModelEvaluation:
         self._setting = setting
         if isinstance(metric, Metric):
             self.metric = metric.to(device)
-            metric.distributed_available_fn = lambda: False  # each rank scores models of its own
+            metric.distributed_available_fn = lambda: False  # each rank scores different models
         self._reload = _Reload()
         self._trainer = inner_trainer(
             device,
@@ -58,7 +58,7 @@ class ModelEvaluation:
         """Return the metric of the model that is in the module, on the data's validation set.
 
         Raises:
-            ConfigurationError: if the module does not log the metric in validation; it lists what it does log.
+            ConfigurationError: if the module does not log the metric in validation; it lists the metrics that the module logs.
         """
         self._reload.remember(module)
         scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
@@ -68,7 +68,7 @@ class ModelEvaluation:
         name = "score" if isinstance(self.metric, Metric) else self.metric
         if name not in logged:
             raise ConfigurationError(
-                f"Models are measured by {name!r}, which {type(module).__name__} does not log in validation. It logs: "
+                f"The metric for models is {name!r}, which {type(module).__name__} does not log in validation. It logs: "
                 f"{', '.join(sorted(logged)) or 'nothing'}. Set '{self._setting}' to one of these, "
                 f"or to a torchmetrics class by its class_path.{did_you_mean(str(name), logged)}"
             )
@@ -76,23 +76,23 @@ class ModelEvaluation:
 
 
 class _Reload(Callback):
-    """Validation calls a module's ``setup`` again; where that builds a new network, give it the trained weights back."""
+    """Restore the trained weights if validation calls ``setup`` again and the module builds a new network there."""
 
     def remember(self, module: LightningModule) -> None:
-        """Keep what the next validation must find."""
+        """Remember the weights for the next validation."""
         self._module = module
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
         self._trained = {name: t.detach().clone() for name, t in module.state_dict().items()} if rebuilt else None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give it back, after ``setup``."""
+        """Restore the weights after ``setup``."""
         keep_metrics_to_this_process(self._module)
         if self._trained is not None:
             self._module.load_state_dict(self._trained)
 
 
 class _Scorer(LightningModule):
-    """Validates another module by a metric of (predictions, target), in place of what it logs itself."""
+    """Validate another module with a metric of (predictions, target), instead of the metrics that it logs."""
 
     def __init__(self, module: LightningModule, metric: Metric, setting: str) -> None:
         super().__init__()
@@ -104,20 +104,20 @@ class _Scorer(LightningModule):
                 vars(self)[hook] = getattr(module, hook)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last model."""
+        """Reset the metric."""
         self.metric.reset()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch of (input, target)."""
+        """Update the metric with a batch of (input, target)."""
         if not (isinstance(batch, list | tuple) and len(batch) >= 2 and isinstance(batch[1], Tensor)):
             raise ConfigurationError(
-                f"A torchmetrics metric as '{self._setting}' needs batches of (input, target), but got a "
-                f"{type(batch).__name__}. Name a metric that your module logs in validation instead."
+                f"'{self._setting}' is a torchmetrics metric, which needs batches of (input, target), but it got a "
+                f"{type(batch).__name__}. Set it to the name of a metric that your module logs in validation."
             )
-        compare = getattr(self.module, "predictions_and_target", None)  # what the module itself measures, where it says so
+        compare = getattr(self.module, "predictions_and_target", None)  # the module's own comparison, if it defines one
         predictions, target = (self.module(batch[0]), batch[1]) if compare is None else compare(batch)
         update_metric(self.metric, predictions, target, self._setting)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the score."""
+        """Log the metric."""
         self.log("score", self.metric.compute())

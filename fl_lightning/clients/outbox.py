@@ -1,4 +1,4 @@
-"""What a client sends: attackers forge their updates, then every update is transformed."""
+"""Prepare the clients' messages: attackers forge their updates, then every update is transformed."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
 
 _ORDINARY = 2.0**14
-"""A change beyond it is no honest one to learn from; the squares of many such still add up exactly."""
+"""The largest change that attackers learn from; the squares of many such changes still add up exactly."""
 
 
 def kept_by(number: int) -> str:
-    """Return the prefix of what a client keeps for one of the transforms."""
+    """Return the prefix of a client's stored tensors for one of the transforms."""
     return f"transform {number} "
 
 
 class Outbox:
-    """Prepare the updates of the clients that train here for the server.
+    """Prepare the updates of the clients of this process for the server.
 
     Args:
-        attackers: who forges updates, and how.
-        transforms: changes of updates, in their order.
-        num_clients: of the federation.
-        memory: what clients keep.
-        seed: of the federation.
-        secret: the key of noise that must hide something.
-        device: of the sums that attackers read.
+        attackers: the clients that forge updates, and their attack.
+        transforms: the transforms of updates, in order.
+        num_clients: the number of clients in the federation.
+        memory: the state that clients keep between rounds.
+        seed: the seed of the federation.
+        secret: the key of the noise that protects privacy.
+        device: the device of the sums that attackers read.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Outbox:
         self._sent: Counter[int] = Counter()
 
     def begin(self, round_idx: int, check: UpdateCheck) -> None:
-        """Prepare for the orders that refer to a new global model.
+        """Prepare for orders that refer to a new global model.
 
         Args:
-            round_idx: from 0.
-            check: refuses updates that cannot be aggregated.
+            round_idx: the communication round, from 0.
+            check: the check that refuses updates that cannot be aggregated.
         """
         self._round_idx, self._check = round_idx, check
         self._attack = self._attackers.model if self._attackers.active(round_idx) else None
@@ -77,28 +77,28 @@ class Outbox:
 
     @property
     def acts_together(self) -> bool:
-        """Return whether attackers answer last."""
+        """Return whether attackers act together, and so answer last."""
         return self._attack is not None and self._attack.needs_crowd
 
     def waits(self, update: ClientUpdate) -> bool:
-        """Return whether the update is an attacker's that waits for the others'."""
+        """Return whether the update is from an attacker that waits for the other clients' updates."""
         return self.acts_together and update.client in self._hostile
 
     def take_sent(self) -> dict[int, int]:
-        """Return how many messages of each client went through transforms since the last call."""
+        """Return how many messages of each client passed through the transforms since the last call."""
         sent = dict(self._sent) if self._transforms else {}
         self._sent.clear()
         return sent
 
     def send(self, update: ClientUpdate) -> ClientUpdate:
-        """Return what the server receives of a client that does not wait.
+        """Return the update that the server receives from a client that does not wait.
 
         Raises:
             ClientError: if it cannot be aggregated.
         """
         if self.acts_together:
             change = self._change(update)
-            if float(change.abs().max()) < _ORDINARY:  # not with NaN: a model that broke tells attackers nothing
+            if float(change.abs().max()) < _ORDINARY:  # false for NaN: attackers learn nothing from a broken model
                 self._known.add("count", 1.0)
                 self._known.add("change", change)
                 self._known.add("square", change * change)
@@ -106,11 +106,11 @@ class Outbox:
         return self.forged(update, None) if hostile else self._transformed(update)
 
     def crowd(self, comm: Collectives, waiting: int) -> Crowd | None:
-        """Return what attackers know of the honest updates of all ranks; None without any. Call it on every rank.
+        """Return what attackers know about the honest updates of all ranks; None without any. Call it on every rank.
 
         Args:
             comm: the ranks.
-            waiting: how many attackers wait here.
+            waiting: the number of attackers that wait on this rank.
         """
         comm.add_sums(self._known)
         attackers, honest = sum(comm.gather(waiting)), round(self._known.scalar("count"))
@@ -127,8 +127,8 @@ class Outbox:
         change = self._attack.forge(self._change(update), crowd, draw)
         if change.shape != self._start.shape:
             raise ConfigurationError(
-                f"{type(self._attack).__name__} forges a change of shape {tuple(change.shape)} for client {update.client}; the "
-                f"model has {self._start.numel()} parameters. Let 'forge' return a vector as long as the one it gets."
+                f"{type(self._attack).__name__} forged a change of shape {tuple(change.shape)} for client {update.client}, but "
+                f"the model has {self._start.numel()} parameters. Let 'forge' return a vector of the same shape as its input."
             )
         return self._transformed(self._with_change(update, change))
 

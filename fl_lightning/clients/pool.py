@@ -1,4 +1,4 @@
-"""Define the seam between the server's round and the clients' training."""
+"""Define the interface between the server's round and the clients' training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from fl_lightning.types import Snapshot
 
 
 class ClientPool(Protocol):
-    """The clients of a federation, wherever they are. All ranks of the server call every method alike, with all orders.
+    """Train and evaluate the clients of a federation, wherever they are.
+
+    All ranks of the server call every method with the same arguments, including all orders.
 
     Attributes:
-        comm: the ranks of the server; over a network there is one.
-        simulated: whether the clients live in the processes of the server, so that it may see what each of them keeps.
+        comm: the ranks of the server; a single one over a network.
+        simulated: whether the clients run in the processes of the server, so that it can read their state.
     """
 
     comm: Collectives
@@ -27,58 +29,58 @@ class ClientPool(Protocol):
         ...
 
     def clients(self) -> tuple[ClientInfo, ...]:
-        """Return what each client tells of itself, in the order of their ids."""
+        """Return the information that clients give about themselves, in the order of their ids."""
         ...
 
     def publish(self, model: ServerModel) -> None:
-        """Take a new global model, to which the orders that follow refer by its version.
+        """Take a new global model, to which later orders refer by its version.
 
         Raises:
-            ConfigurationError: if clients keep tensors of another layout.
+            ConfigurationError: if clients have stored tensors of another layout.
         """
         ...
 
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
         """Train chains of clients, and yield on each rank the reports that arrive there, in any order.
 
-        Over the ranks each chain is reported once. No rank waits for another while the reports are read; every rank reads
-        them all, also after an error, before the ranks exchange anything. Only the call itself may be an exchange.
+        Exactly one rank reports each chain. No rank waits for another while it reads the reports. Every rank reads all its
+        reports, even after an error, before the ranks exchange anything. Only the call itself may be an exchange.
         """
         ...
 
     def answer(self) -> Iterator[ChainReport]:
-        """Yield the reports of attackers that act together, once the others' have been read; an exchange between ranks."""
+        """Yield the reports of attackers that act together, after all other reports have been read; ranks exchange data."""
         ...
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
-        """Measure models on clients' examples, and return all reports on every rank, in the order of the orders."""
+        """Evaluate models on clients' examples, and return all reports on every rank, in the order of the orders."""
         ...
 
     def own_models(self) -> list[Snapshot | None]:
-        """Return the models that clients have kept of their own training, by client; None for a client without one."""
+        """Return the clients' own stored models, by client; None for a client without one."""
         ...
 
     def releases(self) -> dict[str, dict[int, int]]:
-        """Return each client's noisy messages (``sent``) and steps (``steps``) on this rank since the last call."""
+        """Return the numbers of each client's noisy messages (``sent``) and steps (``steps``) here since the last call."""
         ...
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
-        """Return the figures of the clients' transforms after a round of ``drawn`` clients, to log as ``federation/<name>``."""
+        """Return the metrics of the clients' transforms after a round of ``drawn`` clients, logged as ``federation/<name>``."""
         ...
 
     def settle(self, round_idx: int, accepted: Collection[int], saved_round: int) -> dict[str, float]:
-        """Let clients keep what belongs to updates that were accepted, and drop the rest; an exchange between ranks.
+        """Store client state from accepted updates, and discard the rest; ranks exchange data.
 
         Args:
             round_idx: the round that ends.
-            accepted: the clients whose updates the server has used.
-            saved_round: the last round that a checkpoint holds, -1 for none: no earlier one will be repeated.
+            accepted: the clients whose updates the server used.
+            saved_round: the last round in a checkpoint, or -1. Earlier rounds will not be repeated.
 
         Returns:
-            Figures of the exchange, to log as ``federation/<name>``.
+            The metrics of the exchange, logged as ``federation/<name>``.
         """
         ...
 
     def state_dict(self) -> dict[Any, Any]:
-        """Return what clients keep, as far as the server stores it: tensors and plain values."""
+        """Return the clients' state that the server stores, as tensors and plain values."""
         ...

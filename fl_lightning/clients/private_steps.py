@@ -1,4 +1,4 @@
-"""Private optimizer steps (Abadi et al. 2016, DP-SGD), by Opacus."""
+"""Make private optimizer steps (Abadi et al. 2016, DP-SGD) with Opacus."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fl_lightning.settings.example_privacy import ExamplePrivacy
 
 
 def check_private_module(module: LightningModule) -> None:
-    """Refuse a module in which an example's gradient is not its own.
+    """Refuse a module in which an example's gradient depends on other examples.
 
     Raises:
-        ConfigurationError: naming the layers.
+        ConfigurationError: if it has such layers, which the message names, or optimizes manually.
     """
     from opacus.validators import ModuleValidator
 
@@ -35,23 +35,23 @@ def check_private_module(module: LightningModule) -> None:
         found.append(f"{type(module).__name__} optimizes manually")
     if found:
         raise ConfigurationError(
-            f"'federation.local.privacy' cannot tell an example's gradient from the others': {'; '.join(found[:3])}. Use "
-            "GroupNorm in place of BatchNorm, layers that Opacus knows (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
-            "in place of ProximalLoss, and automatic optimization, or leave it out."
+            f"'federation.local.privacy' cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use "
+            "GroupNorm instead of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
+            "instead of ProximalLoss, and automatic optimization, or remove 'federation.local.privacy'."
         )
 
 
 def _mixes(part: nn.Module) -> bool:
-    """BatchNorm; recurrent layers, which Opacus has of its own; and a term of the weights, whose gradient it would drop."""
+    """Return whether a layer is BatchNorm, a recurrent layer that Opacus replaces, or a term whose gradient it would drop."""
     return (isinstance(part, BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
 
 
 class PrivateSteps(Callback):
-    """Makes every optimizer step of a fit a private one, whichever engine runs it.
+    """Make every optimizer step of a fit private, with any engine.
 
     Args:
-        settings: norm and noise.
-        secret: of the noise and of the batches' coins.
+        settings: the settings of norm and noise.
+        secret: the key of the noise and of the random batches.
     """
 
     def __init__(self, settings: ExamplePrivacy, secret: SecretKey) -> None:
@@ -62,10 +62,10 @@ class PrivateSteps(Callback):
         self._attempts: Counter[tuple[int, int, int]] = Counter()
 
     def begin(self, data: ClientData, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
-        """Prepare for a client's next fit, with noise and coins of its own also where an earlier one failed.
+        """Prepare for a client's next fit, with fresh noise and batches even after a failed attempt.
 
         Returns:
-            The batches that it must train on.
+            The batches to train on.
         """
         attempt = self._attempts[round_idx, client, period]
         self._attempts[round_idx, client, period] += 1
@@ -82,27 +82,27 @@ class PrivateSteps(Callback):
         return self._batches
 
     def take(self) -> dict[int, int]:
-        """Return the noisy steps of each client since the last call, those of attempts that failed included."""
+        """Return the number of each client's noisy steps since the last call, including those of failed attempts."""
         taken = dict(self._taken)
         self._taken.clear()
         self._attempts.clear()
         return taken
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the layers keep each example's gradient.
+        """Let the layers store each example's gradient.
 
         Raises:
-            ConfigurationError: for more than one optimizer.
+            ConfigurationError: if the module has more than one optimizer.
         """
         from opacus.grad_sample import GradSampleHooks
         from opacus.optimizers import DPOptimizer
 
         if len(trainer.optimizers) != 1:
             raise ConfigurationError(
-                f"'federation.local.privacy' goes with one optimizer, but {type(pl_module).__name__} configures "
-                f"{len(trainer.optimizers)}. Give one, or leave it out."
+                f"'federation.local.privacy' needs exactly one optimizer, but {type(pl_module).__name__} configures "
+                f"{len(trainer.optimizers)}. Return one, or remove 'federation.local.privacy'."
             )
-        self._detach(pl_module)  # what a fit that broke has left
+        self._detach(pl_module)  # the hooks of a failed fit
         self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
         norm, noise = self._settings.max_grad_norm, self._settings.noise_multiplier
         self._optimizer = DPOptimizer(
@@ -110,31 +110,31 @@ class PrivateSteps(Callback):
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """See whether the batch has anybody in it."""
+        """Check whether the batch has any examples."""
         self._nobody = self._batches.nobody.popleft()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Clip and add noise, before anything else is done to the gradients.
+        """Clip the gradients and add noise, before anything else changes them.
 
         Raises:
-            ConfigurationError: if a parameter has no part in the loss.
+            ConfigurationError: if a parameter does not contribute to the loss.
         """
         private = self._optimizer
         for parameter in private.params:
             if parameter.grad_sample is None:
                 unused = next(name for name, own in pl_module.named_parameters() if own is parameter)
                 raise ConfigurationError(
-                    f"'federation.local.privacy' needs a gradient of every trainable parameter, but '{unused}' has no part in "
-                    "the loss. Freeze it (requires_grad_(False)) or remove it."
+                    f"'federation.local.privacy' needs a gradient for every trainable parameter, but '{unused}' does not "
+                    "contribute to the loss. Freeze it (requires_grad_(False)) or remove it."
                 )
             if self._nobody:
                 parameter.grad_sample = parameter.grad_sample[:0]
         lengths = {len(parameter.grad_sample) for parameter in private.params}
         if len(lengths) > 1:
             raise ConfigurationError(
-                f"'federation.local.privacy' finds gradients of {' and '.join(map(str, sorted(lengths)))} examples in one "
-                f"batch: some layer of {type(pl_module).__name__} has no batch dimension first. Give each layer the batch "
-                "first, or leave it out."
+                f"'federation.local.privacy' found gradients of {' and '.join(map(str, sorted(lengths)))} examples in one "
+                f"batch, because a layer of {type(pl_module).__name__} does not have the batch as its first dimension. Make "
+                "the batch the first dimension of each layer's input, or remove 'federation.local.privacy'."
             )
         private.clip_and_accumulate()
         self._add_noise(private.params)
@@ -143,8 +143,8 @@ class PrivateSteps(Callback):
             parameter.grad_sample = parameter.summed_grad = None
 
     def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Do what Opacus's ``add_noise`` does, with noise from the key in place of torch's generator."""
-        self._taken[self._client] += 1  # before there is any
+        """Add noise as in Opacus's ``add_noise``, but drawn from the key instead of torch's generator."""
+        self._taken[self._client] += 1  # before the noise is drawn
         sizes = [parameter.numel() for parameter in parameters]
         drawn = self._stream("noise", self._step).normals(sum(sizes))
         self._step += 1
@@ -153,11 +153,11 @@ class PrivateSteps(Callback):
             parameter.grad = parameter.summed_grad + noise.view_as(parameter).to(parameter.summed_grad)  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the module as it was."""
+        """Remove the hooks from the module."""
         self._detach(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module as it was."""
+        """Remove the hooks from the module."""
         self._detach(pl_module)
 
     def _detach(self, module: LightningModule) -> None:

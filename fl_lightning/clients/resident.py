@@ -1,4 +1,4 @@
-"""The one copy of the module per rank in which clients train and models are measured."""
+"""Hold the one copy of the module per rank that clients train and that models are evaluated in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fl_lightning.types import Snapshot
 
 
 class ResidentModel:
-    """Hold a module, and know which model is in it, so that nothing is loaded twice.
+    """Hold a module, and track which model it contains, so that no model is loaded twice.
 
-    Training begins with :meth:`fill` and ends with :meth:`snapshot`; in between the content counts as unknown.
+    Training begins with :meth:`fill` and ends with :meth:`snapshot`. In between, the content counts as unknown.
 
     Args:
         module: the clients' copy of the user's module.
-        channels_last: keep the weights of convolutions in channels_last order.
+        channels_last: whether to keep the weights of convolutions in channels_last order.
     """
 
     def __init__(self, module: LightningModule, channels_last: bool = False) -> None:
@@ -28,14 +28,14 @@ class ResidentModel:
             module.to(memory_format=torch.channels_last)
         self.module = module
         self.builds_networks = is_overridden("setup", module) or is_overridden("configure_model", module)
-        """Whether a fit builds the networks anew."""
+        """Whether a fit builds the networks again."""
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
 
     @property
     def server(self) -> ServerModel:
-        """Return the global model that was published last."""
+        """Return the global model published last."""
         assert self._server is not None
         return self._server
 
@@ -44,21 +44,21 @@ class ResidentModel:
         known = self._server
         if known is model:
             return
-        if known is not None and known.layout == model.layout:  # one that came as bytes is another object each time
+        if known is not None and known.layout == model.layout:  # a decoded layout is a new object each time
             model = replace(model, layout=known.layout)
         self._server = model
         if self._state is not None:
             self._state.follow(model.layout)
 
     def view(self) -> ModelState:
-        """Return the view of the module's tensors, arranged as the server's."""
+        """Return the view of the module's tensors, arranged like the server's."""
         state = self._state or ModelState(self.module)
         if self._state is None:
             state.follow(self.server.layout)
         return state
 
     def load(self, model: Snapshot | None = None) -> LightningModule:
-        """Load a model, unless it is there already.
+        """Load a model, unless the module contains it already.
 
         Args:
             model: the model; None for the global one.
@@ -73,14 +73,14 @@ class ResidentModel:
         return self.module
 
     def fill(self, state: ModelState, model: Snapshot | None) -> None:
-        """Copy a model into a view of the module, whatever is in it: the global one, with another's tensors if given."""
+        """Copy the global model into a view of the module, and then the tensors of another model if given."""
         self._content = None
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
 
     def snapshot(self, state: ModelState) -> Snapshot:
-        """Return a copy of the model that is in the module now, which :meth:`load` will recognise."""
+        """Return a copy of the model in the module, which :meth:`load` will recognise."""
         model = state.snapshot()
         self._content = model.version
         return model

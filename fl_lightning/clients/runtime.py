@@ -1,7 +1,7 @@
-"""The clients of one process: their data, what they keep, and all that they do with the server's orders.
+"""Run the clients of one process: their data, their state, and their responses to the server's orders.
 
-A simulation has all clients of a rank here, a site has its own. Nothing of the server is needed: no strategy, no outer
-Trainer, no other client's data.
+In a simulation these are all clients of a rank; at a site, its own client. Nothing here needs the server: no strategy, no
+outer Trainer, and no other client's data.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from fl_lightning.types import ClientFailure, ClientUpdate
 
 
 class ClientRuntime:
-    """Carry out the orders of a server for the clients whose data lie here.
+    """Carry out the orders of a server for the clients of this process.
 
     Args:
-        resident: the module in which they train.
-        trainer: trains them.
-        chains: trains chains of them.
-        memory: what they keep over rounds.
-        outbox: prepares their updates for the server.
-        evaluators: measure models on their examples.
-        private: makes the clients' steps private, or None.
-        alone: returns a trainer for clients that train by themselves, given local epochs or None for the settings'.
+        resident: the module that clients train.
+        trainer: the trainer of single clients.
+        chains: the trainer of chains of clients.
+        memory: the state that clients keep between rounds.
+        outbox: the outbox that prepares their updates for the server.
+        evaluators: the evaluators of models on their examples.
+        private: the callback that makes the clients' steps private, or None.
+        alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
+            epochs, or None for the number in the settings.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class ClientRuntime:
         self._check = None
 
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """Train chains of clients, and yield what became of each as soon as it is known.
+        """Train chains of clients, and yield the report of each one as soon as it is known.
 
-        Attackers that act together have no report here, but in :meth:`answer`.
+        Attackers that act together report in :meth:`answer` instead.
 
         Raises:
-            ClientError: if a client fails and the policy is ``fatal``; any other error that is not a client's.
+            ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         if self._check is None:
             self._check = UpdateCheck(self.resident.view(), self.resident.server)
@@ -84,21 +85,21 @@ class ClientRuntime:
 
     @property
     def held(self) -> int:
-        """Return how many attackers wait for :meth:`answer`."""
+        """Return the number of attackers that wait for :meth:`answer`."""
         return len(self._held)
 
     def answer(self, crowd: Crowd | None) -> Iterator[ChainReport]:
         """Yield the reports of attackers that act together.
 
         Args:
-            crowd: what they know of the honest updates.
+            crowd: the attackers' knowledge of the honest updates.
         """
         held, self._held = self._held, []
         for updates in held:
             yield self._sent(updates, (), lambda update: self.outbox.forged(update, crowd))
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
-        """Measure a model on a client's examples, after the turns that the client should train alone."""
+        """Evaluate a model on a client's examples, after any turns that the client should first train alone."""
         model = self.memory.last_model(order.client) if order.own else order.model
         if order.jobs:
             if order.epochs not in self._alone_trainers:
@@ -110,11 +111,11 @@ class ClientRuntime:
         return EvalReport(order.client, value)
 
     def releases(self) -> dict[str, dict[int, int]]:
-        """Return each client's noisy messages (``sent``) and steps (``steps``) since the last call."""
+        """Return the numbers of each client's noisy messages (``sent``) and steps (``steps``) since the last call."""
         return {"sent": self.outbox.take_sent(), "steps": {} if self._private is None else self._private.take()}
 
     def settle(self, accepted: Collection[int]) -> None:
-        """Drop what clients keep of updates that the server did not accept."""
+        """Restore the state of clients whose updates the server did not accept."""
         self._chains.settle(accepted)
 
     # ---------------------------------------------------------------- one chain
@@ -122,7 +123,7 @@ class ClientRuntime:
     def _report(
         self, order: TrainOrder, updates: list[ClientUpdate], failures: Sequence[ClientFailure]
     ) -> Iterator[ChainReport]:
-        """Yield the report of a chain; none if its attackers wait."""
+        """Yield the report of a chain, unless its attackers wait."""
         if not updates or not order.delivers:
             yield ChainReport(tuple(updates), tuple(failures))
         elif self.outbox.waits(updates[-1]):
@@ -136,7 +137,7 @@ class ClientRuntime:
         failures: Sequence[ClientFailure],
         send: Callable[[ClientUpdate], ClientUpdate],
     ) -> ChainReport:
-        """Return the report with what the server gets of a chain."""
+        """Return the report of a chain, with the updates that the server receives."""
         try:
             last = send(updates[-1])
         except ClientError as error:

@@ -1,4 +1,4 @@
-"""What happens to a client's module inside its own fit."""
+"""Prepare a client's module for its fit, and follow its steps."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fl_lightning.rules.sgd import describe, follow, plain, sgd_settings
 
 
 class ClientSession(Callback):
-    """Load a model into the clients' module, apply rules and decay, and follow the steps of one fit.
+    """Load a model into the clients' module, apply rules and learning-rate decay, and follow the steps of one fit.
 
     Args:
-        resident: the module that is trained.
-        rules: what clients add to their gradients, in this order.
-        lr_decay: factor on the learning rates per round.
-        deadline: seconds that a fit may take, checked between steps; None for any.
-        private: makes steps private; None without.
+        resident: the module that clients train.
+        rules: the rules that change the clients' gradients, in order.
+        lr_decay: the factor on the learning rates per round.
+        deadline: the time limit of a fit in seconds, checked between steps; None for no limit.
+        private: the callback that makes steps private, or None.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClientSession(Callback):
 
     @property
     def callbacks(self) -> list[Callback]:
-        """Return the callbacks of a fit in their order: gradients are made private before anything is added to them."""
+        """Return the callbacks of a fit in order: gradients are made private before rules change them."""
         return [self] if self._private is None else [self._private, self]
 
     def begin(self, job: EngineJob) -> None:
@@ -65,12 +65,12 @@ class ClientSession(Callback):
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
 
     def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> Trained:
-        """Free what only the fit needed, and return its result.
+        """Release the resources of the fit, and return its result.
 
         Args:
-            steps: the optimizer's steps, with those that gradient scaling skipped.
-            metrics: what the module logged.
-            begun: when the client began, by ``time.perf_counter``.
+            steps: the number of optimizer steps, including those that gradient scaling skipped.
+            metrics: the metrics that the module logged.
+            begun: the time at which the client began, from ``time.perf_counter``.
         """
         job, self._terms = self._job, []
         for parameter in self._client.parameters():
@@ -98,7 +98,7 @@ class ClientSession(Callback):
         keep_metrics_to_this_process(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decay the learning rates, and let go of schedulers that wait for a validation that clients do not have.
+        """Decay the learning rates, and remove schedulers that need a validation set, which clients do not have.
 
         Raises:
             ConfigurationError: if a rule is not defined for the module's optimizers.
@@ -116,34 +116,34 @@ class ClientSession(Callback):
                 config.strict = False
                 if not self._warned:
                     rank_zero_warn(
-                        f"The module's ReduceLROnPlateau watches {config.monitor!r}. Clients have no validation set: they "
-                        "step it only if they log that metric in training. Use 'federation.local.lr_decay' to lower the "
-                        "rate over rounds."
+                        f"The module's ReduceLROnPlateau monitors {config.monitor!r}, but clients have no validation set, so "
+                        "they step it only if they log this metric in training. Use 'federation.local.lr_decay' to lower the "
+                        "learning rate over rounds."
                     )
                     self._warned = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the loss without waiting for the device, and look at the time.
+        """Record the loss without waiting for the device, and check the deadline.
 
         Raises:
-            ClientError: beyond the deadline.
+            ClientError: if the deadline has passed.
         """
         if trainer.global_step >= self._most:
             trainer.should_stop = True
         elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:
             raise ClientError(
-                f"Its training was not done after {time.perf_counter() - self._begun:.1f} s, and 'federation.faults.deadline' "
-                f"is {self._deadline}. Raise it, or let clients do fewer steps."
+                f"Its training was not finished after {time.perf_counter() - self._begun:.1f} s, but "
+                f"'federation.faults.deadline' is {self._deadline}. Raise it, or let clients do fewer steps."
             )
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
-            accumulated = trainer.accumulate_grad_batches  # Lightning has divided by it
+            accumulated = trainer.accumulate_grad_batches  # Lightning has divided the loss by it
             self._losses.append(loss.detach() * accumulated if accumulated > 1 else loss.detach())
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Add what belongs to the gradients: they are unscaled here and not yet clipped."""
+        """Apply the rules to the gradients, which are unscaled here and not yet clipped."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None and overflowed(scaler, plain(optimizer)):
             self._skipped += 1
@@ -153,7 +153,7 @@ class ClientSession(Callback):
             self._steps = follow(self._steps, settings, self._mu)
         if not self._terms:
             return
-        # A fused optimizer divides by the scale inside its step: there the gradients are still scaled.
+        # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.
         scaled = scaler is not None and unscales_in_step(optimizer)
         scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -164,7 +164,7 @@ class ClientSession(Callback):
 
 
 def planned_steps(trainer: Trainer) -> float:
-    """The optimizer steps of a whole fit."""
+    """Return the number of optimizer steps in a whole fit."""
     batches = trainer.num_training_batches
     epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs or 0)
     steps = math.ceil(batches / trainer.accumulate_grad_batches) * epochs
@@ -172,7 +172,7 @@ def planned_steps(trainer: Trainer) -> float:
 
 
 def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: float) -> None:
-    """Scale every learning rate, and those that schedules compute from."""
+    """Scale every learning rate, including the base rates of schedulers."""
     if factor == 1:
         return
     for optimizer in optimizers:
@@ -185,7 +185,7 @@ def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], facto
 
 
 def _scale_schedule(scheduler: Any, factor: float) -> None:
-    """Scale the rates that a schedule computes from; those of its parts, where it chains several."""
+    """Scale the base rates of a scheduler, or of its parts if it chains several."""
     for name in ("base_lrs", "max_lrs", "min_lrs"):
         if hasattr(scheduler, name):
             setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
@@ -194,7 +194,7 @@ def _scale_schedule(scheduler: Any, factor: float) -> None:
 
 
 def keep_metrics_to_this_process(module: LightningModule) -> None:
-    """Empty the module's metrics and keep them from synchronising over the outer process group, which would mix or hang."""
+    """Reset the module's metrics, and stop them from synchronising over the outer process group, which would mix or hang."""
     for part in module.modules():
         if isinstance(part, Metric):
             part.reset()
@@ -206,7 +206,7 @@ def _alone() -> bool:
 
 
 def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics that the module logged, as numbers; one transfer for all of them."""
+    """Return the metrics that the module logged, as numbers, with a single transfer from the device."""
     names = [name for name in logged if not name.endswith("_step")]
     if not names:
         return {}

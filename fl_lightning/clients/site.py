@@ -1,4 +1,4 @@
-"""A client that answers a server in bytes: what a site installs, whatever carries the messages."""
+"""Answer a server's messages as a client, in bytes, over any transport."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from fl_lightning.wire import from_bytes, to_bytes
 
 
 class Site:
-    """Answer the messages of one server, and keep what the client keeps by round, so that a server may repeat rounds.
+    """Answer the messages of one server, and keep the client's state by round, so that a server can repeat rounds.
 
-    A server that has crashed begins again after its last checkpoint, in a new session, and repeats the rounds since then:
-    the client then starts from what it kept before the first of them.
+    After a crash, a server starts a new session from its last checkpoint and repeats the rounds since then. The client then
+    restores the state that it had before the first of them.
 
     Args:
-        runtime: of the client.
+        runtime: the runtime of the client.
     """
 
     def __init__(self, runtime: ClientRuntime) -> None:
         self._runtime = runtime
         self._session = ""
-        self._before: dict[int, dict[Any, Any]] = {}  # what the client kept before each round since the last checkpoint
+        self._before: dict[int, dict[Any, Any]] = {}  # the client's state before each round since the last checkpoint
         self._next_round = 0
 
     def answer(self, content: bytes) -> bytes:
         """Return the reply to a message.
 
         Raises:
-            WireError: if it is not a message that a server sends, or asks for a round that cannot be repeated.
+            WireError: if a server does not send such messages, or if it asks for a round that cannot be repeated.
             FederationError: if the client fails and the policy is ``fatal``.
         """
         message = from_bytes(content)
@@ -45,7 +45,7 @@ class Site:
             self._runtime.settle(message.accepted)
             self._forget(message.saved_round)
             return b""
-        raise WireError(f"A server sends no {type(message).__name__}.")
+        raise WireError(f"A server does not send a {type(message).__name__}.")
 
     def _publish(self, model: ServerModel) -> None:
         if model.session != self._session:
@@ -54,7 +54,7 @@ class Site:
         self._runtime.publish(model)
 
     def _resume(self, round_idx: int) -> None:
-        """Go back to what the client kept before a round."""
+        """Restore the state that the client had before a round."""
         memory = self._runtime.memory
         repeated = [k for k in self._before if k >= round_idx]
         if repeated:
@@ -63,14 +63,14 @@ class Site:
             memory.forget()
         elif round_idx < self._next_round:
             raise WireError(
-                f"The server begins again at round {round_idx}, but this client keeps only what belongs to round "
-                f"{self._next_round}. Resume from the last checkpoint, or start again without one."
+                f"The server restarts at round {round_idx}, but this client only has the state for round {self._next_round}. "
+                "Resume from the last checkpoint, or start again without one."
             )
         self._before = {k: kept for k, kept in self._before.items() if k < round_idx}
         self._next_round = round_idx
 
     def _forget(self, saved_round: int) -> None:
-        """Keep what a server needs that resumes from the last checkpoint; that is at most one round's beside the current."""
+        """Drop states that no resumed server needs, which leaves at most one round's besides the current one."""
         needed = min((k for k in self._before if k > saved_round), default=None)
         self._before = {} if needed is None else {needed: self._before[needed]}
 

@@ -1,4 +1,4 @@
-"""What clients keep over rounds as files in the run's folder, where it takes more memory than it may."""
+"""Store clients' state in files in the run's folder when it exceeds the memory limit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch import Tensor
 from fl_lightning.errors import CheckpointError
 
 Kept = dict[str, Tensor]
-"""By name: ``control``, ``vector``, ``counters``, ``score``, and those of drawers."""
+"""A client's tensors by name: ``control``, ``vector``, ``counters``, ``score``, and those of drawers."""
 
 
 @dataclass(frozen=True)
 class StoredState:
-    """One client's state in a file that is never changed; a checkpoint holds this in place of the tensors.
+    """Refer to one client's state in a file that never changes; a checkpoint holds this instead of the tensors.
 
     Attributes:
-        file: its name.
-        folder: where it was written.
-        digest: BLAKE2b of its bytes, hexadecimal.
-        shapes: of its tensors, by name.
+        file: the name of the file.
+        folder: the folder in which the file was written.
+        digest: the BLAKE2b digest of its bytes, in hexadecimal.
+        shapes: the shapes of its tensors, by name.
     """
 
     file: str
@@ -37,15 +37,15 @@ class StoredState:
     shapes: Mapping[str, list[int]]
 
     def plain(self) -> dict[str, Any]:
-        """Plain types only, for a checkpoint."""
+        """Return the reference as plain types, for a checkpoint."""
         return {"stored": asdict(self)}
 
 
 class ClientFiles:
-    """The files of a run. Each change of a client's state is a new file, so that older checkpoints keep theirs.
+    """Manage the files of a run, one per change of a client's state, so that older checkpoints keep theirs.
 
     Args:
-        folder: made when something is written.
+        folder: the folder of the files, created on the first write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,17 +73,17 @@ class ClientFiles:
             with suppress(OSError):
                 partial.unlink()
             raise CheckpointError(
-                f"What client {client} keeps over rounds cannot be written to '{path}' ({error.strerror}). Make room, or raise "
-                "'federation.memory_limit' so that it stays in memory."
+                f"Cannot write the state of client {client} to '{path}' ({error.strerror}). Free disk space, or raise "
+                "'federation.memory_limit' to keep the state in memory."
             ) from error
         shapes = {name: list(tensor.shape) for name, tensor in kept.items()}
         return StoredState(path.name, str(self.folder.absolute()), digest, shapes)
 
     def read(self, stored: StoredState) -> Kept:
-        """Read a client's state back, from this run's folder or else from where it was written.
+        """Read a client's state from this run's folder, or otherwise from the folder in which it was written.
 
         Raises:
-            CheckpointError: if the file is missing or is another.
+            CheckpointError: if the file is missing or has other contents.
         """
         places = [self.folder / stored.file, Path(stored.folder) / stored.file]
         path = next((place for place in places if place.exists()), None)
@@ -91,8 +91,8 @@ class ClientFiles:
         if path is None or hashlib.blake2b(content, digest_size=16).hexdigest() != stored.digest:
             client, wrong = stored.file.split("-")[0], "is missing" if path is None else "is damaged"
             raise CheckpointError(
-                f"'{path or places[0]}', which holds what client {client} keeps over rounds, {wrong}. Put the file "
-                "back (checkpoints need the folder 'client_state' of their run, which all ranks must see), or start again "
+                f"'{path or places[0]}', which holds the state of client {client}, {wrong}. Restore the file "
+                "(checkpoints need the folder 'client_state' of their run, which all ranks must see), or start again "
                 "without 'ckpt_path'."
             )
         kept: Kept = torch.load(io.BytesIO(content), weights_only=True)
@@ -102,15 +102,15 @@ class ClientFiles:
         """Delete the files that are not needed."""
         for path in self.folder.glob("*-*.p*"):
             if path.name not in needed:
-                with suppress(OSError):  # a file too many harms nobody
+                with suppress(OSError):  # a leftover file does no harm
                     path.unlink()
 
 
 def stored_files(memory: Mapping[Any, Any]) -> set[str]:
-    """The files that a checkpoint's ``memory`` refers to."""
+    """Return the files to which a checkpoint's ``memory`` refers."""
     return {kept["stored"]["file"] for kept in memory.values() if "stored" in kept}
 
 
 def _is_part(tensor: Tensor) -> bool:
-    """Whether torch would write more than the tensor: the whole memory that it is a view of."""
+    """Return whether the tensor is a view, for which torch would write all of the underlying memory."""
     return tensor.untyped_storage().nbytes() != tensor.nbytes

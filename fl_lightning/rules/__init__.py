@@ -1,4 +1,4 @@
-"""Client rules: the client's half of an algorithm."""
+"""Rules for local training: the client's half of an algorithm."""
 
 from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
 from fl_lightning.rules.control_variates import ControlVariates

@@ -1,4 +1,4 @@
-"""Define client rules: what a client adds to its own training, on every engine."""
+"""Define client rules, which change a client's training on every engine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fl_lightning.types import Pull
 
 @dataclass(frozen=True)
 class LocalStart:
-    """Hold what a rule knows when a client begins to train.
+    """Hold the information for a rule at the start of a client's training.
 
     Attributes:
-        parameters: the trained parameters as the client starts, in the module's order. Do not change them.
+        parameters: the trained parameters at the start, in the module's order. Do not change them.
         broadcast: the tensors that the strategy sent with the model, by name; see :meth:`Strategy.broadcast`.
-        kept: the tensors that the client has kept of earlier rounds, by name.
+        kept: the tensors that the client has stored in earlier rounds, by name.
         pull: the model that attracts the client on this route, or None.
     """
 
@@ -31,13 +31,13 @@ class LocalStart:
 
 @dataclass(frozen=True)
 class LocalEnd:
-    """Hold what a rule knows when a client has trained.
+    """Hold the information for a rule at the end of a client's training.
 
     Attributes:
-        start: the trained parameters as the client started, one after another: p numbers in all.
-        end: the parameters afterwards, shape (p,).
-        rates: the sum of the steps' learning rates; 0 if the optimizer is not plain SGD.
-        broadcast: as in :class:`LocalStart`.
+        start: the trained parameters at the start, one after another, p numbers in total.
+        end: the trained parameters at the end, shape (p,).
+        rates: the sum of the learning rates over the steps; 0 if the optimizer is not plain SGD.
+        broadcast: the tensors that the strategy sent, as in :class:`LocalStart`.
     """
 
     start: Sequence[Tensor]
@@ -47,16 +47,16 @@ class LocalEnd:
 
 
 class ClientRule(ABC):
-    """Change a client's gradients, and keep and send tensors of its own.
+    """Change a client's gradients, and store and send additional tensors.
 
-    One rule serves all clients: what belongs to a client is in the arguments. Engines call :meth:`begin` once for each
-    client, :meth:`correct_gradients` before each step, and :meth:`finish` at the end. Side by side, the terms and parameters
-    of several clients are stacked along a first axis, which :meth:`correct_gradients` must allow for.
+    One rule serves all clients, so the arguments contain everything that belongs to a client. Engines call :meth:`begin` once
+    for each client, :meth:`correct_gradients` before each step, and :meth:`finish` at the end. If clients train side by side,
+    their terms and parameters are stacked along a first axis, which :meth:`correct_gradients` must support.
 
     Attributes:
-        kept_like_parameters: names of kept tensors of shape (p,), p the number of trained parameters. They become void
-            when other parameters are trained.
-        stacks: whether :meth:`correct_gradients` works on stacked clients.
+        kept_like_parameters: the names of stored tensors of shape (p,), where p is the number of trained parameters. They
+            become invalid when other parameters are trained.
+        stacks: whether :meth:`correct_gradients` supports stacked clients.
     """
 
     kept_like_parameters: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class ClientRule(ABC):
 
     @abstractmethod
     def begin(self, start: LocalStart) -> list[Tensor]:
-        """Return the terms that :meth:`correct_gradients` needs, one for each trained parameter, in its shape and dtype.
+        """Return the terms for :meth:`correct_gradients`, one for each trained parameter, in its shape and dtype.
 
         An empty list turns the rule off for this client.
         """
@@ -73,13 +73,13 @@ class ClientRule(ABC):
     def correct_gradients(
         self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
     ) -> None:
-        """Change ``.grad`` of each parameter in place: unscaled or times ``scale``, and not yet clipped.
+        """Change ``.grad`` of each parameter in place. It is multiplied by ``scale`` and not yet clipped.
 
         Args:
-            parameters: the parameters that the next step changes, each of the shape of its term.
+            parameters: the parameters that the next step changes, each with the shape of its term.
             terms: their terms from :meth:`begin`.
-            scale: the factor of the gradients, where an optimizer removes it inside its step; otherwise 1.
-            pull: as in :class:`LocalStart`.
+            scale: the factor on the gradients if the optimizer removes it inside its step; otherwise 1.
+            pull: the model that attracts the client, as in :class:`LocalStart`.
         """
 
     def finish(self, end: LocalEnd) -> dict[str, Tensor]:
@@ -87,16 +87,16 @@ class ClientRule(ABC):
         return {}
 
     def keep(self, kept: MutableMapping[str, Tensor], extras: Mapping[str, Tensor], in_place: bool) -> None:  # noqa: B027
-        """Store what the client keeps for its next round; nothing by default.
+        """Store the client's tensors for its next round; nothing by default.
 
         Args:
-            kept: the client's tensors, by name.
+            kept: the client's stored tensors, by name.
             extras: the result of :meth:`finish`.
-            in_place: whether the tensors in ``kept`` may be changed in place: no one needs their old values.
+            in_place: whether to change the tensors in ``kept`` in place, which is safe if their old values are not needed.
         """
 
     def check_optimizers(self, optimizers: Sequence[Optimizer], words: str) -> None:  # noqa: B027
-        """Refuse optimizers for which the rule is not defined; by default none.
+        """Refuse optimizers for which the rule is not defined; accept all by default.
 
         Args:
             optimizers: the client's optimizers.
@@ -107,5 +107,5 @@ class ClientRule(ABC):
         """
 
     def strength(self, pull: Pull | None) -> float:
-        """Return mu if the rule adds ``mu * (w - anchor)`` to the gradients, which FedNova's ||a_k|| counts; otherwise 0."""
+        """Return mu if the rule adds ``mu * (w - anchor)`` to the gradients, for FedNova's ||a_k||; otherwise 0."""
         return 0.0

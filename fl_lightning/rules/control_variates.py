@@ -1,4 +1,4 @@
-"""Correct client drift by control variates: the client's half of SCAFFOLD (Karimireddy et al. 2020, Algorithm 1, option II)."""
+"""Correct client drift with control variates, as SCAFFOLD's clients do (Karimireddy et al. 2020, Algorithm 1, option II)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_lightning.types import Pull
 
 
 class ControlVariates(ClientRule):
-    """Add ``c - c_k`` to the gradients, and send the change of c_k, which the client keeps.
+    """Add ``c - c_k`` to the gradients, and send the change of c_k, which the client stores.
 
     The server sends c as ``control``, shape (p,); the client sends ``c_k+ - c_k`` under the same name.
     """
@@ -24,7 +24,7 @@ class ControlVariates(ClientRule):
     kept_like_parameters = ("control",)
 
     def begin(self, start: LocalStart) -> list[Tensor]:
-        """Return c - c_k in the shapes of the parameters; c_k is 0 in a client's first round. Off until the server sends c."""
+        """Return c - c_k in the parameters' shapes, with c_k = 0 in a client's first round; empty until the server sends c."""
         if "control" not in start.broadcast:
             return []
         device = start.parameters[0].device

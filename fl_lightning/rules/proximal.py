@@ -1,4 +1,4 @@
-"""Keep a client near the model it starts from, as FedProx does (Li et al. 2020, eq. 2)."""
+"""Keep a client near the model that it starts from, as in FedProx (Li et al. 2020, eq. 2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_lightning.types import Pull
 
 
 class ProximalRule(ClientRule):
-    """Add ``mu * (w - w_start)`` to the gradients; a route's pull takes its place.
+    """Add ``mu * (w - w_start)`` to the gradients, unless a route's pull replaces it.
 
     Args:
         mu: the strength, > 0.

@@ -1,4 +1,4 @@
-"""Pull a client towards a model that the route gives it, as MOCHA does (Smith et al. 2017)."""
+"""Pull a client towards a model that the route chooses, as in MOCHA (Smith et al. 2017)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_lightning.types import Pull
 
 
 class PullRule(ClientRule):
-    """Add ``strength * (w - anchor)`` to the gradients of clients to which the route gives an anchor."""
+    """Add ``strength * (w - anchor)`` to the gradients of clients for which the route sets an anchor."""
 
     stacks = False
 
@@ -33,6 +33,6 @@ class PullRule(ClientRule):
 
 
 def like_parameters(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return a vector of shape (p,) in the shapes, dtype and on the device of the parameters."""
+    """Return a vector of shape (p,) in the shapes and dtypes of the parameters, on their device."""
     pieces = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [piece.view_as(p).to(p) for piece, p in zip(pieces, parameters, strict=True)]

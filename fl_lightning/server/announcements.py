@@ -1,4 +1,4 @@
-"""Tell the Trainer's callbacks what happens in a round."""
+"""Notify the Trainer's callbacks of the events of a round."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def announce(trainer: Trainer, hook: str, *args: Any) -> None:
 
 
 def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failures: Sequence[ClientFailure]) -> int:
-    """Warn of each client that failed, and tell callbacks of all that the round had to do without.
+    """Warn about each client that failed, and notify callbacks of all missing clients.
 
     Args:
-        trainer: the outer one.
-        round_idx: from 0.
-        lost: who dropped out, as was simulated.
-        failures: of the others.
+        trainer: the outer Trainer.
+        round_idx: the communication round, from 0.
+        lost: the clients that dropped out in the simulation.
+        failures: the failures of other clients.
 
     Returns:
-        How many there are.
+        The number of missing clients.
     """
     for failure in failures:
         tried = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
-        rank_zero_warn(f"Round {round_idx} goes on without client {failure.client}{tried}: {failure.cause}")
+        rank_zero_warn(f"Round {round_idx} continues without client {failure.client}{tried}: {failure.cause}")
     simulated = [ClientFailure(client, round_idx, "dropped out (simulated)", 0) for client in lost]
     missed = sorted([*simulated, *failures], key=lambda failure: failure.client)
     for failure in missed:

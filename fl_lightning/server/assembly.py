@@ -1,4 +1,4 @@
-"""How the parts of a federation are put together at the start of a fit."""
+"""Build the parts of a federation at the start of a fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fl_lightning.settings.local_training import resolve_precision
 
 
 def client_metrics(settings: FederationSettings) -> Metrics:
-    """Return the metrics that are measured on clients' examples, by role."""
+    """Return the metrics that are computed on clients' examples, by role."""
     strategy, route, evaluation = settings.strategy, settings.route, settings.client_evaluation
     found: dict[Any, tuple[Any, str]] = {
         "start": (strategy.global_metric, STRATEGY_METRIC),
@@ -41,7 +41,7 @@ def client_metrics(settings: FederationSettings) -> Metrics:
 
 
 def client_settings(settings: FederationSettings, num_clients: int) -> ClientSettings:
-    """Return what clients must know of a federation's settings."""
+    """Return the settings of a federation that clients need."""
     return ClientSettings(
         local=settings.local,
         rule=settings.strategy.client_rule(),
@@ -55,17 +55,17 @@ def client_settings(settings: FederationSettings, num_clients: int) -> ClientSet
 
 
 class Assembly:
-    """The parts of a federation, on every rank, after a checkpoint has been read.
+    """Build the parts of a federation on every rank, after a checkpoint has been read.
 
     Args:
-        settings: of the federation.
-        run: what the run has kept so far.
-        trainer: the user's.
-        module: the user's.
-        client: a copy of it for the clients.
+        settings: the settings of the federation.
+        run: the state of the run so far.
+        trainer: the user's Trainer.
+        module: the user's module.
+        client: the clients' copy of the module.
 
     Raises:
-        ConfigurationError: for a module that these settings cannot train.
+        ConfigurationError: if these settings cannot train the module.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Assembly:
         self._settings, self._run, self._trainer, self._module = settings, run, trainer, module
         self._data = federated_data(trainer)
         device = trainer.strategy.root_device
-        if not moves_batches(module, self._data):  # its hooks expect batches where they were loaded
+        if not moves_batches(module, self._data):  # transfer hooks expect batches on the device that loaded them
             self._data.place(device)
         run.account.begin(trainer, settings.transforms, settings.local.privacy, settings.seed)
         self.place = Workplace(
@@ -106,7 +106,7 @@ class Assembly:
         )
 
     def local_pool(self) -> ClientPool:
-        """Return the clients, simulated on the ranks of the Trainer."""
+        """Return the pool of clients, simulated on the ranks of the Trainer."""
         settings = self._settings
         return LocalPool(
             comm=Collectives(self._trainer),
@@ -118,10 +118,10 @@ class Assembly:
         )
 
     def federation(self, pool: ClientPool) -> Federation:
-        """Return the parts that stay from round to round.
+        """Return the parts that stay the same from round to round.
 
         Args:
-            pool: the clients.
+            pool: the pool of clients.
         """
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
         check_convex(settings.route, self._module, settings.local)
@@ -154,7 +154,7 @@ class Assembly:
         )
 
     def sampler(self) -> ClientSampler:
-        """Return what draws the rounds."""
+        """Return the sampler that draws the rounds."""
         settings, account = self._settings, self._run.account
         return ClientSampler(
             num_clients=self._data.num_clients,
@@ -167,6 +167,6 @@ class Assembly:
         )
 
     def evaluator(self, federation: Federation) -> ClientEvaluator:
-        """Return what evaluates at the clients."""
+        """Return the evaluator of models at the clients."""
         settings = self._settings
         return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, settings.route.keeps_models)

@@ -1,4 +1,4 @@
-"""Attackers at work: when they begin, and what it shows."""
+"""Start attackers at their round, and log their effect."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fl_lightning.settings.attackers import Attackers
 
 
 class AttackSchedule:
-    """The attackers of one fit.
+    """Schedule the attackers of one fit.
 
     Args:
-        attackers: who they are and what they do.
-        data: which they change.
-        seed: of the federation.
-        trainer: the outer one.
+        attackers: the settings of the attackers.
+        data: the data that they change.
+        seed: the seed of the federation.
+        trainer: the outer Trainer.
 
     Raises:
-        ConfigurationError: for attackers that do not exist, or a backdoor whose success cannot be measured.
+        ConfigurationError: if attackers do not exist, or if the success of a backdoor cannot be measured.
     """
 
     def __init__(self, attackers: Attackers, data: FederatedDataModule, seed: int, trainer: Trainer) -> None:
@@ -34,10 +34,10 @@ class AttackSchedule:
         self.begin_round(0)
 
     def begin_round(self, round_idx: int) -> frozenset[int]:
-        """Let attackers change their data when it is time.
+        """Let attackers change their data from their first round on.
 
         Returns:
-            Clients that discard the global model.
+            The clients that discard the global model.
         """
         attackers, who, active = self._attackers, (self._data.num_clients, self._seed), self._attackers.active(round_idx)
         if active != self._active:
@@ -47,11 +47,11 @@ class AttackSchedule:
         return frozenset(attackers.discard_global if active else ())
 
     def end(self) -> None:
-        """Give the clients their data back."""
+        """Restore the clients' data."""
         self._data.mislabel({}, self._seed)
 
     def figures(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
-        """Return the round's figures on attackers, once the global model has been set; call it on every rank."""
+        """Return the round's metrics on attackers, after the global model has been set; call it on every rank."""
         attackers, figures = self._attackers, {}
         if attackers.active(round_idx):
             figures = detection(result.updates, attackers.everyone(self._data.num_clients, self._seed))

@@ -1,4 +1,4 @@
-"""Evaluation at the clients: the global model on each one's test part, and at the end against models of its own."""
+"""Evaluate the global model on each client's test part, and compare it with the clients' own models at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.types import Snapshot
 
 _SHOWN = 30
-"""Clients that the terminal shows; the files have all."""
+"""The number of clients that the terminal shows; the files contain all of them."""
 
 
 class ClientScores:
-    """Hold the scores measured so far, and the model that the federation began with: state of the run."""
+    """Hold the scores so far and the initial model of the federation, which are part of the run's state."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, Tensor] = {}
@@ -31,13 +31,13 @@ class ClientScores:
         self.start: Snapshot | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """Return the state for a checkpoint."""
         start = None if self.start is None else [self.start.vector, self.start.counters]
         turns = [[job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs] for job in self.jobs]
         return {"rounds": dict(self.rounds), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take everything back."""
+        """Restore the state from a checkpoint."""
         self.rounds = dict(state["rounds"])
         turns = state["turns"]
         self.jobs = [ClientJob(k, round_idx, period, None if epochs < 0 else epochs) for k, round_idx, period, epochs in turns]
@@ -45,13 +45,13 @@ class ClientScores:
 
 
 class ClientEvaluator:
-    """Evaluators models on the clients' own test parts; every rank takes its share of the clients.
+    """Evaluate models on the clients' own test parts; every rank takes its share of the clients.
 
     Args:
-        settings: what and when.
-        federation: the data, the server's model and who measures.
-        scores: where the results are kept.
-        own_models: whether clients keep models of their own, which are measured in place of the global one.
+        settings: the metric to compute, and when.
+        federation: the parts of the federation.
+        scores: the scores so far, to which results are added.
+        own_models: whether clients have their own models, which are evaluated instead of the global one.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class ClientEvaluator:
         self._sizes = federation.data.splits.test.sizes if federation.data.splits.test is not None else torch.zeros(0)
 
     def begin_round(self, round_idx: int) -> None:
-        """Keep the model that the federation begins with, where clients will start from it by themselves.
+        """Store the initial model if clients will later train from it alone.
 
         Raises:
-            CheckpointError: if the run goes on from a checkpoint that was written without that model.
-            ConfigurationError: if the module does not log the metric: before the first round, not after the last.
+            CheckpointError: if the run resumes from a checkpoint without the initial model.
+            ConfigurationError: if the module does not log the metric, which is checked before the first round.
         """
         scores, alone = self._scores, self._settings.compare_alone
         if round_idx == 0:
@@ -76,23 +76,25 @@ class ClientEvaluator:
         self.require_start()
         if scores.start is not None and scores.start.vector.numel() != self._parts.size:
             raise ConfigurationError(
-                f"What is trained has changed in round {round_idx}: clients alone could not repeat it from the first model. "
-                "Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all rounds."
+                f"The trained parameters changed in round {round_idx}, so clients alone cannot repeat the training from the "
+                "initial model. Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all "
+                "rounds."
             )
         if self._settings.active and not self._tried:
             self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, 0, "test", "evaluation")])
             self._tried = True
 
     def require_start(self) -> None:
-        """Refuse to compare with clients alone without the model that the federation began with.
+        """Refuse to compare with clients alone without the initial model.
 
         Raises:
-            CheckpointError: if it is not there.
+            CheckpointError: if the initial model is missing.
         """
         if self._settings.compare_alone and self._scores.start is None:
             raise CheckpointError(
-                "'federation.client_evaluation.compare_alone' needs the model that the federation began with, and this run was "
-                "begun without it: the checkpoint has none. Leave it false, or start again without 'ckpt_path'."
+                "'federation.client_evaluation.compare_alone' needs the initial model of the federation, but the checkpoint "
+                "does not contain it, because the run was started without this setting. Set it to false, or start again "
+                "without 'ckpt_path'."
             )
 
     def _snapshot(self) -> Snapshot:
@@ -100,7 +102,7 @@ class ClientEvaluator:
         return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
 
     def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
-        """Evaluate the new global model, or the clients' own, at all clients, if it is time; see ``spread_of_clients``."""
+        """Evaluate the new global model, or the clients' own models, at all clients if due; see ``spread_of_clients``."""
         if self._settings.compare_alone:
             alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs) for job in jobs]
             self._scores.jobs += sorted(alone, key=lambda job: (job.client, job.period))
@@ -114,7 +116,7 @@ class ClientEvaluator:
         return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._column == "own"))
 
     def _each(self, order: Callable[[int, int], EvalOrder]) -> Tensor:
-        """Return the value of an order, given a client and the version of the global model, for every client."""
+        """Return the result of an order for every client, where a function returns the order of a client and a version."""
         version = self._parts.publish().version
         reports = self._parts.pool.evaluate([order(client, version) for client in range(self._parts.data.num_clients)])
         return torch.tensor([report.value for report in reports], dtype=torch.float64)
@@ -125,7 +127,7 @@ class ClientEvaluator:
         """Evaluate the final model, let clients fine-tune it and train alone, and write both tables.
 
         Args:
-            rounds: how many there were.
+            rounds: the number of rounds.
         """
         if not rounds:
             return
@@ -153,7 +155,7 @@ class ClientEvaluator:
             if "gain" in header:
                 before = "local only" if "local only" in columns else self._column
                 after = "personalised" if "personalised" in columns else self._column
-                print(f"gain: {after} over {before}, above 0 where it is better")
+                print(f"gain: {after} over {before}, above 0 if better")
 
     def _write(self, round_idx: int, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         trainer = self._parts.trainer
@@ -166,7 +168,7 @@ class ClientEvaluator:
             csv.writer(file).writerows([header, *rows])
 
     def _personal(self, rounds: int) -> Tensor:
-        """Measure every client's own model, fine-tuned from the global one."""
+        """Evaluate every client's own model, fine-tuned from the global one."""
         epochs = self._settings.personal_epochs
 
         def order(client: int, version: int) -> EvalOrder:
@@ -175,7 +177,7 @@ class ClientEvaluator:
         return self._each(order)
 
     def _alone(self) -> Tensor:
-        """Measure every client's model from the federation's first one, by itself, turn for turn as in the federation."""
+        """Evaluate every client's model, trained alone from the initial model with the same turns as in the federation."""
         jobs: dict[int, list[ClientJob]] = {}
         for job in self._scores.jobs:
             jobs.setdefault(job.client, []).append(job)

@@ -1,4 +1,4 @@
-"""When the files of what clients keep may be deleted."""
+"""Delete files of client state that are no longer needed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _read: dict[Path, tuple[tuple[int, int], set[str]]] = {}
 
 
 def sweep_client_files(trainer: Trainer, memory: ClientMemory) -> None:
-    """Delete what neither the round nor a checkpoint in the Trainer's folders refers to, between rounds.
+    """Delete files, between rounds, to which neither the round nor a checkpoint in the Trainer's folders refers.
 
-    Rank 0 deletes, and the others wait: what they write in the round ahead is not known to it yet. A checkpoint that cannot be
-    read may refer to anything: then nothing is deleted.
+    Rank 0 deletes while the others wait, because it would not know the files that they write in the next round. A checkpoint
+    that cannot be read may refer to any file, so then nothing is deleted.
     """
     if not memory.has_files:
         return

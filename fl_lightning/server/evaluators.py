@@ -1,4 +1,4 @@
-"""Measure models on the server's validation set."""
+"""Evaluate models on the server's validation set."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _BATCH_SIZES = (100, 250, 500, 1000, 2000)
 def require_server_set(
     metric: str | Metric, data: FederatedDataModule, limit_batches: int | float, setting: str = STRATEGY_METRIC
 ) -> None:
-    """Refuse a metric on the server's validation set if the server has no such set.
+    """Refuse a metric on the server's validation set if the server does not have one.
 
     Raises:
-        ConfigurationError: saying what to give.
+        ConfigurationError: if the server has no validation set.
     """
     if limit_batches == 0 or not data.has_validation_set:
         raise ConfigurationError(
-            f"'{setting}' measures models by {metric if isinstance(metric, str) else type(metric).__name__} on the server's "
-            "validation set, and there is none. Give your datamodule a 'val_dataloader' and leave "
-            "'trainer.limit_val_batches' above 0, or use a strategy that needs none, such as FedAvg."
+            f"'{setting}' needs {metric if isinstance(metric, str) else type(metric).__name__} on the server's validation set, "
+            "but the server has none. Add a 'val_dataloader' to your datamodule and keep 'trainer.limit_val_batches' above 0, "
+            "or use a strategy that needs no validation set, such as FedAvg."
         )
 
 
 class Evaluators:
-    """Measure models on the server's validation set, each metric by a Trainer that is built once.
+    """Evaluate models on the server's validation set, with one Trainer per metric that is built once.
 
     Args:
         resident: the module into which models are loaded.
-        data: holds the server's validation set.
-        settings: what measuring may cost.
-        limit_batches: of the server's set, as the outer Trainer's ``limit_val_batches``.
-        seed: of the federation.
-        flags: of :class:`ModelEvaluation`, such as the precision.
+        data: the data, with the server's validation set.
+        settings: the settings of the evaluation at the server.
+        limit_batches: the limit on the server's batches, as the outer Trainer's ``limit_val_batches``.
+        seed: the seed of the federation.
+        flags: options of :class:`ModelEvaluation`, such as the precision.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Evaluators:
         self._resident.publish(model)
 
     def score(self, model: Snapshot | None, metric: str | Metric, setting: str = STRATEGY_METRIC) -> float:
-        """Return a metric of a model on the server's validation set.
+        """Return the score of a model on the server's validation set.
 
         Args:
             model: the model; None for the global one.
             metric: the name of a metric that the module logs in validation, or a torchmetrics metric.
-            setting: the setting that asks for it, for messages.
+            setting: the setting that names the metric, for messages.
         """
         evaluation = self._evaluation(metric, setting)
         module = self._resident.load(model)
@@ -89,7 +89,7 @@ class Evaluators:
         return evaluation.score(module, self._server_view)
 
     def backdoor_success(self, backdoor: Backdoor) -> float:
-        """Return the share, in [0, 1], of other classes' images that the global model takes for the target, the trigger on."""
+        """Return the share, in [0, 1], of other classes' images with the trigger that the model assigns to the target."""
         if self._triggered is None:
             self._triggered = _Agreement(), self._data.server_view(self.settings.examples, None, self._seed, backdoor)
         metric, view = self._triggered
@@ -97,7 +97,7 @@ class Evaluators:
 
     @property
     def num_server_examples(self) -> int:
-        """On which a model is measured, as far as the server's loader tells; 0 where it does not."""
+        """Return the number of examples for one evaluation at the server; 0 if the loader does not tell."""
         if self._num_server_examples is None:
             view = self._data.server_view(self.settings.examples, None, self._seed)
             loader = view.val_dataloader()
@@ -108,15 +108,15 @@ class Evaluators:
         return self._num_server_examples
 
     def _choose_view(self, module: LightningModule, evaluation: ModelEvaluation) -> LightningDataModule:
-        """The server's set as the settings say; with ``auto`` in batches of the size that is fastest here."""
+        """Return the server's set with the batch size in the settings; with ``auto``, choose the fastest one here."""
         examples, size = self.settings.examples, self.settings.batch_size
         if size != "auto":
             return self._data.server_view(examples, size, self._seed)
         if self._limit != 1.0:
             raise ConfigurationError(
-                "'federation.server_evaluation.batch_size' is 'auto', but 'trainer.limit_val_batches' counts batches: the "
-                "choice would change what is measured. Use 'federation.server_evaluation.examples' instead of the limit, or a "
-                "number."
+                "'federation.server_evaluation.batch_size' is 'auto', but 'trainer.limit_val_batches' counts batches, so the "
+                "batch size would change the set of examples. Set 'federation.server_evaluation.examples' instead of the "
+                "limit, or set the batch size to a number."
             )
         seconds: dict[int, float] = {}
         own = int(getattr(self._data.server_view(examples, None, self._seed).val_dataloader(), "batch_size", None) or 100)
@@ -132,7 +132,7 @@ class Evaluators:
         if not seconds:
             return self._data.server_view(examples, None, self._seed)
         fastest = min(seconds, key=lambda candidate: seconds[candidate])
-        rank_zero_info(f"Evaluation on the server's set in batches of {fastest}: the fastest of {sorted(seconds)}.")
+        rank_zero_info(f"Evaluation on the server's set uses batches of {fastest}, the fastest of {sorted(seconds)}.")
         return self._data.server_view(examples, fastest, self._seed)
 
     def _evaluation(self, metric: str | Metric, setting: str) -> ModelEvaluation:
@@ -147,17 +147,17 @@ class Evaluators:
 
 
 def _server_precision(local: str, wanted: str) -> str:
-    """Return the wanted precision, unless the clients' weights are kept in another dtype, which evaluation would change."""
+    """Return the wanted precision, or refuse it if evaluation would change the dtype of the clients' weights."""
     if local.endswith("-true") and local != "32-true":
         raise ConfigurationError(
-            f"'federation.server_evaluation.precision' is {wanted!r}, but the clients' models are kept in {local}. Leave "
-            "it out, or set 'federation.local.precision' to 32-true or a mixed one."
+            f"'federation.server_evaluation.precision' is {wanted!r}, but the clients' models are stored in {local}. Remove "
+            "it, or set 'federation.local.precision' to 32-true or a mixed precision."
         )
     return wanted
 
 
 class _Agreement(Metric):
-    """The share of the target classes that a model predicts, of however many classes."""
+    """Compute the share of correct predictions, for any number of classes."""
 
     hits: Tensor
     total: Tensor
@@ -168,10 +168,10 @@ class _Agreement(Metric):
         self.add_state("total", torch.zeros((), dtype=torch.int64))
 
     def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Logits, shape (N, C), and classes, shape (N,)."""
+        """Update with logits of shape (N, C) and classes of shape (N,)."""
         self.hits += (predictions.argmax(dim=1) == target).sum()
         self.total += target.numel()
 
     def compute(self) -> Tensor:
-        """From 0 to 1."""
+        """Return the share, in [0, 1]."""
         return self.hits / self.total

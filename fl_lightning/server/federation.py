@@ -1,4 +1,4 @@
-"""What stays the same from round to round."""
+"""Hold the parts of a federation that stay the same from round to round."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _versions = count(1)
 
 @dataclass(frozen=True, kw_only=True)
 class Federation:
-    """The parts of a running federation on this rank.
+    """Hold the parts of a running federation on this rank.
 
     Attributes:
-        trainer: the user's.
-        strategy: combines the updates.
-        data: spread over the clients.
+        trainer: the user's Trainer.
+        strategy: the strategy that combines the updates.
+        data: the data, divided among the clients.
         server: the view of the global model.
-        pool: the clients.
-        evaluators: measure models on the server's set.
-        local: how clients train.
-        seed: of the federation.
-        transforms: of what clients send, in their order.
-        faults: what happens if a client fails.
-        secure_aggregation: masks what clients send; None without.
-        memory_limit: bytes of models that a strategy which needs all of a round may hold in memory.
-        privacy: the key of the noise, and the account of what is released.
-        session: differs for every fit.
+        pool: the pool of clients.
+        evaluators: the evaluators of models on the server's set.
+        local: the settings of the local training.
+        seed: the seed of the federation.
+        transforms: the transforms of the clients' updates, in order.
+        faults: how to handle clients that fail.
+        secure_aggregation: the masks of the clients' updates, or None.
+        memory_limit: the memory in bytes for the models of a round, for a strategy that needs all of them at once.
+        privacy: the key of the noise, and the account of the privacy spent.
+        session: the id of the fit, different for each one.
     """
 
     trainer: Trainer
@@ -84,19 +84,19 @@ class Federation:
         """Re-check which parameters are frozen, before a round: callbacks may have changed that.
 
         Raises:
-            ConfigurationError: if the strategy keeps tensors that belong to the former parameters.
+            ConfigurationError: if the strategy has stored tensors that belong to the previous parameters.
         """
         self.server.refresh()
         stale = [name for name, t in self.strategy.broadcast().items() if t.numel() != self.server.num_parameters]
         if stale:
             raise ConfigurationError(
-                f"The trained parameters have changed in round {self.trainer.current_epoch}, but "
-                f"{type(self.strategy).__name__} keeps '{stale[0]}' of the former ones. Freeze the same parts in all rounds "
-                "('thaw_after' null), or use a strategy that keeps nothing, such as FedAvg."
+                f"The trained parameters changed in round {self.trainer.current_epoch}, but {type(self.strategy).__name__} "
+                f"keeps '{stale[0]}', which belongs to the previous parameters. Freeze the same parts in all rounds "
+                "('thaw_after' null), or use a strategy without such state, such as FedAvg."
             )
 
     def publish(self) -> ServerModel:
-        """Give the clients the global model as it is now."""
+        """Publish the current global model to the clients."""
         strategy = self.strategy
         model = ServerModel(
             version=next(_versions),
@@ -114,17 +114,17 @@ class Federation:
 
     @cached_property
     def largest(self) -> float:
-        """Return the largest accepted weight: all clients' such weights times their examples fit into an exact sum."""
+        """Return the largest accepted weight, for which the sum over all clients, weighted by examples, is still exact."""
         return 2.0**40 / max(1, int(self.data.indices.sizes.sum()))
 
     @property
     def shows_updates(self) -> bool:
-        """Return whether the server sees single changes: not behind masks, nor before noise of its own."""
+        """Return whether the server sees individual changes, without masks or noise added at the server."""
         return self.secure_aggregation is None and not any(map(_acts_at_the_server, self.transforms))
 
     @property
     def examples_to_score(self) -> int:
-        """Return on how many examples the strategy measures each client's model."""
+        """Return the number of examples on which the strategy evaluates each client's model."""
         return 0 if self.strategy.metric is None else self.evaluators.num_server_examples
 
 

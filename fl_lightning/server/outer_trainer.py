@@ -1,4 +1,4 @@
-"""Fitting the user's Trainer to rounds."""
+"""Adapt the user's Trainer to rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 @contextmanager
 def outside_precision(trainer: Trainer) -> Iterator[None]:
-    """Leave the outer Trainer's precision: clients enter their own, sums and figures are exact."""
+    """Leave the outer Trainer's precision context, because clients enter their own, and sums and metrics are exact."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -27,12 +27,12 @@ def outside_precision(trainer: Trainer) -> Iterator[None]:
 
 
 def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[], Any]) -> None:
-    """Adapt the Trainer to rounds: log each of them, take no scaler for the server's step, show a bar of rounds.
+    """Adapt the Trainer to rounds: log every round, use no scaler for the server's step, and show a bar of rounds.
 
     Args:
-        trainer: the user's.
-        cleanup: undoes everything.
-        make_bar: builds the bar that replaces Lightning's own, with a method ``close``; a user's bar stays.
+        trainer: the user's Trainer.
+        cleanup: the stack on which to register the functions that undo all changes.
+        make_bar: a function that builds the bar, with a method ``close``, which replaces Lightning's own; a user's bar stays.
     """
     cleanup.callback(setattr, trainer, "log_every_n_steps", trainer.log_every_n_steps)  # type: ignore[attr-defined]
     trainer.log_every_n_steps = 1  # type: ignore[attr-defined]
@@ -50,13 +50,13 @@ def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[],
 
 
 def _put(trainer: Trainer, new: list[Callback], old: Callback) -> None:
-    """Put callbacks in the place of another, in a new list: Lightning may be on its way through the old one."""
+    """Replace a callback by others in a new list, because Lightning may be iterating over the old one."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     trainer.callbacks = [one for each in callbacks for one in (new if each is old else [each])]  # type: ignore[attr-defined]
 
 
 def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
-    """Let adaptive losses adapt in a module that does not bring the callback for it."""
+    """Add the callback for adaptive losses, unless the Trainer already has it."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if not any(isinstance(callback, LossAdaptation) for callback in callbacks):
         added = LossAdaptation()
@@ -65,7 +65,7 @@ def adapt_losses(trainer: Trainer, cleanup: ExitStack) -> None:
 
 
 def set_threads(wanted: int | None, trainer: Trainer, cleanup: ExitStack) -> None:
-    """Intra-op threads of the clients: as asked; else one where ranks share a CPU, or they would fight for its cores."""
+    """Set the clients' intra-op threads to the wanted number, or by default to one if ranks share a CPU."""
     shares = trainer.strategy.root_device.type == "cpu" and trainer.num_devices > 1
     threads = 1 if wanted is None and shares else wanted
     if threads is not None:

@@ -1,4 +1,4 @@
-"""Transforms at the server: what happens to the average of a round."""
+"""Apply the transforms of the server to the aggregate of a round."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fl_lightning.transforms.base import Transform
 
 
 def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int, expected: int) -> Tensor:
-    """Return the aggregate of a round after the transforms, float64, shape (d,), the same on every rank.
+    """Return the transformed aggregate of a round, float64, shape (d,), the same on every rank.
 
     Args:
-        parts: the federation.
-        round_idx: from 0.
+        parts: the parts of the federation.
+        round_idx: the communication round, from 0.
         aggregate: the strategy's result, shape (d,).
         received: the number of updates in it.
-        expected: the number of clients that should have delivered.
+        expected: the number of expected updates.
     """
     size = parts.server.num_parameters
     start: Tensor | None = None
     for number, transform in enumerate(parts.transforms):
-        if type(transform).receive is Transform.receive:  # nothing to do, and no last bit to lose
+        if type(transform).receive is Transform.receive:  # the default does nothing: skip it to avoid rounding
             continue
         start = to_float64(parts.server.vector()[:size]) if start is None else start
         draw = generator(parts.seed, round_idx, "server", "transform", number)

@@ -1,4 +1,4 @@
-"""One communication round: what a route asks of the cohort becomes orders to the clients and updates for the strategy."""
+"""Run one communication round: turn a route's requests into orders to clients, and their reports into updates."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Sn
 
 @dataclass
 class FederationRound(Cohort):
-    """The cohort of one round; see :class:`~fl_lightning.routes.Cohort`.
+    """Carry out a route's requests in one round; see :class:`~fl_lightning.routes.Cohort`.
 
     Args:
-        federation: what stays.
-        round_idx: from 0.
-        plan: who takes part, and how much each does.
-        last_scores: by client, the score that its model had when it was measured last.
-        own_models_of: clients that start from their own last model.
+        federation: the parts of the federation.
+        round_idx: the communication round, from 0.
+        plan: the clients that take part, and the work of each.
+        last_scores: the last score of each client's model, by client.
+        own_models_of: the clients that start from their own last model.
     """
 
     federation: Federation
@@ -51,7 +51,7 @@ class FederationRound(Cohort):
         self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
-        self._failures: list[ClientFailure] = []  # likewise
+        self._failures: list[ClientFailure] = []  # of this rank
         self._buffer = UpdateBuffer(self.federation, self.plan, self.round_idx)
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
@@ -107,7 +107,7 @@ class FederationRound(Cohort):
         try:
             for number in range(self._comm.rank, len(updates), self._comm.size):
                 update = updates[number]
-                moved = self._server.distance(update.snapshot.vector)  # anew: routes mix models
+                moved = self._server.distance(update.snapshot.vector)  # computed again, because routes mix models
                 norm = moved if math.isfinite(moved) else None
                 update = replace(update, update_norm=norm, local_score=local_scores[number])
                 self._updates.append(self._take(update).without_state())
@@ -155,7 +155,7 @@ class FederationRound(Cohort):
         delivers: bool = True,
         scored: int = 0,
     ) -> list[TrainOrder]:
-        """Return the orders of the chains, and charge the privacy that they may cost."""
+        """Return the orders of the chains, and charge the privacy that they may spend."""
         starts, pulled, orders = starts or {}, pulled or {}, list[TrainOrder]()
         for chain in chains:
             jobs = tuple(
@@ -169,7 +169,7 @@ class FederationRound(Cohort):
 
     @staticmethod
     def _drain(reports: Iterator[ChainReport], take: Callable[[ChainReport], None]) -> Exception | None:
-        """Read all reports of this rank; the error that ends them is returned, since other ranks must hear of it first."""
+        """Read all reports of this rank, and return an error that ends them, because other ranks must learn about it first."""
         try:
             for report in reports:
                 take(report)
@@ -178,7 +178,7 @@ class FederationRound(Cohort):
         return None
 
     def _receive(self, report: ChainReport) -> None:
-        """Give the strategy what a chain of clients sends."""
+        """Pass the update of a chain of clients to the strategy."""
         self._failures += report.failures
         if not report.updates:
             return
@@ -187,10 +187,10 @@ class FederationRound(Cohort):
         announce(self.federation.trainer, "on_client_end", weighed)
 
     def _start_strategy(self, examples: Sequence[int]) -> None:
-        """Tell the strategy where the round begins.
+        """Start the round of the strategy.
 
         Args:
-            examples: behind each update that it will get.
+            examples: the number of examples of each expected update.
         """
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
@@ -198,7 +198,7 @@ class FederationRound(Cohort):
         self._buffer.begin(examples)
 
     def _take(self, update: ClientUpdate) -> ClientUpdate:
-        """Score a model, and give it to the strategy."""
+        """Score a model, and pass it to the strategy."""
         metric = self.federation.strategy.metric
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))
@@ -213,7 +213,7 @@ class FederationRound(Cohort):
         """Return the result of the round, the same on every rank.
 
         Raises:
-            ClientError: on every rank, if one failed.
+            ClientError: on every rank, if a rank failed.
         """
         updates = self._comm.gather_updates(self._updates, self._error)
         failures = self._all_failures(len(updates))
@@ -230,13 +230,13 @@ class FederationRound(Cohort):
         aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
         if not math.isfinite(magnitude(aggregate)):
             raise ClientError(
-                f"{type(strategy).__name__} returned values for round {self.round_idx} that are not finite. Lower the clients' "
+                f"{type(strategy).__name__} returned values that are not finite in round {self.round_idx}. Lower the clients' "
                 "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
         return RoundResult(aggregate, self._comm.elementwise_maximum(self._counters), with_shares(updates), failures)
 
     def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
-        """Return the scores of the models that reached the strategy, by the client that sent each."""
+        """Return the scores of the models that reached the strategy, by client."""
         score_of = {update.client: update.score for update in updates}
         senders = [chain[-1] for chain in self._delivered(score_of.keys()) if chain]
         return {client: score for client in senders if (score := score_of[client]) is not None}
@@ -245,7 +245,7 @@ class FederationRound(Cohort):
         return [[client for client in chain if client in good] for chain in self._chains]
 
     def figures(self) -> dict[str, float]:
-        """Return the cost of privacy and the transforms' other figures, once the ranks have shared the clients' state."""
+        """Return the privacy spent and the transforms' other metrics, after the ranks have shared the clients' state."""
         spent = self.federation.privacy.figures(self.federation.data.num_clients)
         return self._pool.figures(self.round_idx, self.plan.drawn) | spent
 
@@ -253,7 +253,7 @@ class FederationRound(Cohort):
         """Return the failures of all ranks.
 
         Raises:
-            ClientError: on every rank, if too few updates are good.
+            ClientError: on every rank, if too few updates are valid.
         """
         faults, drawn = self.federation.faults, self.plan.drawn
         if not faults.skips:
@@ -267,7 +267,7 @@ class FederationRound(Cohort):
         return failures
 
     def close(self) -> None:
-        """Delete what the round has written, however it ended."""
+        """Delete the files of the round, however it ended."""
         self._buffer.close()
 
     def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:

@@ -1,4 +1,4 @@
-"""What a round leaves in the loggers and on the terminal."""
+"""Log the results of a round to the loggers and the terminal."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fl_lightning.types import ClientUpdate
 
 
 def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], client_columns: bool) -> None:
-    """Log a round's figures and each client's.
+    """Log the metrics of a round and of its clients.
 
     Args:
-        trainer: the outer one.
-        updates: of the round.
-        own: more figures, as ``federation/<name>``; ``<name>/<client>`` where they are of a client.
-        client_columns: whether each client's figures are logged; else their quantiles over the clients of the round.
+        trainer: the outer Trainer.
+        updates: the updates of the round.
+        own: additional metrics, logged as ``federation/<name>``; named ``<name>/<client>`` if they belong to a client.
+        client_columns: whether to log each client's metrics; otherwise their quantiles over the clients of the round.
     """
     more, columns = {f"federation/{name}": float(value) for name, value in own.items()}, client_metrics(updates)
     if not client_columns:
         more, columns = quantiles(more), quantiles(columns)
     figures = round_metrics(updates) | more
     figures |= {"round": float(trainer.current_epoch), "federation/threads": float(torch.get_num_threads())}
-    # Not by ``module.log``, whose averages over batches and ranks cost a millisecond for each figure.
+    # Do not use ``module.log``: its averages over batches and ranks cost a millisecond per metric.
     for known in (trainer.callback_metrics, trainer.logged_metrics):
         known.update({name: torch.tensor(value) for name, value in figures.items()})
     logged = columns | figures | {"epoch": float(trainer.current_epoch)}
@@ -37,6 +37,6 @@ def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[st
 
 
 def write_matrices(trainer: Trainer, matrices: Mapping[str, Tensor], data: FederatedDataModule) -> None:
-    """Keep matrices of clients by clients as files beside the CSV logger's."""
+    """Write client-by-client matrices to files next to the CSV logger's."""
     for name, matrix in matrices.items():
         write_matrix(trainer, name, matrix, [data.client_name(client) for client in range(data.num_clients)])

@@ -1,4 +1,4 @@
-"""What a round comes to, and how what a chain of clients does is counted."""
+"""Hold the result of a round, and merge the updates of a chain of clients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 3
-"""Failures that an error names."""
+"""The largest number of failures in an error message."""
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Hold a round's new state, float64, shape (d,), new counters, and updates and failures in the order of clients."""
+    """Hold a round's new state (float64, shape (d,)), new counters, and updates and failures in the order of clients."""
 
     aggregate: Tensor
     counters: Tensor
@@ -27,7 +27,7 @@ class RoundResult:
 
 
 def as_one(chain: Sequence[ClientUpdate]) -> ClientUpdate:
-    """Return the result of a chain: the last client's model, for the examples of all."""
+    """Return a chain's updates as one: the last client's model, with the examples of all clients."""
     if len(chain) == 1:
         return chain[0]
     examples, steps = (sum(getattr(update, name) for update in chain) for name in ("num_examples", "num_steps"))
@@ -35,7 +35,7 @@ def as_one(chain: Sequence[ClientUpdate]) -> ClientUpdate:
 
 
 def shared_out(handed: ClientUpdate, chain: Sequence[ClientUpdate]) -> list[ClientUpdate]:
-    """The chain's updates for the log, with its weight shared out by examples."""
+    """Return the chain's updates for the log, with its weight divided by examples."""
     if len(chain) == 1:
         return [handed.without_state()]
     weights = [handed.weight * update.num_examples / handed.num_examples for update in chain]
@@ -48,7 +48,7 @@ def shared_out(handed: ClientUpdate, chain: Sequence[ClientUpdate]) -> list[Clie
 
 
 def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
-    """The updates with their shares of all weights, which sum to 1."""
+    """Return the updates with their shares of the total weight, which sum to 1."""
     total = sum(update.weight for update in updates)
     return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
 
@@ -57,20 +57,20 @@ def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], we
     """Reject invalid weights.
 
     Raises:
-        ClientError: naming the strategy.
+        ClientError: if the weights are invalid; it names the strategy.
     """
     if len(weights) != len(updates) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise ClientError(
-            f"{type(strategy).__name__} gave {len(updates)} updates the weights {list(weights)[:5]}: there must be one for "
-            "each, finite and 0 or above. Let its 'combine' return such."
+            f"{type(strategy).__name__} gave {len(updates)} updates the weights {list(weights)[:5]}. Return one weight for "
+            "each update from its 'combine', finite and 0 or above."
         )
 
 
 def too_few(round_idx: int, good: int, drawn: int, needed: int, failures: Sequence[ClientFailure]) -> ClientError:
-    """The error that ends a run for lack of good updates."""
+    """Return the error that ends a run with too few valid updates."""
     causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
     more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
     return ClientError(
-        f"Round {round_idx}: {good} of {drawn} updates are good, but the round needs {needed} "
+        f"Round {round_idx}: {good} of {drawn} updates are valid, but the round needs {needed} "
         f"('federation.faults.min_updates'). Failed: {causes}{more}."
     )

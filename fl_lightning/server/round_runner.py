@@ -1,4 +1,4 @@
-"""Run the rounds of a fit: draw the cohort, let the route run, step the server, log."""
+"""Run the rounds of a fit: draw the cohort, run the route, step the server, and log."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RoundRunner:
     """Run one round for each epoch of the user's Trainer.
 
     Args:
-        settings: of the federation.
+        settings: the settings of the federation.
         run: the state of the run.
-        federation: what stays from round to round.
-        sampler: draws the rounds.
-        evaluator: evaluates at the clients.
-        attacks: when attackers act.
+        federation: the parts of the federation.
+        sampler: the sampler that draws the rounds.
+        evaluator: the evaluator of models at the clients.
+        attacks: the schedule of the attackers.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RoundRunner:
         self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
 
     def run(self, module: LightningModule) -> None:
-        """Run a round; the module then holds the new global model."""
+        """Run a round, after which the module contains the new global model."""
         trainer = self._federation.trainer
         with outside_precision(trainer):
             jobs = self._round(module)
@@ -59,12 +59,12 @@ class RoundRunner:
             module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
 
     def conclude(self) -> None:
-        """Compare the final model with models of the clients' own."""
+        """Compare the final model with the clients' own models."""
         with outside_precision(self._federation.trainer):
             self._evaluator.conclude(self._federation.trainer.current_epoch)
 
     def _round(self, module: LightningModule) -> list[ClientJob]:
-        """Run a round up to its log, and return the turns that the clients took."""
+        """Run a round, log it, and return the turns of the clients."""
         begun = time.perf_counter()
         federation, run, trainer = self._federation, self._run, self._federation.trainer
         round_idx = trainer.current_epoch
@@ -89,7 +89,7 @@ class RoundRunner:
         return federation_round.jobs
 
     def _begin(self, round_idx: int) -> tuple[RoundPlan, frozenset[int]]:
-        """Prepare a round, and return who takes part, and which clients start from their own last model."""
+        """Prepare a round, and return its plan and the clients that start from their own last model."""
         if round_idx == 0:
             self._run.reset()
             self._settings.strategy.reset()
@@ -102,7 +102,7 @@ class RoundRunner:
         return self._sampler.round(round_idx), everyone if self._settings.route.keeps_models else stubborn
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
-        """Step the server's optimizer, and return the length of the pseudo-gradient."""
+        """Step the server's optimizer, and return the norm of the pseudo-gradient."""
         server = self._federation.server
         step = server.set_gradient_towards(result.aggregate)
         optimizer: Any = module.optimizers()
@@ -112,7 +112,7 @@ class RoundRunner:
         return step
 
     def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:
-        """Return the figures of a round that are not those of single clients."""
+        """Return the metrics of a round that do not belong to single clients."""
         settings, plan = self._settings, federation_round.plan
         figures = settings.strategy.figures() | federation_round.figures()
         figures |= {"stragglers": float(len(plan.epochs))} if settings.local.partial_work.share else {}

@@ -1,4 +1,4 @@
-"""The scores of a round: of clients' models on the server's set and on clients' examples."""
+"""Score the clients' models of a round on the server's set and on clients' examples."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from fl_lightning.types import ClientUpdate, Snapshot
 
 
 class RoundScores:
-    """Measure the models of one round.
+    """Score the models of one round.
 
     Args:
-        federation: what stays.
-        round_idx: from 0.
-        last_scores: by client, the score that its model had when it was measured last.
+        federation: the parts of the federation.
+        round_idx: the communication round, from 0.
+        last_scores: the last score of each client's model, by client.
     """
 
     def __init__(self, federation: Federation, round_idx: int, last_scores: Mapping[int, float]) -> None:
         self._federation, self._evaluators, self._last = federation, federation.evaluators, last_scores
         self.due = federation.evaluators.settings.due(round_idx)
-        """Whether clients' models are measured in this round; in others their last scores count."""
+        """Whether clients' models are scored in this round; in other rounds their last scores are used."""
 
     def of(self, update: ClientUpdate, metric: str | Metric) -> float:
-        """Return the score of a client's model on the server's set, as the strategy weighs it."""
+        """Return the score of a client's model on the server's set, for the strategy's weights."""
         kept = None if self.due else self._last.get(update.client)
         return self._evaluators.score(update.snapshot, metric) if kept is None else kept
 
     def spread(
         self, models: Sequence[Callable[[], Snapshot]], metric: str | Metric, setting: str = STRATEGY_METRIC
     ) -> list[float]:
-        """Return a metric of models on the server's set, spread over the ranks; call it on every rank.
+        """Return the scores of models on the server's set, divided among the ranks; call it on every rank.
 
         Args:
-            models: each makes a model, on the rank that measures it.
+            models: functions that return a model each, called on the rank that scores it.
             metric: the metric.
-            setting: the setting that asks for it, for messages.
+            setting: the setting that names the metric, for messages.
         """
         return self._federation.comm.spread(len(models), lambda k: self._evaluators.score(models[k](), metric, setting))
 
     def local(self, updates: Sequence[ClientUpdate], version: int) -> list[float | None]:
-        """Return the scores of models on their clients' validation parts; None if the strategy does not ask for them."""
+        """Return the scores of models on their clients' validation parts; None if the strategy does not need them."""
         if self._federation.strategy.local_metric is None:
             return [None] * len(updates)
         orders = [EvalOrder(version, update.client, "validation", "sent", update.snapshot) for update in updates]

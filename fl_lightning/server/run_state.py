@@ -1,4 +1,4 @@
-"""What of a federation must be in a checkpoint beside Lightning's own: tensors and plain Python types only."""
+"""Save and compare the state of a federation in a checkpoint, as tensors and plain Python types."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from fl_lightning.settings.federation import FederationSettings
 
 FORMAT = 4
 _EQUAL = " or ".join(name for name, kind in ENGINES.items() if kind.equals_trainer)
-"""Engines of local training that give the same bits on a CPU."""
+"""The engines of local training whose results on a CPU are equal to the last bit."""
 
 
 class RunState:
-    """Saves and checks what makes a resumed run the same run.
+    """Save and check the state that a resumed run must share with its checkpoint.
 
-    Cohorts and clients draw from (seed, round, client): beside the seed, only what clients keep over rounds is state.
+    Random draws depend on (seed, round, client), so apart from the seed only the clients' stored tensors are state.
 
     Args:
-        owner: the orchestrator.
+        owner: the settings of the federation.
     """
 
     def __init__(self, owner: FederationSettings) -> None:
@@ -55,7 +55,7 @@ class RunState:
         self._random_state: dict[str, Any] | None = None
 
     def begin(self, training: Partition) -> None:
-        """Set up for a fit, which may continue an earlier one.
+        """Prepare for a fit, which may continue an earlier one.
 
         Args:
             training: the clients' training examples.
@@ -65,13 +65,13 @@ class RunState:
         self.fingerprint = None
 
     def reset(self) -> None:
-        """Begin anew: the first round starts."""
+        """Discard all state before the first round."""
         self.memory.forget()
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, ready for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "format": FORMAT,
             "settings": {} if self.fingerprint is None else self.fingerprint.settings,
@@ -91,7 +91,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state of a checkpoint over, after :meth:`compare`."""
+        """Restore the state of a checkpoint, after :meth:`compare`."""
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
@@ -103,23 +103,23 @@ class RunState:
         self._random_state = state["random_state"]
 
     def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:
-        """Refuse the checkpoint of a federation that this one cannot continue; warn of what changes last bits.
+        """Refuse a checkpoint that this federation cannot continue, and warn about differences that change last bits.
 
         Args:
-            state: of the checkpoint.
-            device: where clients train.
-            other_weights: how the checkpoint's model differs from this run's; empty where it does not.
+            state: the state in the checkpoint.
+            device: the device on which clients train.
+            other_weights: a description of how the checkpoint's model differs from this run's; empty if it does not.
 
         Returns:
-            The settings that differ, where ``federation.resume_changed`` allows it.
+            The settings that differ, if ``federation.resume_changed`` allows it.
 
         Raises:
-            CheckpointError: naming everything that differs.
+            CheckpointError: if the run cannot continue; it names all differences.
         """
         if state.get("format") != FORMAT:
             raise CheckpointError(
-                f"The checkpoint holds a federation in format {state.get('format')}, this version of fl_lightning reads format "
-                f"{FORMAT}. Resume with the version that wrote it."
+                f"The checkpoint has format {state.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
+                "Resume with the version that wrote it."
             )
         found = changes(*self._settings(state, device))
         problems = [f"The checkpoint was written with {in_words(found)}."] if found else []
@@ -132,14 +132,14 @@ class RunState:
         if state["threads"] != torch.get_num_threads():
             threads = state["threads"]
             warnings.warn(
-                f"The checkpoint was written with {threads} threads per client, this run has {torch.get_num_threads()}: the "
-                f"last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid it.",
+                f"The checkpoint was written with {threads} threads per client, but this run has {torch.get_num_threads()}, so "
+                f"the last bits of the result will differ. Set 'federation.local.threads' to {threads} to avoid this.",
                 stacklevel=2,
             )
         return found
 
     def _settings(self, state: dict[str, Any], device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The settings of the checkpoint and of this run, with the engines that really train."""
+        """Return the settings of the checkpoint and of this run, with the actual engines."""
         assert self.fingerprint is not None
         both: list[dict[str, Any]] = []
         for settings in (_with_current_names(state["settings"]), self.fingerprint.settings):
@@ -158,45 +158,43 @@ class RunState:
         before, now = state.get("privacy", ""), privacy_in_words(self._owner.transforms, self._owner.local)
         if before != now:
             problems.append(
-                f"The checkpoint's rounds were done with {before or 'no differential privacy'}, and this run has "
-                f"{now or 'none'}: no epsilon would be true of both."
+                f"The checkpoint was written with {before or 'no differential privacy'}, but this run has {now or 'none'}, and "
+                "no single epsilon covers both."
             )
         if state["clients"] != self.num_clients:
-            problems.append(
-                f"The checkpoint holds a federation of {state['clients']} clients, this run has {self.num_clients}."
-            )
+            problems.append(f"The checkpoint has {state['clients']} clients, but this run has {self.num_clients}.")
         elif state["partition"] != self._partition:
             problems.append(
-                "The checkpoint's clients held other training examples than those of this run. Resume with the same data, "
-                "partitioner and its seed, 'data.client_validation', 'client_test' and 'public_share'."
+                "The checkpoint's clients have different training examples from this run's. Resume with the same data, the "
+                "same partitioner and seed, and the same 'data.client_validation', 'client_test' and 'public_share'."
             )
         return problems
 
     def restore_random_state(self) -> None:
-        """Put the global random state of the checkpoint in place, once."""
+        """Restore the global random state of the checkpoint, once."""
         if self._random_state is not None:
             _set_random_state(self._random_state)
             self._random_state = None
 
 
 def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
-    """Say what to do about settings that differ.
+    """Return advice on settings that differ.
 
     Args:
-        stays: settings that no resumed run may change.
+        stays: the settings that a resumed run must not change.
         others: whether clients or the model differ.
-        allowed: whether the user allows changes.
+        allowed: whether ``federation.resume_changed`` is true.
     """
     again = "or start again without 'ckpt_path'."
     if not stays and not others:
         return f"Resume with the same settings, set 'federation.resume_changed' to true to change them on purpose, {again}"
     names = ", ".join(f"'{name}'" for name in stays)
-    limit = f" 'federation.resume_changed' does not allow to change {names or 'these'}." if allowed else ""
+    limit = f" 'federation.resume_changed' does not allow changes to {names or 'these'}." if allowed else ""
     return f"Resume with the same settings, {again}{limit}"
 
 
 def _with_current_names(settings: Any) -> Any:
-    """Return the settings of a checkpoint with the current names of classes whose modules have moved since."""
+    """Return the settings of a checkpoint with the current names of classes whose modules have moved."""
     if isinstance(settings, str):
         return current_name(settings)
     if isinstance(settings, dict):

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and how much each of them does."""
+"""Draw the clients that take part in a round, and the work of each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fl_lightning.types import Pull
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Hold what is drawn for a round, the same on every rank.
+    """Hold the draw of a round, the same on every rank.
 
     Attributes:
-        clients: who trains, ascending.
-        drawn: how many were drawn.
-        lost: who of them drops out.
-        epochs: of the clients that do fewer local epochs than the others.
-        slowness: of the clients that do fewer steps.
+        clients: the clients that train, ascending.
+        drawn: the number of clients that were drawn.
+        lost: the drawn clients that drop out.
+        epochs: the local epochs of the clients that do fewer than the others, by client.
+        slowness: the slowness of the clients that do fewer steps, by client.
     """
 
     clients: tuple[int, ...]
@@ -41,17 +41,16 @@ class RoundPlan:
 
 
 class ClientSampler:
-    """Draws the rounds of a federation.
+    """Draw the rounds of a federation.
 
     Args:
-        num_clients: K.
-        clients_per_round: a fraction or a number.
-        local: says who does fewer epochs.
-        availability: says who is there, slow, or lost.
-        faults: how many must be left.
-        seed: of the federation.
-        secret: draws cohorts, and who of them drops out or does less, where nobody may know whom they are of; None for
-            the seed.
+        num_clients: the number K of clients in the federation.
+        clients_per_round: the clients per round, as a fraction or a number.
+        local: the settings of the local training, with those of partial work.
+        availability: the settings of absent, slow and lost clients.
+        faults: the settings of failures, with the smallest number of updates.
+        seed: the seed of the federation.
+        secret: the key from which to draw cohorts and partial work if they must stay secret; None to use the seed.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ClientSampler:
         self._slowness = dict.fromkeys(slow, availability.slowness)
 
     def _present(self, round_idx: int) -> list[int]:
-        """Return who is there: a step on from the round before, all steps only in a resumed run's first round."""
+        """Return the present clients: one step after the previous round, or all steps in a resumed run's first round."""
         if not self._availability.leave:
             return list(range(self._num_clients))
         if round_idx < self._next_round:
@@ -81,10 +80,10 @@ class ClientSampler:
         return there
 
     def round(self, round_idx: int) -> RoundPlan:
-        """The draw of a round.
+        """Return the draw of a round.
 
         Raises:
-            ClientError: if fewer clients are left than the round needs.
+            ClientError: if fewer clients remain than the round needs.
         """
         there = self._present(round_idx)
         order, seed = None, self._seed
@@ -101,8 +100,8 @@ class ClientSampler:
         if len(left) < self._faults.needed(len(cohort)) or not left:
             needed = max(1, self._faults.needed(len(cohort)))
             raise ClientError(
-                f"Round {round_idx}: {len(left)} of {self._num_clients} clients are there and deliver, but the round needs "
-                f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of "
-                "'federation.availability', or 'federation.local.partial_work.share' where it drops stragglers."
+                f"Round {round_idx}: {len(left)} of {self._num_clients} clients are available, but the round needs "
+                f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of 'federation.availability', or "
+                "'federation.local.partial_work.share' if stragglers are dropped."
             )
         return RoundPlan(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness)

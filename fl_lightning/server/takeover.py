@@ -1,4 +1,4 @@
-"""Turning a user's module, for the time of a fit, into the server's module that runs rounds."""
+"""Turn a user's module into the server's module, which runs rounds, for the duration of a fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.data.rounds import unless_round
 from fl_lightning.errors import ConfigurationError
 
-# Hooks of training. The server's module never sees a batch: they belong to the clients' copies.
+# Training hooks belong to the clients' copies, because the server's module never sees a batch.
 _TRAINING_HOOKS = (
     "on_train_start",
     "on_train_end",
@@ -31,16 +31,16 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 
 
 class Takeover:
-    """Replaces methods of a module's instance and puts everything back.
+    """Replace methods on a module's instance, and restore them afterwards.
 
     Args:
-        module: the user's module; its class is not touched.
-        run_round: called with nothing, in place of ``training_step``.
-        configure_optimizers: gives the server's optimizer; called while the module is as it was.
-        before_load: called likewise with a checkpoint, before the module is restored from it.
+        module: the user's module, whose class stays unchanged.
+        run_round: a function without arguments that replaces ``training_step``.
+        configure_optimizers: a function that returns the server's optimizer, called with the original module in place.
+        before_load: a function of a checkpoint, called with the original module in place, before the checkpoint is restored.
 
     Raises:
-        ConfigurationError: if ``training_step`` was replaced on the instance: no copy of it would work on the copy.
+        ConfigurationError: if ``training_step`` was replaced on the instance, where a client's copy would run the original's.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Takeover:
         self._module = module
         self._automatic = module.automatic_optimization
 
-        def training_step(batch: Any, batch_idx: int) -> None:  # Lightning looks at the names of the parameters
+        def training_step(batch: Any, batch_idx: int) -> None:  # Lightning inspects the parameters' names
             run_round()
 
         def server_optimizer() -> Any:
@@ -78,8 +78,8 @@ class Takeover:
         for name, method in self._before.items():
             if name == "training_step" and not is_compiled(module) and not inspect.ismethod(method):
                 raise ConfigurationError(
-                    f"'{name}' of {type(module).__name__} was replaced on the instance: a client's copy would run it on "
-                    "the original. Override it in a subclass instead."
+                    f"'{name}' of {type(module).__name__} was replaced on the instance, so a client's copy would run it on "
+                    "the original module. Override it in a subclass instead."
                 )
         self._take()
 
@@ -88,7 +88,7 @@ class Takeover:
         self._module.automatic_optimization = False
 
     def release(self) -> None:
-        """Give the module back as it was."""
+        """Restore the module."""
         for name in self._replaced:
             vars(self._module).pop(name, None)
         vars(self._module).update(self._before)
@@ -96,7 +96,7 @@ class Takeover:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The module as it was, for the time of a block: to copy it."""
+        """Restore the module for the duration of a block, for copying it."""
         self.release()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What has arrived at the server in a round, as far as this rank has trained it."""
+"""Collect the updates of a round that arrive on this rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fl_lightning.types import ClientUpdate
 
 
 class UpdateBuffer:
-    """The updates of a round: as sums, in which they may be masked, or kept with their models for a strategy that needs all.
+    """Collect the updates of a round, as sums (which may be masked), or with models for a strategy that needs all of them.
 
     Args:
-        federation: what stays.
-        draw: who takes part.
-        round_idx: from 0.
+        federation: the parts of the federation.
+        draw: the plan of the round.
+        round_idx: the communication round, from 0.
     """
 
     def __init__(self, federation: Federation, draw: RoundPlan, round_idx: int) -> None:
@@ -34,22 +34,22 @@ class UpdateBuffer:
         if isinstance(self._strategy, JointStrategy) and needed > federation.memory_limit:
             self._store = UpdateStore(Path(trainer.default_root_dir) / "updates", trainer.global_rank)
         secure = federation.secure_aggregation
-        everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # stragglers, too, who may be dropped
+        everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # including stragglers, which may be dropped
         self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
         self._delivered: list[int] = []  # on this rank, masked
 
     def begin(self, examples: Sequence[int]) -> None:
-        """Choose how finely models are summed; on every rank alike, when the strategy has begun the round.
+        """Choose the resolution of the sums, equally on every rank, after the strategy has begun the round.
 
         Args:
-            examples: of each update that is expected, on whatever rank.
+            examples: the number of examples of each expected update, on any rank.
         """
-        if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of one kind
+        if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of the same kind
             return
         self._sums = Sums(self._sums.device, self._strategy.grids(examples, self._server.grid))
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
-        """Take an update in; it comes back with its weight, where the strategy gives one at once."""
+        """Add an update, and return it with its weight if the strategy sets one immediately."""
         if isinstance(self._strategy, RunningStrategy):
             if self._masked is not None:
                 return self._masked_in(update)
@@ -61,12 +61,12 @@ class UpdateBuffer:
         return update.without_state()
 
     def _masked_in(self, update: ClientUpdate) -> ClientUpdate:
-        """Let the client compute the summands of the strategy itself, and send them masked."""
+        """Compute the strategy's summands for the client itself, and add them masked."""
         assert self._masked is not None
         assert isinstance(self._strategy, RunningStrategy)
         own = Sums(self._sums.device)
         weight = self._strategy.accumulate(update, own)
-        if not own.sizes():  # left out by the strategy: it sends nothing, as if it had dropped out
+        if not own.sizes():  # excluded by the strategy: it sends nothing, as if it had dropped out
             return replace(update, weight=weight)
         self._masked.mask(update.client, own)
         self._sums.merge(own)
@@ -75,18 +75,18 @@ class UpdateBuffer:
         return replace(update, weight=weight, bytes_up=bytes_up, bytes_down=bytes_down)
 
     def total(self) -> Sums:
-        """The sums over all ranks, without masks.
+        """Return the sums over all ranks, without masks.
 
         Raises:
-            ClientError: if too few delivered to remove the masks.
-            ConfigurationError: if ranks have other sums than others, so that masks would not cancel.
+            ClientError: if too few clients delivered to remove the masks.
+            ConfigurationError: if ranks have different sums, so that masks would not cancel.
         """
         if self._masked is not None:
             ranks = self._comm.gather((self._delivered, self._sums.sizes()))
             if len({tuple(sorted(sizes)) for theirs, sizes in ranks if theirs}) > 1:
                 raise ConfigurationError(
-                    "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some no "
-                    "weight. Use FedAvg, or leave secure aggregation out."
+                    "'federation.secure_aggregation' needs the same sums from every client, but the strategy gives some "
+                    "clients no weight. Use FedAvg, or remove 'federation.secure_aggregation'."
                 )
             delivered = [client for theirs, _ in ranks for client in theirs]
             self._masked.unmask(self._sums, delivered, self._delivered)
@@ -95,7 +95,7 @@ class UpdateBuffer:
         return self._sums
 
     def everyone(self) -> list[ClientUpdate]:
-        """All updates with their states, in memory or mapped from files."""
+        """Return all updates with their states, in memory or mapped from files."""
         if self._store is None:
             return self._comm.gather_updates(self._kept, None)
         stored = [kept for theirs in self._comm.gather(self._store.kept) for kept in theirs]
@@ -110,11 +110,11 @@ class UpdateBuffer:
         return updates
 
     def wait_until_read(self) -> None:
-        """Wait until all ranks have finished reading: then files may be deleted."""
+        """Wait until all ranks have finished reading, so that files can be deleted."""
         if self._store is not None:
             self._comm.gather(None)
 
     def close(self) -> None:
-        """Delete what was written, however the round ended."""
+        """Delete the files, however the round ended."""
         if self._store is not None:
             self._store.close()

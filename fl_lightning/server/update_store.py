@@ -1,4 +1,4 @@
-"""A round's models on disk, for strategies that need all of them at once and cannot hold them in memory."""
+"""Store a round's models on disk, for strategies that need all of them at once and cannot hold them in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fl_lightning.types import ClientUpdate
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An update whose state lies in a file.
+    """Refer to an update whose state is in a file.
 
     Attributes:
-        update: without its state.
-        path: of the file.
-        offset: of the state, in bytes.
-        size: of the state, in numbers.
-        dtype: of the state, as numpy names it.
+        update: the update without its state.
+        path: the path of the file.
+        offset: the offset of the state in bytes.
+        size: the length of the state in numbers.
+        dtype: the dtype of the state, by its NumPy name.
     """
 
     update: ClientUpdate
@@ -34,26 +34,26 @@ class StoredUpdate:
     dtype: str
 
     def load(self) -> ClientUpdate:
-        """The update with its state mapped from the file: read piece by piece as it is used, and dropped under pressure.
+        """Return the update with its state mapped from the file, so that the system reads and frees pages as needed.
 
         Raises:
-            ClientError: if this rank does not see the file.
+            ClientError: if this rank cannot find the file.
         """
         if not Path(self.path).exists():
             raise ClientError(
-                f"A client's model was written to '{self.path}' by another rank, and this one does not find it. Let "
-                "'trainer.default_root_dir' be on a file system that all ranks share, or raise 'federation.memory_limit'."
+                f"Another rank wrote a client's model to '{self.path}', but this rank cannot find it. Set "
+                "'trainer.default_root_dir' to a file system that all ranks share, or raise 'federation.memory_limit'."
             )
         mapped = np.memmap(self.path, dtype=self.dtype, mode="c", offset=self.offset, shape=(self.size,))
         return self.update.with_state(torch.from_numpy(mapped))
 
 
 class UpdateStore:
-    """The models of this rank's clients in one round, in one file.
+    """Store the models of this rank's clients in one round in one file.
 
     Args:
-        folder: where; made if need be.
-        rank: of this process.
+        folder: the folder of the file, created if necessary.
+        rank: the rank of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -74,7 +74,7 @@ class UpdateStore:
         self.kept.append(StoredUpdate(alone, str(self._path), offset, array.size, array.dtype.name))
 
     def close(self) -> None:
-        """Delete the file; what is mapped here stays readable."""
+        """Delete the file; states mapped in this process stay readable."""
         self._file.close()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # others may still use the folder

@@ -1,1 +1,1 @@
-"""How a client is trained: engines with the same results and other costs."""
+"""Engines that train clients: the same results at different costs."""

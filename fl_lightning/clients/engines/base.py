@@ -1,4 +1,4 @@
-"""Define engines: what trains clients, from a model and their data to new models."""
+"""Define the interface of engines, which train models on the clients' data."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fl_lightning.types import Snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Hold what every engine is told when it is built.
+    """Hold the settings that every engine needs.
 
     Attributes:
         local: the settings of the local training.
-        precision: as Lightning's Trainer takes it.
-        device: where the clients train.
-        rules: what clients add to their training, in this order.
-        private: makes steps private, or None.
-        deadline: seconds that a client's training may take, checked between steps; None for any.
-        fast_dev_run: let each client train on one batch only.
+        precision: the precision, as accepted by Lightning's Trainer.
+        device: the device to train on.
+        rules: the rules that change the clients' training, in order.
+        private: the callback that makes steps private, or None.
+        deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
+        fast_dev_run: whether each client trains on a single batch.
         logger: whether the module finds a (silent) logger.
-        detect_anomaly: as ``local.detect_anomaly``, but set by the outer Trainer.
+        detect_anomaly: like ``local.detect_anomaly``, but set by the outer Trainer.
         cohort: the largest number of clients in a round; None if it is unknown.
     """
 
@@ -49,14 +49,14 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class EngineJob:
-    """One client's turn, with everything that an engine needs for it.
+    """Hold one client's turn, with everything that an engine needs for it.
 
     Attributes:
         job: the turn.
-        seed: of the client's random numbers.
-        open_data: returns the client's examples; called once, when the training begins.
-        start: the model to start from, if it is not the global one.
-        kept: what the client's rules have kept, by name.
+        seed: the seed of the client's random numbers.
+        open_data: a function that returns the client's examples, called once, when training begins.
+        start: the model to start from; None for the global one.
+        kept: the stored tensors of the client's rules, by name.
     """
 
     job: ClientJob
@@ -73,13 +73,13 @@ class Trained:
     Attributes:
         job: the turn.
         model: the client's model.
-        num_steps: its optimizer steps, without those that gradient scaling skipped.
-        train_loss: the mean over its batches; None if ``training_step`` returns none.
-        metrics: what its module logged.
+        num_steps: the number of optimizer steps, without those that gradient scaling skipped.
+        train_loss: the mean loss over its batches; None if ``training_step`` returns no loss.
+        metrics: the metrics that the module logged.
         normalizer: FedNova's ||a_k||; None if the optimizer has no rule.
-        rates: the sum of the steps' learning rates; 0 if the optimizer has no rule.
+        rates: the sum of the learning rates over the steps; 0 if the optimizer has no rule.
         optimizer: the optimizer's name and momentum.
-        seconds: the wall-clock time; side by side, the clients' equal shares of it.
+        seconds: the wall-clock time; clients that train side by side share it equally.
     """
 
     job: EngineJob
@@ -97,10 +97,10 @@ class Engine(Protocol):
     """Train clients on a resident module.
 
     Attributes:
-        side_by_side: whether it trains several clients at once, so that it should get many jobs in one call.
-        checks_between_steps: whether it can end a client's training early: at a deadline, or after fewer steps.
-        pulls: whether each client may be pulled towards a model of its own.
-        equals_trainer: whether it gives the bits of the engine ``trainer`` on a CPU.
+        side_by_side: whether it trains several clients at once, and so benefits from many jobs per call.
+        checks_between_steps: whether it can end a client's training early, at a deadline or after fewer steps.
+        pulls: whether it can pull each client towards a model of its own.
+        equals_trainer: whether its results on a CPU equal those of the engine ``trainer`` to the last bit.
     """
 
     side_by_side: ClassVar[bool]
@@ -111,10 +111,10 @@ class Engine(Protocol):
     def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None: ...
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
-        """Train clients from the published model, or from where their jobs start, and yield each as soon as it is done.
+        """Train clients from the published model, or from the models of their jobs, and yield each one as soon as it is done.
 
-        Between two results the caller may load other models into the resident module. An error ends the iterator; jobs
-        without a result may be given again.
+        Between two results, the caller may load other models into the resident module. An error ends the iterator; jobs
+        without a result may be passed again.
 
         Raises:
             EngineError: if another engine must train these clients.
@@ -122,5 +122,5 @@ class Engine(Protocol):
         ...
 
     def recover(self) -> None:
-        """Drop what a client's error may have left behind."""
+        """Clean up after a client's error."""
         ...

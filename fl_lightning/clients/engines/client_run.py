@@ -1,4 +1,4 @@
-"""What stands in for ``self.trainer`` where a client is trained without a Trainer."""
+"""Stand in for ``self.trainer`` in a module that is trained without a Trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_lightning.errors import EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
 _SETTABLE = ("should_stop",)
-"""What a callback may change of a running fit."""
+"""The attributes of a running fit that a callback may change."""
 
 _AS_IN_A_TRAINER: dict[str, Any] = {
     "_asking": "The module",
@@ -48,21 +48,21 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
     "is_global_zero": True,
     "is_last_batch": False,
 }
-"""What is the same for every client's fit, or as it is before it begins."""
+"""The attributes that are the same in every client's fit, or have their initial values."""
 
 
 class ClientRun:
-    """The state of one client's fit, under the names that a Trainer has for it.
+    """Hold the state of one client's fit, under the names that a Trainer uses.
 
-    Anything else that a module or a callback asks of its Trainer is refused by name, so that nothing is lost silently.
+    Any other attribute that a module or a callback reads or sets is refused by name, so that nothing is ignored silently.
 
     Args:
         engine: the name of the engine, for messages.
         local: the settings of the local training.
         data: the client's examples.
-        callbacks: of this fit.
-        precision: converts inputs, and scales the loss.
-        device: where the client trains.
+        callbacks: the callbacks of this fit.
+        precision: the plugin that converts inputs and scales the loss.
+        device: the device to train on.
         logger: whether the module finds a (silent) logger.
     """
 
@@ -105,17 +105,17 @@ class ClientRun:
         """Refuse an attribute that only a Trainer has.
 
         Raises:
-            EngineError: naming it, and who asked.
+            EngineError: always; it names the attribute and its user.
         """
         if name.startswith("__"):
             raise AttributeError(name)
         self.refuse(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute that a Trainer lets callbacks change.
+        """Set an attribute that callbacks may change on a Trainer.
 
         Raises:
-            EngineError: naming what cannot be changed here, and who tried.
+            EngineError: if this engine does not support setting the attribute; it names the attribute and its user.
         """
         if name not in _SETTABLE:
             raise EngineError(
@@ -126,14 +126,14 @@ class ClientRun:
 
     @property
     def current_epoch(self) -> int:
-        """The local epoch, from 0."""
+        """Return the local epoch, counted from 0."""
         vars(self)["_time_was_read"] = True
         epoch: int = vars(self)["_epoch"]
         return epoch
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps so far."""
+        """Return the number of optimizer steps so far."""
         vars(self)["_time_was_read"] = True
         steps: int = vars(self)["_steps"]
         return steps
@@ -142,11 +142,11 @@ class ClientRun:
         """Refuse an attribute that only a Trainer has.
 
         Raises:
-            EngineError: naming it, and who asked.
+            EngineError: always; it names the attribute and its user.
         """
         raise EngineError(
-            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training has not. Set "
-            "'federation.local.engine' to 'trainer'."
+            f"{self._asking} asks for 'trainer.{name}', which the engine '{self._engine}' of local training does not provide. "
+            "Set 'federation.local.engine' to 'trainer'."
         )
 
     def note(self, **state: Any) -> None:
@@ -155,7 +155,7 @@ class ClientRun:
 
 
 class _Strategy(OffersOptimizers):
-    """As much of a Trainer's strategy as one process needs."""
+    """Provide the parts of a Trainer's strategy that a single process needs."""
 
     def __init__(self, run: ClientRun, device: torch.device) -> None:
         self._run = run
@@ -172,11 +172,11 @@ class _Strategy(OffersOptimizers):
         return [LightningOptimizer(optimizer) for optimizer in self._run.optimizers]
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """That of the one process."""
+        """Return the decision of the only process."""
         return decision
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """To the one process."""
+        """Return the object: no other process takes part."""
         return obj
 
     def barrier(self, *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""The engine ``fastest``: the one that trains a client in the least time on this machine."""
+"""Choose the engine that trains a client in the least time on this machine, for ``engine: fastest``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fl_lightning.settings.local_training import LocalTraining
 
 CANDIDATES = tuple(ENGINES)
 _CLIENTS, _STEPS = 3, 10
-"""The number of clients and steps by which an engine is timed."""
+"""The number of clients and steps for timing an engine."""
 _GAIN = 0.95
-"""An engine is preferred to the one before it if it needs less than this share of its time."""
+"""An engine replaces the previous choice only if it takes less than this share of its time."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How an engine did on this rank's first clients.
+    """Hold the result of timing an engine on this rank's first clients.
 
     Attributes:
-        seconds: per step of a client.
-        refused: why it cannot train them; empty where it can.
+        seconds: the time per step of a client.
+        refused: the reason why it cannot train them; empty if it can.
     """
 
     seconds: float = 0.0
@@ -35,20 +35,20 @@ class Trial:
 def time_engines(
     jobs: Sequence[ClientJob], engine: LocalEngine, local: LocalTraining, trainer: Callable[[LocalEngine], LocalTrainer]
 ) -> dict[str, Trial]:
-    """Time each engine on some clients, whose results are thrown away; nothing without clients.
+    """Time each engine on some clients, and discard the results; return an empty dictionary without clients.
 
     Args:
-        jobs: turns of this rank.
-        engine: any engine for them.
+        jobs: the turns of this rank.
+        engine: the engine to derive the others from.
         local: the settings of the local training.
-        trainer: returns a trainer for clients that train alone, given an engine.
+        trainer: a function that returns a trainer for clients that train alone, given an engine.
     """
     if not jobs:
         return {}
     limit = _STEPS if local.max_steps == -1 else min(_STEPS, local.max_steps)
 
     def measure(name: str) -> float:
-        """Return the seconds per step of a client, the second time."""
+        """Return the seconds per step of a client, from a second run."""
         together = ENGINES[name].side_by_side
         other = trainer(engine.other(name, engine=name, max_steps=limit, compile=local.compile and together))
         turns = [(job, None) for job in jobs[: local.stack_size if together else _CLIENTS]]
@@ -67,7 +67,7 @@ def attempt(measure: Callable[[str], float]) -> dict[str, Trial]:
     """Try each engine.
 
     Args:
-        measure: seconds per step of an engine; raises where it cannot train them.
+        measure: a function that returns an engine's seconds per step, or raises if it cannot train the clients.
     """
     trials: dict[str, Trial] = {}
     for name in CANDIDATES:
@@ -83,13 +83,13 @@ def attempt(measure: Callable[[str], float]) -> dict[str, Trial]:
 
 
 def choose(ranks: Sequence[Mapping[str, Trial]]) -> tuple[str, str]:
-    """The engine for all ranks, and why.
+    """Choose the engine for all ranks.
 
     Args:
-        ranks: what each rank measured; one without clients has nothing.
+        ranks: the measurements of each rank; empty for a rank without clients.
 
     Returns:
-        Its name, and a sentence.
+        The name of the engine, and a sentence that gives the reason.
     """
     known = [trials for trials in ranks if trials]
     seconds: dict[str, float] = {}
@@ -105,4 +105,4 @@ def choose(ranks: Sequence[Mapping[str, Trial]]) -> tuple[str, str]:
         if seconds[name] < _GAIN * seconds[chosen]:
             chosen = name
     figures = ", ".join(f"{name} {1000 * value:.2f} ms" for name, value in seconds.items())
-    return chosen, " ".join([f"Local training by the engine '{chosen}': a client's step took {figures}.", *reasons])
+    return chosen, " ".join([f"Local training uses the engine '{chosen}': a client's step took {figures}.", *reasons])

@@ -1,4 +1,4 @@
-"""``self.log`` without a Trainer: the same figures as Lightning's, to the last bit."""
+"""Provide ``self.log`` without a Trainer, with the same values as Lightning's to the last bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum
 
 
 def _dtype() -> torch.dtype:
-    """Figures are never kept in less than float32, whatever the training runs in."""
+    """Return the dtype of logged values, which is at least float32 for any precision."""
     default = torch.get_default_dtype()
     return default if default in (torch.float32, torch.float64) else torch.float32
 
@@ -49,7 +49,7 @@ class _Entry:
     metric: Metric | None = None
 
     def compute(self) -> Tensor:
-        """The epoch's figure, added up in the order of the steps, as Lightning does."""
+        """Return the epoch's value, summed in the order of the steps, as in Lightning."""
         if self.metric is not None:
             value: Tensor = self.metric.compute()
             return value
@@ -65,12 +65,12 @@ class _Entry:
 
 
 class LogRecorder:
-    """Takes the place of a module's ``log`` for one fit.
+    """Replace a module's ``log`` during one fit.
 
     Attributes:
-        hook: the hook that runs now; it decides whether a value counts for the step or the epoch.
-        batch: the batch of the step that runs now.
-        metrics: by name, what a Trainer would have in ``callback_metrics``.
+        hook: the current hook, which determines whether a value is logged for the step or the epoch.
+        batch: the batch of the current step.
+        metrics: the metrics by name, as in a Trainer's ``callback_metrics``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,18 +98,18 @@ class LogRecorder:
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """As :meth:`lightning.pytorch.LightningModule.log`; bars, loggers and other ranks are not a client's.
+        """Log a value, like :meth:`lightning.pytorch.LightningModule.log`, without progress bar, logger and other ranks.
 
         Raises:
-            ConfigurationError: for a reduction of the module's own.
+            EngineError: for a custom reduction.
         """
         on_step, on_epoch = logging_levels(self.hook, on_step, on_epoch)
         known: Any = reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx
         reduction = _REDUCTIONS.get(known)
         if reduction is None:
             raise EngineError(
-                f"'{name}' is logged with the reduction {reduce_fx!r}; this engine knows mean, min, max and sum. Take one of "
-                "them, or set 'federation.local.engine' to 'trainer'."
+                f"'{name}' is logged with the reduction {reduce_fx!r}, but this engine supports only mean, min, max and sum. "
+                "Use one of them, or set 'federation.local.engine' to 'trainer'."
             )
         if not isinstance(value, Metric):
             value = self._as_tensor(name, value)
@@ -134,19 +134,19 @@ class LogRecorder:
         if not isinstance(value, Tensor):
             return torch.tensor(value, device=self._device, dtype=_dtype())
         if value.numel() != 1:
-            raise ConfigurationError(f"'{name}' is logged as {value.numel()} numbers; log one, such as their mean.")
+            raise ConfigurationError(f"'{name}' is logged as {value.numel()} numbers. Log a single one, such as their mean.")
         own = value.detach().clone().squeeze()
         return own if own.dtype in (torch.float32, torch.float64) else own.to(_dtype())
 
     def compute(self) -> None:
-        """Work out the epoch's figures so far."""
+        """Compute the epoch's metrics so far."""
         for (_, name), entry in self._entries.items():
             self.metrics[name] = entry.compute()
             if entry.on_step:
                 self.metrics[f"{name}_epoch"] = self.metrics[name]
 
     def reset(self) -> None:
-        """End the epoch: forget its values, and begin its metrics anew."""
+        """End the epoch: discard its values, and reset its metrics."""
         for metric in self._seen:
             metric.reset()
         self._seen = []

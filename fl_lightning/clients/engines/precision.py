@@ -1,4 +1,4 @@
-"""Fabric's precision, as a Lightning Trainer has it."""
+"""Make Fabric's precision behave like that of a Lightning Trainer."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from fl_lightning.clients.inner_trainer import ACCELERATORS, quiet
 
 
 class _Mixed(MixedPrecision):
-    """Fabric casts inputs where a Trainer does not, and its autocast keeps cast weights until the outermost one ends.
+    """Leave inputs as they are, and cache no cast weights.
 
-    The latter is the whole round's here: the weights would be stale.
+    Fabric casts inputs, but a Trainer does not. Fabric's autocast caches cast weights until the outermost context ends,
+    which is the whole round here, so they would be stale.
     """
 
     def convert_input(self, data: Any) -> Any:
-        """Leave inputs to autocast."""
+        """Return the inputs unchanged, and leave the casting to autocast."""
         return data
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Autocast that keeps nothing."""
+        """Return an autocast context without a cache."""
         dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.half
         return torch.autocast(self.device, dtype=dtype, cache_enabled=False)
 
 
 def fabric_precision(precision: str, device: torch.device) -> Any:
-    """Fabric's plugin for a precision that a Trainer takes, on one device."""
+    """Return Fabric's plugin for one of a Trainer's precisions, on one device."""
     kind = ACCELERATORS.get(device.type, device.type)
     devices: Any = [device.index or 0] if kind == "gpu" else 1
     plugins: list[Any] = [LightningEnvironment()]

@@ -1,4 +1,4 @@
-"""Choose the engine that trains the clients, and fall back to a Trainer where the choice was left to us."""
+"""Choose the engine that trains the clients, and fall back to a Trainer under ``engine: auto``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fl_lightning.messages import ModelLayout
 from fl_lightning.settings.partial_work import PartialWork
 
 ENGINES: dict[str, type[Engine]] = {"trainer": TrainerEngine, "fabric": FabricEngine, "stacked": StackedEngine}
-"""The engines by the names that ``federation.local.engine`` takes, in the order in which ``fastest`` tries them."""
+"""The engines by their names in ``federation.local.engine``, in the order in which ``fastest`` tries them."""
 
 
 def possible_engines(name: str) -> list[type[Engine]]:
-    """Return the engines that a setting may stand for."""
+    """Return the engines that a setting can select."""
     names = {"auto": ("trainer", "fabric"), "fastest": tuple(ENGINES)}.get(name, (name,))
     return [ENGINES[name] for name in names]
 
 
 def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple[str, str]:
-    """Return the engine that ``auto`` stands for, and the reason: the lean loop where it gives a Trainer's bits.
+    """Return the engine that ``auto`` selects, and the reason: the lean loop if its results equal a Trainer's bit for bit.
 
-    The choice depends on the module and the settings alone, so that every rank and every run makes the same one.
+    The choice depends only on the module and the settings, so every rank and every run makes the same choice.
     """
     if settings.device.type != "cpu":
         return "trainer", f"the lean loop has not been compared with a Trainer on '{settings.device.type}'"
@@ -38,17 +38,17 @@ def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple
         FabricEngine(resident, settings)
     except EngineError as error:
         return "trainer", str(error)
-    return "fabric", "it gives a Trainer's weights to the last bit in less time"
+    return "fabric", "it gives the same weights as a Trainer, to the last bit, in less time"
 
 
 class LocalEngine:
-    """Train clients by one of the engines; build it when it is first needed, and anew when the layout changes.
+    """Train clients with one of the engines, which is built on first use and rebuilt when the layout changes.
 
     Args:
-        resident: the module in which they train.
-        settings: how they train.
-        name: of the engine.
-        falls_back: whether a turn that the engine refuses is repeated on a Trainer, as under ``auto``.
+        resident: the module that clients train.
+        settings: the settings of the engine.
+        name: the name of the engine.
+        falls_back: whether to repeat a turn that the engine refuses on a Trainer, as under ``auto``.
     """
 
     def __init__(self, resident: ResidentModel, settings: EngineSettings, name: str, falls_back: bool = False) -> None:
@@ -62,7 +62,7 @@ class LocalEngine:
 
     @property
     def kind(self) -> type[Engine]:
-        """Return the engine's class, whose flags say what it can do."""
+        """Return the engine's class, whose flags describe its abilities."""
         return ENGINES[self.name]
 
     def _current(self) -> Engine:
@@ -72,7 +72,7 @@ class LocalEngine:
         return self._engine
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
-        """Train clients; see :meth:`Engine.fit`. Under ``auto`` a turn that the lean loop refuses starts again on a Trainer."""
+        """Train clients; see :meth:`Engine.fit`. Under ``auto``, repeat a turn that the lean loop refuses on a Trainer."""
         waiting = {id(job): job for job in jobs}
         try:
             for trained in self._current().fit(jobs):
@@ -86,16 +86,16 @@ class LocalEngine:
             yield from self._current().fit(list(waiting.values()))
 
     def recover(self) -> None:
-        """Drop what a client's error may have left behind."""
+        """Clean up after a client's error."""
         if self._engine is not None:
             self._engine.recover()
 
     def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
-        """Return another engine for clients that train alone: without rules, privacy, deadline and stragglers.
+        """Return another engine for clients that train alone: without rules, privacy, deadlines and stragglers.
 
         Args:
-            name: of the engine; by default the same, or the lean loop if this one trains clients side by side.
-            changes: of :class:`LocalTraining`, such as ``max_epochs``.
+            name: the name of the engine; by default this one, or the lean loop if this one trains clients side by side.
+            changes: new values for fields of :class:`LocalTraining`, such as ``max_epochs``.
         """
         local = replace(self._settings.local, proximal_mu=0.0, partial_work=PartialWork(), privacy=None, **changes)
         settings = replace(self._settings, local=local, rules=(), private=None, deadline=None)

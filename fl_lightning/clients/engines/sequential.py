@@ -1,4 +1,4 @@
-"""Train clients one after another: what the engines ``trainer`` and ``fabric`` share."""
+"""Train clients one after another: the common base of the engines ``trainer`` and ``fabric``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fl_lightning.functional.seeding import isolated_rng
 
 
 class SequentialEngine(ABC):
-    """Fit clients one after another; see :class:`~fl_lightning.clients.engines.base.Engine`.
+    """Train clients one after another; see :class:`~fl_lightning.clients.engines.base.Engine`.
 
     Args:
-        resident: the module in which they train.
-        settings: how they train.
+        resident: the module that clients train.
+        settings: the settings of the engine.
     """
 
     side_by_side: ClassVar[bool] = False
@@ -60,12 +60,12 @@ class SequentialEngine(ABC):
 
         Args:
             data: the client's examples.
-            max_epochs: local epochs; -1 for no limit.
+            max_epochs: the number of local epochs; -1 for no limit.
 
         Returns:
-            The optimizer's steps and what the module logged.
+            The number of optimizer steps and the metrics that the module logged.
         """
 
     @abstractmethod
     def recover(self) -> None:
-        """Drop what a client's error may have left behind."""
+        """Clean up after a client's error."""

@@ -1,4 +1,4 @@
-"""The engine ``trainer``: one Lightning Trainer, used again for each client."""
+"""The engine ``trainer``: one Lightning Trainer, reused for each client."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fl_lightning.clients.session import scalar_metrics
 
 
 class TrainerEngine(SequentialEngine):
-    """Fit clients one after another by one inner Trainer.
+    """Train clients one after another with one inner Trainer.
 
     Args:
-        resident: the module in which they train.
-        settings: how they train.
+        resident: the module that clients train.
+        settings: the settings of the engine.
     """
 
     def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
@@ -49,7 +49,7 @@ class TrainerEngine(SequentialEngine):
         return trainer.global_step, scalar_metrics(trainer.callback_metrics)
 
     def _next_trainer(self) -> Trainer:
-        # A user's callbacks have a life of their own, which must not span clients: each gets copies and a new Trainer.
+        # A user's callbacks have state that must not be shared by clients: each client gets copies and a new Trainer.
         if self._trainer is None or self._callbacks:
             callbacks = [*self.session.callbacks, *copy.deepcopy(self._callbacks)]
             self._trainer = inner_trainer(self.settings.device, callbacks, **self._flags)
@@ -58,5 +58,5 @@ class TrainerEngine(SequentialEngine):
         return self._trainer
 
     def recover(self) -> None:
-        """Build a new Trainer for the next client."""
+        """Discard the Trainer, so that the next client gets a new one."""
         self._trainer = None

@@ -1,1 +1,1 @@
-"""Checks before the first round: which settings fit together, and with the module, the data and the checkpoints."""
+"""Checks before the first round of how the settings fit each other, the module, the data and the checkpoints."""

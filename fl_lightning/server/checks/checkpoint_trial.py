@@ -1,4 +1,4 @@
-"""A checkpoint that is written to memory and read back before the first round: can this run be resumed?"""
+"""Check that a run can be resumed, by writing a checkpoint to memory and reading it back before the first round."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
 
 
 def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
-    """Write what a checkpoint of this run will hold, without the numbers of its tensors, and read it back.
+    """Write a checkpoint of this run, without the values of its tensors, and read it back.
 
-    Every rank does the same, as when a checkpoint is saved. A run that saves no checkpoints is left alone.
+    Every rank does the same, as when a checkpoint is saved. Runs that save no checkpoints are skipped.
 
     Args:
-        trainer: about to begin its first round.
-        trusted: dotted paths of classes that may be loaded.
+        trainer: the Trainer before its first round.
+        trusted: the dotted paths of classes that may be loaded.
 
     Raises:
-        ConfigurationError: with the classes to trust, or with what must not be in a checkpoint.
+        ConfigurationError: if the checkpoint cannot be read back; it names the classes to trust, or the objects to remove.
     """
     savers = trainer.checkpoint_callbacks
     if not savers or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -39,8 +39,8 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     owner, buffer = type(trainer.lightning_module).__name__, io.BytesIO()
     try:
         checkpoint = checkpoint_of(trainer, only_weights)
-    except Exception as error:  # of a hook that counts on a round having been done
-        warnings.warn(f"No checkpoint of {owner} could be tried before the first round: {error!r}.", stacklevel=2)
+    except Exception as error:  # from a hook that needs a finished round
+        warnings.warn(f"A checkpoint of {owner} could not be tried before the first round: {error!r}.", stacklevel=2)
         return
     try:
         torch.save(_without_numbers(checkpoint), buffer)
@@ -49,20 +49,20 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     missing = _missing(owner, buffer, trusted)
     if missing:
         raise ConfigurationError(
-            f"Checkpoints of {owner} hold objects of classes that are not trusted, so that no resume could load them; found "
-            f"before the first round. Set 'federation.trusted_classes' to [{', '.join([*trusted, *missing])}], or leave the "
-            "objects out, hyperparameters by self.save_hyperparameters(ignore=[...])."
+            f"Checkpoints of {owner} contain objects of classes that are not trusted, so a resumed run could not load them. "
+            f"Set 'federation.trusted_classes' to [{', '.join([*trusted, *missing])}], or remove the objects; for "
+            "hyperparameters use self.save_hyperparameters(ignore=[...])."
         )
 
 
 def _missing(owner: str, buffer: io.BytesIO, trusted: Sequence[str]) -> list[str]:
-    """Return the classes to trust beside those that are. They are trusted here: this run itself has made the objects."""
+    """Return the additional classes to trust. Loading them here is safe, since this run itself created the objects."""
     with trusting(trusted):
         missing = untrusted(buffer)
     while True:
         bad = [name for name in missing if can_run_code(name)]
         if bad:
-            raise _not_saved(owner, f"they need {', '.join(bad)}, which can run any code")
+            raise _not_saved(owner, f"they need {', '.join(bad)}, which can run arbitrary code")
         try:
             read_checkpoint(buffer, None, [*trusted, *missing])
             return missing
@@ -71,18 +71,18 @@ def _missing(owner: str, buffer: io.BytesIO, trusted: Sequence[str]) -> list[str
             found = _REFUSED_CLASS.search(why)
             if found is None or found[1] in [*trusted, *missing]:
                 raise _not_saved(owner, why) from error
-            missing.append(found[1])  # such as a dtype of numpy's, which shows only when it is made
+            missing.append(found[1])  # such as a NumPy dtype, which only appears when it is constructed
 
 
 def _not_saved(owner: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Checkpoints of {owner} hold objects that cannot be saved and loaded again ({why}); found before the first round. "
-        "Leave the objects out, hyperparameters by self.save_hyperparameters(ignore=[...])."
+        f"Checkpoints of {owner} contain objects that cannot be saved and loaded again ({why}). Remove the objects; for "
+        "hyperparameters use self.save_hyperparameters(ignore=[...])."
     )
 
 
 def _without_numbers(value: Any) -> Any:
-    """Return the same with empty tensors."""
+    """Return the value with its tensors replaced by empty ones."""
     if type(value) in (Tensor, nn.Parameter):
         return torch.empty(0, dtype=value.dtype)
     if type(value) in (dict, OrderedDict):

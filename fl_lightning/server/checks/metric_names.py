@@ -1,4 +1,4 @@
-"""Names of metrics that settings refer to, compared with what the module logs before the first round."""
+"""Compare the metric names in settings with the metrics that the module logs, before the first round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_lightning.strategies.base import JointStrategy, Strategy
 
 
 def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation) -> dict[str, str]:
-    """Return the metrics that a federation asks for by name, by the setting that names them."""
+    """Return the metric names in the federation's settings, by setting."""
     parameters = inspect.signature(type(strategy)).parameters
     own = "federation.strategy.loss" if "loss" in parameters and "metric" not in parameters else "federation.strategy.metric"
     wanted = {
@@ -28,15 +28,15 @@ def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation) -> 
 
 
 def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Mapping[str, str]) -> None:
-    """Compare names that begin with ``val`` with what the sanity check has logged; other metrics come later.
+    """Refuse names that begin with ``val`` if the sanity check did not log them; other metrics are logged later.
 
     Args:
-        trainer: at the end of its sanity check.
-        module: for the message.
-        names: metrics by the setting that names them.
+        trainer: the Trainer at the end of its sanity check.
+        module: the user's module, for the message.
+        names: the metric names by setting.
 
     Raises:
-        ConfigurationError: naming the setting, the metric, those that are logged, and the nearest of them.
+        ConfigurationError: if a metric is not logged; it lists the logged metrics and suggests the nearest one.
     """
     logged = sorted(name for name in trainer.callback_metrics if name.startswith("val"))
     for setting, name in names.items():
@@ -45,6 +45,6 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Map
         shown = [other for other in logged if "/" not in other] or logged
         raise ConfigurationError(
             f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It "
-            f"logs: {', '.join(shown)}. (Found by the sanity check before the first round; 'trainer.num_sanity_val_steps' 0 "
-            "skips it.)"
+            f"logs: {', '.join(shown)}. (This is from the sanity check before the first round. Set "
+            "'trainer.num_sanity_val_steps' to 0 to skip it.)"
         )

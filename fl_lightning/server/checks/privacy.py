@@ -1,4 +1,4 @@
-"""Settings under which a promise of privacy would not hold: refused before anything trains."""
+"""Refuse settings under which a privacy guarantee would not hold, before training starts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
-_ELSEWHERE = "Use a strategy that reads nothing but the clients' models, such as FedAvg or AdaFed."
+_ELSEWHERE = "Use a strategy that reads only the clients' models, such as FedAvg or AdaFed."
 
 
 def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
-    """Refuse settings with which clients or examples would not be as private as is said.
+    """Refuse settings with which clients or examples would be less private than reported.
 
     Raises:
-        ConfigurationError: naming them.
+        ConfigurationError: if the settings break privacy; it names them.
     """
     cohort = cohort_size(data.num_clients, owner.clients_per_round)
     _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability, data)
@@ -44,17 +44,17 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
 def check_private_model(
     transforms: Sequence[Transform], local: LocalTraining, precision: str, module: LightningModule, server: ModelState
 ) -> None:
-    """Refuse a module of which more is sent than what is protected, or in which an example's gradient is not its own.
+    """Refuse a module that sends unprotected tensors, or in which an example's gradient depends on other examples.
 
     Raises:
-        ConfigurationError: naming what it is.
+        ConfigurationError: if the module breaks privacy; it gives the reason.
     """
     _check_training(local, precision, module)
     _check_sent_state(transforms, local, precision, server)
 
 
 def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> str:
-    """Describe what must be the same in all rounds for one epsilon to cover them; empty without privacy."""
+    """Describe the settings that all rounds must share for one epsilon to cover them; empty without privacy."""
     private = [
         f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta}, noise_seed={one.noise_seed})"
         for one in transforms
@@ -64,12 +64,12 @@ def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> s
 
 
 def _check_noise_seeds(transforms: Sequence[Transform], local: LocalTraining) -> None:
-    """Refuse noise of which one part could be subtracted, and the other not."""
+    """Refuse two kinds of noise of which only one is simulated, and so could be subtracted."""
     of_clients = {one.noise_seed for one in transforms if isinstance(one, ClientPrivacy)}
     if of_clients and local.privacy is not None and local.privacy.noise_seed not in of_clients:
         raise ConfigurationError(
-            f"'noise_seed' of ClientPrivacy is {next(iter(of_clients))}, and that of 'federation.local.privacy' "
-            f"{local.privacy.noise_seed}. Set both to the same number for a simulation, or neither."
+            f"'noise_seed' of ClientPrivacy is {next(iter(of_clients))}, but 'noise_seed' of 'federation.local.privacy' is "
+            f"{local.privacy.noise_seed}. Set both to the same number for a simulation, or remove both."
         )
 
 
@@ -80,50 +80,50 @@ def _check_clients(
     availability: Availability,
     data: FederatedDataModule,
 ) -> None:
-    """Refuse what one client could influence beyond its clipped change, or what the accountant does not know."""
+    """Refuse settings by which a client has influence beyond its clipped change, or which the accountant does not cover."""
     private = [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
     if not private:
         return
     if len(private) > 1:
-        raise ConfigurationError("'federation.transforms' has ClientPrivacy more than once. Keep one.")
+        raise ConfigurationError("'federation.transforms' contains ClientPrivacy more than once. Keep one of them.")
     if isinstance(strategy, Scaffold):
         raise ConfigurationError(
-            "Scaffold's clients send control variates beside their models, and ClientPrivacy covers the models alone. "
+            "Scaffold's clients send control variates with their models, but ClientPrivacy covers only the models. "
             + _ELSEWHERE
         )
     _check_own_metrics(strategy, "ClientPrivacy", data)
     if data.rebalancing is not None:
         raise ConfigurationError(
-            "'data.rebalancing' lets each client's counts of labels steer the others' training, which ClientPrivacy does not "
-            "cover. Leave one of them out."
+            "'data.rebalancing' lets each client's label counts influence the training of other clients, which ClientPrivacy "
+            "does not cover. Remove one of them."
         )
     if attackers.model is not None and attackers.model.needs_crowd:
         raise ConfigurationError(
-            f"{type(attackers.model).__name__} looks at the honest clients' changes before ClientPrivacy has hidden them, and "
-            "sends what follows from them. Use an attack that does not, such as SignFlip, or leave one of them out."
+            f"{type(attackers.model).__name__} reads the honest clients' changes before ClientPrivacy protects them, and sends "
+            "values that depend on them. Use another attack, such as SignFlip, or remove one of them."
         )
     if private[0].noise == "central":
         _check_central(transforms, strategy, availability)
 
 
 def _check_central(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
-    """Refuse what would make one client's part in the sum larger than its norm, or its cohort another than is counted on."""
+    """Refuse settings with which a client's part in the sum exceeds its norm, or cohorts are not as the accountant assumes."""
     if not (isinstance(strategy, FedAvg) and strategy.weighting == "uniform"):
-        how = f"weighs by '{strategy.weighting}'" if isinstance(strategy, FedAvg) else "combines models in a way of its own"
+        how = f"weighs by '{strategy.weighting}'" if isinstance(strategy, FedAvg) else "combines models in another way"
         raise ConfigurationError(
-            "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by its clipped "
-            f"change and no more, but {type(strategy).__name__} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with "
+            "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by no more than "
+            f"its clipped change, but {type(strategy).__name__} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with "
             "'weighting' uniform, or 'noise' to local."
         )
     if not isinstance(transforms[-1], ClientPrivacy):
         raise ConfigurationError(
-            f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may make changes longer than its norm. Let "
-            "ClientPrivacy be the last of 'federation.transforms', or set its 'noise' to local."
+            f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may increase the norm of changes beyond its limit. "
+            "Make ClientPrivacy the last of 'federation.transforms', or set its 'noise' to local."
         )
     if availability.leave:
         raise ConfigurationError(
-            "ClientPrivacy with noise at the server counts on cohorts that are drawn from all clients, but "
-            f"'federation.availability.leave' is {availability.leave}: who is there changes. Set it to 0, or 'noise' to local."
+            "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients, but clients may be away, "
+            f"because 'federation.availability.leave' is {availability.leave}. Set it to 0, or 'noise' to local."
         )
 
 
@@ -138,19 +138,19 @@ def _check_examples(local: LocalTraining, strategy: Strategy, route: Route, data
     require(batches == 1, "federation.local.accumulate_grad_batches", "1 with 'federation.local.privacy'", batches)
     if data.rebalancing is not None:
         raise ConfigurationError(
-            "'data.rebalancing' repeats examples, and 'federation.local.privacy' counts on each being there once. Leave one of "
-            "them out."
+            "'data.rebalancing' repeats examples, but 'federation.local.privacy' needs each example to occur only once. Remove "
+            "one of them."
         )
     if route.reads_data:
         raise ConfigurationError(
-            f"On the route {type(route).__name__} clients' models are measured on their training examples, or their labels "
-            "counted, which 'federation.local.privacy' does not cover. Use another route, such as ServerRoute."
+            f"The route {type(route).__name__} evaluates clients' models on their training examples, or counts their labels, "
+            "which 'federation.local.privacy' does not cover. Use another route, such as ServerRoute."
         )
     _check_own_metrics(strategy, "'federation.local.privacy'", data)
 
 
 def _check_training(local: LocalTraining, precision: str, module: LightningModule) -> None:
-    """Refuse a precision or a module with which an example's gradient is not its own, or not clipped as it should be."""
+    """Refuse a precision or a module with which examples' gradients are not separate or not clipped correctly."""
     if local.privacy is None:
         return
     allowed = ("32-true", "64-true", "bf16-mixed")
@@ -160,54 +160,54 @@ def _check_training(local: LocalTraining, precision: str, module: LightningModul
 
 
 def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route, cohort: int) -> None:
-    """Refuse what must see single updates."""
+    """Refuse strategies and routes that need individual updates."""
     if secure is None:
         return
-    least = "2 clients or more with 'federation.secure_aggregation': the sum of one is its update"
+    least = "2 clients or more with 'federation.secure_aggregation', because the sum over one client is its update"
     require(cohort >= 2, "federation.clients_per_round", least, cohort)
     name = type(strategy).__name__
     why = ""
     if isinstance(strategy, JointStrategy):
-        why = f"{name} must see every client's model to combine them"
+        why = f"{name} needs every client's model to combine them"
     elif isinstance(strategy, LastClient):
         why = f"{name} keeps one client's model"
     elif strategy.metric is not None:
-        why = f"{name} weighs every client's model by what the server measures of it"
+        why = f"{name} weighs every client's model by its score at the server"
     elif route.bypasses_server:
         why = f"on the route {type(route).__name__} clients pass models to each other or keep them"
     if why:
         raise ConfigurationError(
-            f"{why}, but with 'federation.secure_aggregation' the server learns their sum and no single one. Use FedAvg, "
-            "FedAvgM, FedNova, FedLoss or Scaffold on the route ServerRoute, or leave secure aggregation out."
+            f"{why}, but with 'federation.secure_aggregation' the server only learns the sum of the models. Use FedAvg, "
+            "FedAvgM, FedNova, FedLoss or Scaffold on the route ServerRoute, or remove 'federation.secure_aggregation'."
         )
 
 
 def _check_own_metrics(strategy: Strategy, privacy: str, data: FederatedDataModule) -> None:
-    """Refuse metrics of the clients' own data that have a say in the model."""
+    """Refuse metrics of the clients' own data that influence the model."""
     if data.server_set == "clients":
         raise ConfigurationError(
-            f"'data.server_set' is clients: what the server measures there is of the clients' own data, which {privacy} does "
-            "not cover. Set it to datamodule."
+            f"'data.server_set' is clients, so the server's metrics depend on the clients' own data, which {privacy} does not "
+            "cover. Set it to datamodule."
         )
     if strategy.local_metric is not None or strategy.global_metric is not None:
         raise ConfigurationError(
-            f"{type(strategy).__name__} reads metrics that clients measure on their own data, which {privacy} does not cover. "
+            f"{type(strategy).__name__} reads metrics that clients compute on their own data, which {privacy} does not cover. "
             + _ELSEWHERE
         )
 
 
 def _check_sent_state(transforms: Sequence[Transform], local: LocalTraining, precision: str, server: ModelState) -> None:
-    """Refuse a module of which more is sent than what is protected."""
+    """Refuse a module that sends unprotected tensors."""
     hides_clients = any(isinstance(transform, ClientPrivacy) for transform in transforms)
     if not hides_clients and local.privacy is None:
         return
     _, floats, counters, _ = server.names()
     if floats or counters:
         raise ConfigurationError(
-            f"The clients send the buffers {', '.join([*floats, *counters][:3])} beside the parameters, and privacy covers "
-            "the parameters alone. Use a network without BatchNorm (GroupNorm has no such buffers)."
+            f"The clients send the buffers {', '.join([*floats, *counters][:3])} with the parameters, but privacy covers only "
+            "the parameters. Use a network without BatchNorm (GroupNorm has no such buffers)."
         )
     if not hides_clients:
         return
-    known = "one of at least 32 bits with ClientPrivacy: rounding would make changes longer than its norm"
+    known = "one of at least 32 bits with ClientPrivacy, because rounding could increase the norm of changes"
     require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)

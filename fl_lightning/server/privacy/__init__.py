@@ -1,1 +1,1 @@
-"""What a run has spent of its privacy."""
+"""The account of the privacy that a run has spent."""

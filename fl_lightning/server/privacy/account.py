@@ -1,4 +1,4 @@
-"""What the privacy of a run rests on: the secret key of its noise, and the account of what it has released."""
+"""Hold the secret key of a run's noise, and the account of the privacy spent."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
 SIMULATED = (
-    "The noise of this run follows from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is a "
-    "simulation that protects nobody. For privacy leave 'noise_seed' out."
+    "The noise of this run is derived from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is "
+    "a simulation that protects no data. Remove 'noise_seed' for privacy."
 )
 
 
 class PrivacyAccount:
-    """Holds a run's key and counts its releases; the same on every rank.
+    """Hold a run's key and count its releases, equally on every rank.
 
-    The key is drawn on the first rank at each start and sent to the others. What is about to be released is written to the
-    ledger first. With ``noise_seed`` there is no ledger: a repeated round releases the same once more, so the sums of
-    the checkpoint are all there is.
+    The first rank draws the key at each start and sends it to the others. Each release is written to the ledger before it
+    happens. With ``noise_seed`` no ledger is needed: a repeated round releases the same values again, so the sums in the
+    checkpoint are complete.
 
     Attributes:
-        clients: how clients are private; None where they are not.
-        examples: how examples are.
-        spending: what the run has released.
+        clients: the settings of the clients' privacy; None if clients are not private.
+        examples: the settings of the examples' privacy; None if examples are not private.
+        spending: the releases of the run so far.
     """
 
     def __init__(self) -> None:
@@ -46,40 +46,41 @@ class PrivacyAccount:
         self.spending = Spending()
         self._run, self._lines = "", 0
         self._ledger: PrivacyLedger | None = None  # on the first rank
-        self._written = False  # on every rank, whether there is one
+        self._written = False  # on every rank: whether the first rank has a ledger
         self._loaded: Mapping[str, Any] | None = None
 
     @property
     def secret(self) -> SecretKey:
-        """The key, from :meth:`begin` on."""
+        """Return the key, which :meth:`begin` sets."""
         assert self._secret is not None
         return self._secret
 
     @property
     def active(self) -> bool:
-        """Whether anything is private."""
+        """Return whether clients or examples are private."""
         return self.clients is not None or self.examples is not None
 
     @property
     def noise_seed(self) -> int | None:
-        """Return the number that the noise is derived from; None for a key."""
+        """Return the number from which the noise is derived; None for a secret key."""
         private = self.clients or self.examples
         return None if private is None else private.noise_seed
 
     # ---------------------------------------------------------------- start and checkpoints
 
     def begin(self, trainer: Trainer, transforms: Sequence[Transform], examples: ExamplePrivacy | None, seed: int) -> None:
-        """Share a key, and find the account that a resumed run goes on with.
+        """Share a key between ranks, and open the account that a resumed run continues.
 
         Args:
-            trainer: the user's.
-            transforms: of what clients send.
-            examples: how their examples are private; None without.
-            seed: of the federation, which a simulated key follows from, too: runs of a study then draw other noise.
+            trainer: the user's Trainer.
+            transforms: the transforms of the clients' updates.
+            examples: the settings of the examples' privacy, or None.
+            seed: the seed of the federation, from which a simulated key is also derived, so that the runs of a study draw
+                different noise.
 
         Raises:
-            CheckpointError: if there is no whole ledger of the run that is resumed.
-            ConfigurationError: if the run's folder cannot hold one.
+            CheckpointError: if the ledger of the resumed run is missing or incomplete.
+            ConfigurationError: if the run's folder cannot hold a ledger.
         """
         self.clients = next((one for one in transforms if isinstance(one, ClientPrivacy)), None)
         self.examples = examples
@@ -101,7 +102,7 @@ class PrivacyAccount:
             rank_zero_warn(SIMULATED.format(self.noise_seed))
 
     def _open(self, trainer: Trainer, before: Mapping[str, Any], seed: int) -> tuple[bytes, str, Entry, int]:
-        """Return key, name of the run, what it has spent, and the lines of its ledger."""
+        """Return the key, the name of the run, its spending, and the number of lines in its ledger."""
         chosen = self.noise_seed
         key = (SecretKey.draw() if chosen is None else SecretKey.from_seed(chosen, seed)).reveal()
         run = str(before.get("run") or secrets.token_hex(8))
@@ -110,42 +111,42 @@ class PrivacyAccount:
         if "://" in str(trainer.default_root_dir):
             raise ConfigurationError(
                 f"'trainer.default_root_dir' is {trainer.default_root_dir}, but the privacy ledger must be synced to a disk. "
-                "Use a folder of this machine."
+                "Use a folder on this machine."
             )
         self._ledger = PrivacyLedger(Path(trainer.default_root_dir), run)
         spending, lines = self._ledger.read()
         if lines < before.get("lines", 0):
             there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
             raise CheckpointError(
-                f"The privacy ledger '{self._ledger.path}' {there}, but the checkpoint was written after {before['lines']}: "
-                "what the run has given away cannot be counted. Set 'trainer.default_root_dir' to the folder of the run that "
+                f"The privacy ledger '{self._ledger.path}' {there}, but the checkpoint was written after {before['lines']} "
+                "lines, so the privacy spent cannot be counted. Set 'trainer.default_root_dir' to the folder of the run that "
                 "wrote the checkpoint, copy its ledger here, or start again without 'ckpt_path'."
             )
         return key, run, spending.state_dict(), lines
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: never the key; with a ledger its length, otherwise the sums."""
+        """Return the state for a checkpoint: with a ledger its length, otherwise the sums, and never the key."""
         if not self.active:
             return {}
         kept = {"lines": self._lines} if self._written else {"spending": self.spending.state_dict()}
         return {"run": self._run, **kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state of a checkpoint for :meth:`begin`."""
+        """Store the state of a checkpoint for :meth:`begin`."""
         self._loaded = state
 
     def conclude(self) -> None:
-        """Say at the end of a fit that its noise was simulated, where it was."""
+        """Warn at the end of a fit if its noise was simulated."""
         if self.noise_seed is not None:
-            rank_zero_warn(f"The run is over. {SIMULATED.format(self.noise_seed)}")
+            rank_zero_warn(f"The run has finished. {SIMULATED.format(self.noise_seed)}")
 
     # ---------------------------------------------------------------- releases
 
     def charge(self, trainer: Trainer, entry: Entry) -> None:
-        """Count what is about to be released; on every rank alike. It is on the disk when this returns.
+        """Count a release before it happens, and write it to the disk; call it on every rank.
 
         Raises:
-            CheckpointError: if it cannot be written; on other ranks ClientError.
+            CheckpointError: if the ledger cannot be written; other ranks raise ClientError.
         """
         if self._written:
             failure = None
@@ -159,16 +160,16 @@ class PrivacyAccount:
         self.spending.add(entry)
 
     def epsilon_of(self, client: int) -> float | None:
-        """Return what a client has given away of one of its examples; None where they are not private."""
+        """Return the epsilon that a client has spent on each of its examples; None if examples are not private."""
         if self.examples is None:
             return None
         return self._epsilon(self.spending.rates.get(client, 0.0), self.spending.steps.get(client, 0))
 
     def figures(self, population: int) -> dict[str, float]:
-        """Return what the run has given away so far, for the log.
+        """Return the privacy that the run has spent so far, for the log.
 
         Args:
-            population: all clients of the federation.
+            population: the number of clients in the federation.
         """
         figures: dict[str, float] = {}
         if self.clients is not None:

@@ -1,4 +1,4 @@
-"""The ledger: what a run with privacy releases is written down, and synced to the disk, before it is released."""
+"""Write each private release to a ledger, and sync it to the disk, before it happens."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.spending import Entry, Spending
 
 LEDGER = "privacy_ledger.jsonl"
-"""In ``trainer.default_root_dir``. Runs of one folder share it; each line names its run. It is only ever appended to."""
+"""The file in ``trainer.default_root_dir``, append-only. Runs in one folder share it, and each line names its run."""
 
 
 class PrivacyLedger:
-    """The lines of one run in a file, for the rank that writes it.
+    """Read and write the lines of one run in the file, on the rank that writes it.
 
-    A line that a kill has cut off is dropped: it was not on the disk yet, so nothing of what it announces was released.
+    A line that a kill cut off is dropped: it was not on the disk yet, so its release did not happen.
 
     Args:
-        folder: of the run.
-        run: names the run; not secret.
+        folder: the folder of the run.
+        run: the name of the run, which is not secret.
 
     """
 
@@ -31,7 +31,7 @@ class PrivacyLedger:
         """Write a line and wait until it is on the disk.
 
         Raises:
-            CheckpointError: if it cannot be written.
+            CheckpointError: if the line cannot be written.
         """
         line = json.dumps({"run": self._run, **entry}) + "\n"
         try:
@@ -51,10 +51,10 @@ class PrivacyLedger:
             raise self._unusable(error) from error
 
     def read(self) -> tuple[Spending, int]:
-        """Add up this run's lines, and cut off an unfinished one.
+        """Sum this run's lines, and cut off an unfinished one.
 
         Returns:
-            What the run has spent, and the number of its lines.
+            The spending of the run, and the number of its lines.
 
         Raises:
             CheckpointError: if the file cannot be read, or if a line is damaged.
@@ -77,13 +77,13 @@ class PrivacyLedger:
                     lines += 1
             except (ValueError, KeyError, TypeError) as error:
                 raise CheckpointError(
-                    f"Line {number} of '{self.path}' is damaged, so what this run has given away cannot be counted. Restore "
+                    f"Line {number} of '{self.path}' is damaged, so the privacy spent by this run cannot be counted. Restore "
                     "the file from a copy, or start again without 'ckpt_path' in another folder."
                 ) from error
         return spending, lines
 
     def _unusable(self, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"The privacy ledger '{self.path}' cannot be used ({error.strerror}), and without it no round may begin. Make room "
-            "or make the folder writable, and resume with '--ckpt_path last'."
+            f"The privacy ledger '{self.path}' cannot be used ({error.strerror}), and a round cannot begin without it. Free "
+            "disk space or make the folder writable, and resume with '--ckpt_path last'."
         )

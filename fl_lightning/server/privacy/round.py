@@ -1,4 +1,4 @@
-"""What one round releases, counted before it trains and corrected when it is known."""
+"""Count the releases of one round before it trains, and correct the count afterwards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fl_lightning.server.sampling import RoundPlan
 
 
 class RoundPrivacy:
-    """Charges a round's releases.
+    """Charge a round's releases to the account.
 
-    A kill in the middle of a round finds them charged already, although some were not released. What a round that ends did
-    not use (clients that failed, steps that were not done) is given back, and attempts that failed are charged, too.
+    Releases are charged in advance, so a kill mid-round may leave some charged that did not happen. At its end, a round
+    refunds unused charges (failed clients, steps that were not made), and also charges failed attempts.
 
     Args:
-        federation: what stays.
-        round_idx: from 0.
-        plan: who takes part.
+        federation: the parts of the federation.
+        round_idx: the communication round, from 0.
+        plan: the plan of the round.
     """
 
     def __init__(self, federation: Federation, round_idx: int, plan: RoundPlan) -> None:
@@ -31,10 +31,10 @@ class RoundPrivacy:
         self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
 
     def charge(self, jobs: Sequence[ClientJob]) -> None:
-        """Count what these turns will release; on every rank, before any client trains.
+        """Charge the releases of turns in advance; call it on every rank, before any client trains.
 
         Args:
-            jobs: of all ranks, of one period.
+            jobs: the turns of all ranks in one period.
         """
         account, parts = self._account, self._federation
         if not account.active or not jobs:
@@ -53,7 +53,7 @@ class RoundPrivacy:
         account.charge(parts.trainer, entry)
 
     def settle(self) -> None:
-        """Count what was released in truth; on every rank, when all have trained."""
+        """Correct the charges to the actual releases; call it on every rank, after all clients have trained."""
         if not any(self._planned.values()):
             return
         everyone = self._federation.comm.gather(self._federation.pool.releases())
@@ -68,7 +68,7 @@ class RoundPrivacy:
             self._account.charge(self._federation.trainer, {"round": self._round_idx, **difference})
 
     def _steps(self, job: ClientJob) -> tuple[int, float]:
-        """Return the steps of a client's fit, and the rate at which they draw examples."""
+        """Return the number of steps in a client's fit, and the rate at which they sample examples."""
         local, data = self._federation.local, self._federation.data
         batches = data.poisson_batches(job.client, local.full_batch, _never)
         steps = local.steps(len(batches), job.epochs) / job.slowness

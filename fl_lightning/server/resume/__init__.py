@@ -1,1 +1,1 @@
-"""Resume a federation: compare the settings of a checkpoint with those of the run."""
+"""The resuming of a federation, and the comparison of a checkpoint's settings with those of the run."""

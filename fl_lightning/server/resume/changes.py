@@ -1,4 +1,4 @@
-"""Which settings differ between a checkpoint and the run that resumes from it."""
+"""Find the settings that differ between a checkpoint and the run that resumes from it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fl_lightning.server.resume.table import Kind, kind_of
 
 _MISSING = "nothing"
 _LISTED, _SHOWN = 12, 160
-"""Changes in a message, and characters of a value."""
+"""The largest numbers of changes in a message, and of characters in a value."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that differs.
+    """Describe a setting that differs.
 
     Attributes:
-        name: as the user types it.
-        before: in the checkpoint.
-        now: in this run.
-        kind: what a resumed run may do with it.
+        name: the name of the setting, as the user types it.
+        before: the value in the checkpoint.
+        now: the value in this run.
+        kind: whether a resumed run may change the setting.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Change:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Compare two described runs.
+    """Return the differences between the settings of two runs.
 
-    Objects of one class are compared by the settings that both have: another version of torch may add some.
+    Objects of the same class are compared by the settings that both have, because another version of torch may add some.
     """
     found: list[Change] = []
     for name in now:
@@ -44,7 +44,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def in_words(found: Sequence[Change]) -> str:
-    """The settings that differ, for a message."""
+    """Describe the settings that differ, for a message."""
     listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
     return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
 
@@ -63,7 +63,7 @@ def _differences(name: str, before: Any, now: Any, kind: Kind) -> Iterator[Chang
 
 
 def _kind_in(node: Mapping[str, Any], key: str, kind: Kind) -> Kind:
-    """Return what a resumed run may do with a setting of an object; lists and dictionaries inherit it."""
+    """Return whether a resumed run may change a setting of an object; lists and dictionaries inherit the kind."""
     if CLASS not in node:
         return kind
     return kind_of(_short(node.get(BASE, node[CLASS])), key) or Kind.ON_PURPOSE
@@ -79,7 +79,7 @@ def _shown(value: Any) -> str:
 
 
 def _named(value: Any) -> Any:
-    """Objects by the names of their classes."""
+    """Replace objects by the names of their classes."""
     if isinstance(value, Mapping):
         return _short(value[CLASS]) if CLASS in value else {key: _named(item) for key, item in value.items()}
     return [_named(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""The fingerprint of a run: every setting that can change its result, as plain values."""
+"""Collect the fingerprint of a run: every setting that can change its result, as plain values."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 
 _SEEN_ELSEWHERE = ("model.optimizer", "model.lr_scheduler")
-"""Attributes of modules that hold functions, which are compared by what 'configure_optimizers' returns."""
+"""The attributes of modules that hold functions, which are compared by the result of 'configure_optimizers'."""
 _WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetch_factor|.*(root|dir|path|folder))$")
-"""Attributes of a user's datamodule that say how and from where it reads: what it reads is compared."""
+"""The attributes of a user's datamodule that say how and where it reads; the data themselves are compared instead."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The settings of a run.
+    """Hold the settings of a run.
 
     Attributes:
-        settings: by section, plain values only.
-        unseen: names of what cannot be compared.
+        settings: the settings by section, as plain values.
+        unseen: the names of settings that cannot be compared.
     """
 
     settings: dict[str, Any]
@@ -49,14 +49,14 @@ class Fingerprint:
 def fingerprint(
     owner: FederationSettings, trainer: Trainer, module: LightningModule, data: FederatedDataModule, server: Optimizer
 ) -> Fingerprint:
-    """Describe a run before its first round. Random states stay as they are, and ranks do not communicate.
+    """Describe a run before its first round, without changing random states or communicating between ranks.
 
     Args:
         owner: the federation's settings.
-        trainer: of the federation.
-        module: the user's, as it was before the federation took it over.
-        data: set up for a fit.
-        server: the server's optimizer, new.
+        trainer: the user's Trainer.
+        module: the user's module, as it was before the federation took it over.
+        data: the data, set up for a fit.
+        server: a new optimizer of the server.
     """
     describer = Describer(lambda kind, name: name == "server_optimizer" or kind_of(kind.__name__, name) is Kind.FREE)
     with isolated_rng(0, torch.device("cpu")):
@@ -66,7 +66,7 @@ def fingerprint(
         local["precision"] = resolve_precision(owner.local.precision, str(trainer.precision), trainer.strategy.root_device)
         if not any(kind.side_by_side for kind in possible_engines(owner.local.engine)):
             federation["local"] = _without(local, "stack_size", "compile")
-        if not owner.client_evaluation.every_n_rounds:  # no earlier figures that it must go with
+        if not owner.client_evaluation.every_n_rounds:  # no earlier results that it must match
             federation["client_evaluation"] = _without(federation["client_evaluation"], "metric", "mode")
         settings = {
             "federation": federation,
@@ -100,7 +100,7 @@ def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
         base = {name: value for name, value in base.items() if not _WHERE_AND_HOW.match(name)}
     loader: dict[str, Any] = {"batch_size": source.batch_size, "shuffle": isinstance(source.sampler, RandomSampler)}
     loader |= {"drop_last": source.drop_last, "collate_fn": source.collate_fn}
-    if type(source.dataset) is not TensorDataset:  # random transforms draw other numbers in workers
+    if type(source.dataset) is not TensorDataset:  # random transforms draw different numbers in workers
         loader["has_workers"] = source.num_workers > 0
     return described | {"datamodule": base | describer.describe(loader, "data.datamodule")}
 
@@ -109,17 +109,17 @@ def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer)
     found = {"data.training_examples": content(data.client_datasets.source.dataset)}
     if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
         found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
-    describer.unseen += [f"{name} beyond their number" for name, (_, complete) in found.items() if not complete]
+    describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
     return {name: text for name, (text, _) in found.items()}
 
 
 def _model(
     describer: Describer, client: LightningModule, local: LocalTraining, data: FederatedDataModule, trainer: Trainer
 ) -> dict[str, Any]:
-    """The module's settings, and those of the optimizers and schedules that a client would get.
+    """Return the settings of the module, and of the optimizers and schedulers that it configures.
 
     Args:
-        client: a copy of the user's module, which is thrown away.
+        client: a copy of the user's module, which is discarded.
     """
     settings = {"model": describer.describe(client, "model")}
     run = ClientRun("fabric", local, data.datamodule, [], trainer.precision_plugin, trainer.strategy.root_device)
@@ -134,8 +134,8 @@ def _model(
     try:
         answer: Any = client.configure_optimizers() or []
         optimizers, schedulers, _ = configured_parts(answer)
-    except Exception as error:  # what is wrong with it, a client's training says; some ask for more than there is yet
-        describer.unseen.append(f"what 'configure_optimizers' returns ({error})")
+    except Exception as error:  # real errors show up in training; some modules need things that do not exist yet
+        describer.unseen.append(f"the result of 'configure_optimizers' ({error})")
         return settings
     for name, found in (("model.optimizer", optimizers), ("model.lr_scheduler", schedulers)):
         describe = _optimizer if name == "model.optimizer" else _schedule
@@ -145,7 +145,7 @@ def _model(
 
 
 def _optimizer(describer: Describer, optimizer: Optimizer, where: str) -> dict[str, Any]:
-    """Its class and the settings of its groups; those of a single one without a list."""
+    """Return the optimizer's class and the settings of its groups, without a list for a single group."""
     without = ("params", "param_names")
     groups = [{name: value for name, value in group.items() if name not in without} for group in optimizer.param_groups]
     settings = groups[0] if len(groups) == 1 else {"groups": groups}
@@ -153,7 +153,7 @@ def _optimizer(describer: Describer, optimizer: Optimizer, where: str) -> dict[s
 
 
 def _schedule(describer: Describer, schedule: Any, where: str) -> dict[str, Any]:
-    """Its class and settings, those of the schedules that it chains, and when it steps."""
+    """Return the scheduler's class and settings, those of its chained schedulers, and when it steps."""
     config = dict(schedule) if isinstance(schedule, Mapping) else {"scheduler": schedule}
     scheduler = config.pop("scheduler")
     own = {name: value for name, value in vars(scheduler).items() if not name.startswith("_") and name != "optimizer"}

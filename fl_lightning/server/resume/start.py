@@ -1,4 +1,4 @@
-"""The start of a fit, new or resumed: settings are recorded, and compared with those of the checkpoint."""
+"""Start a new or resumed fit: record its settings, and compare them with those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SERVER = "federation.server_optimizer"
 
 
 class Start:
-    """Records a run's settings before its first round, before a checkpoint or another callback changes anything.
+    """Record a run's settings before its first round, before a checkpoint or another callback changes anything.
 
     Args:
         owner: the federation's settings.
-        run: where they are recorded.
-        trainer: of the federation.
-        data: set up for a fit.
-        build: makes the server's optimizer from the module's parameters.
-        module: the user's; the methods below are called while nothing of it is replaced.
+        run: the state of the run, which records them.
+        trainer: the user's Trainer.
+        data: the data, set up for a fit.
+        build: a function that builds the server's optimizer from the module's parameters.
+        module: the user's module, of which no method may be replaced when the methods below are called.
     """
 
     def __init__(
@@ -46,26 +46,25 @@ class Start:
         self._build, self._module = build, module
 
     def server_optimizer(self) -> Optimizer:
-        """The server's optimizer, for Lightning, which asks for it before the first round."""
+        """Return the server's optimizer, which Lightning requests before the first round."""
         optimizer = self._build(self._module.parameters())
         if self._run.fingerprint is None:
             self._record(optimizer)
         return optimizer
 
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """Compare a checkpoint before anything of it is restored, and give the server's optimizer its new settings.
+        """Compare a checkpoint before any of it is restored, and give the server's optimizer its new settings.
 
         Raises:
             CheckpointError: if this run cannot continue it.
         """
         if "callbacks" not in checkpoint:
-            return  # weights only, which Lightning refuses
+            return  # a weights-only checkpoint, which Lightning refuses
         state = checkpoint["callbacks"].get(self._owner.state_key)
         if not state:
             raise CheckpointError(
-                "The checkpoint was written without a federation: its optimizer is a client's, not the server's. Load its "
-                "weights into the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to "
-                "false."
+                "The checkpoint was written without a federation, so its optimizer is not the server's. Load its weights into "
+                "the module (load_from_checkpoint) and start without 'ckpt_path', or set 'federation.enabled' to false."
             )
         optimizer = self._build(self._module.parameters())
         self._record(optimizer)
@@ -86,24 +85,24 @@ def refuse_federations(checkpoint: dict[str, Any], key: str) -> None:
     """Refuse to continue a federation's checkpoint without a federation.
 
     Args:
-        checkpoint: as it was read.
-        key: of the federation's state.
+        checkpoint: the checkpoint as it was read.
+        key: the key of the federation's state in the checkpoint.
 
     Raises:
-        CheckpointError: if it is one: the module's optimizer would take over the rate of the server's.
+        CheckpointError: if a federation wrote it, because the module's optimizer would get the server's learning rate.
     """
     if checkpoint.get("callbacks", {}).get(key):
         raise CheckpointError(
-            "The checkpoint was written by a federation, but 'federation.enabled' is false: the module's optimizer cannot "
+            "The checkpoint was written by a federation, but 'federation.enabled' is false, and the module's optimizer cannot "
             "continue from the server's. Set it to true, or load the weights into the module (load_from_checkpoint) and start "
             "without 'ckpt_path'."
         )
 
 
 def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
-    """Say how the weights of a checkpoint differ in names or shapes from the module's; empty where they do not.
+    """Describe how the weights of a checkpoint differ from the module's in names or shapes; empty if they do not.
 
-    A module that loads other weights by its own rules (``strict_loading``, ``on_load_checkpoint``) is left to Lightning.
+    Modules with their own rules for loading weights (``strict_loading``, ``on_load_checkpoint``) are left to Lightning.
     """
     if not module.strict_loading or type(module).on_load_checkpoint is not LightningModule.on_load_checkpoint:
         return ""
@@ -112,22 +111,22 @@ def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
     for name in [*own, *(name for name in theirs if name not in own)]:
         if name not in own or name not in theirs:
             side = "the checkpoint" if name in theirs else "this run's model"
-            return f"Only {side} has weights '{name}': the model is another one."
+            return f"Only {side} has weights '{name}', so the models differ."
         if own[name] != theirs[name] and own[name] is not None:
-            return f"The checkpoint's '{name}' has shape {theirs[name]}, but this run's {own[name]}: the model is another one."
+            return f"'{name}' has shape {theirs[name]} in the checkpoint, but {own[name]} in this run, so the models differ."
     return ""
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of a tensor; None for extra state, and before the first batch of a lazy layer."""
+    """Return the shape of a tensor; None for extra state, and for a lazy layer before its first batch."""
     return tuple(value.shape) if isinstance(value, Tensor) and not is_lazy(value) else None
 
 
 def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
-    """Let changed settings of the server's optimizer take effect, which would be overwritten by the checkpoint's.
+    """Apply changed settings of the server's optimizer, which the checkpoint's would otherwise overwrite.
 
-    What the optimizer has accumulated is kept if the change is one of size; another class, or an option that is switched on
-    or off such as ``amsgrad``, starts anew.
+    The optimizer keeps its state if only numbers change. With another class, or if an option such as ``amsgrad`` is switched
+    on or off, it starts with new state.
     """
     changed = [change for change in found if change.name.startswith(_SERVER)]
     if not changed:

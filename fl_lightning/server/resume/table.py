@@ -1,4 +1,4 @@
-"""The settings that a resumed run must share with its checkpoint, may change, or may change on purpose."""
+"""List the settings that a resumed run must keep, may change freely, or may change on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Kind(Enum):
-    """Say what a resumed run may do with a setting."""
+    """Enumerate whether a resumed run may change a setting."""
 
     STAYS = "must stay"
     FREE = "is free"
@@ -15,12 +15,12 @@ class Kind(Enum):
 
 
 class Row(NamedTuple):
-    """The arguments of a class, by kind, separated by spaces; ``*`` stands for all others.
+    """List the arguments of a class by kind, separated by spaces; ``*`` stands for all others.
 
     Args:
-        stays: a checkpoint's state belongs to them.
-        free: they change no result, or what they change is compared itself.
-        on_purpose: they change the result: refused unless ``federation.resume_changed`` is true.
+        stays: arguments that must not change, because a checkpoint's state depends on them.
+        free: arguments that change no result, or whose effect is compared directly.
+        on_purpose: arguments that change the result, which needs ``federation.resume_changed``.
     """
 
     stays: str = ""
@@ -38,14 +38,14 @@ TABLE: dict[str, Row] = {
     ),
     "LocalTraining": Row(
         stays="privacy",
-        free="threads detect_anomaly",  # another number of threads warns
+        free="threads detect_anomaly",  # a different number of threads causes a warning
         on_purpose="engine stack_size compile channels_last max_epochs max_steps precision gradient_clip_val "
         "gradient_clip_algorithm accumulate_grad_batches limit_train_batches deterministic lr_decay proximal_mu callbacks "
         "full_batch partial_work",
     ),
     "PartialWork": Row(on_purpose="share stragglers"),
     "ExamplePrivacy": Row(stays="*"),
-    "Faults": Row(free="*"),  # so that a run that ended for its failures can go on
+    "Faults": Row(free="*"),  # so that a run that ended because of failures can continue
     "Availability": Row(on_purpose="drop_out slow slowness leave come_back"),
     "ClientEvaluation": Row(free="every_n_rounds personal_epochs compare_alone", on_purpose="metric mode"),
     "ServerEvaluation": Row(on_purpose="every_n_rounds examples batch_size precision"),
@@ -124,15 +124,15 @@ TABLE: dict[str, Row] = {
     "CellSite": Row(on_purpose="*"),
     "TransferLearning": Row(on_purpose="parts thaw_after freeze_after"),
 }
-"""By class of this package. Everything else that is compared, such as the module's settings, may change on purpose."""
+"""The rows by class of this package. Other settings, such as the module's, may change on purpose."""
 
 
 def kind_of(name: str, argument: str) -> Kind | None:
-    """Return what a resumed run may do with an argument of a class; None if the table does not say.
+    """Return whether a resumed run may change an argument of a class; None if the table does not say.
 
     Args:
-        name: of the class.
-        argument: of its constructor.
+        name: the name of the class.
+        argument: the argument of its constructor.
     """
     row = TABLE.get(name, Row())
     listed = {Kind.STAYS: row.stays.split(), Kind.FREE: row.free.split(), Kind.ON_PURPOSE: row.on_purpose.split()}

@@ -1,4 +1,4 @@
-"""The engine ``fabric``: a lean loop on Lightning Fabric, with the results of ``trainer`` to the last bit."""
+"""The engine ``fabric``: a lean loop on Lightning Fabric whose results equal those of ``trainer`` to the last bit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.errors import EngineError
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")
-"""What a module may override for a Trainer, and for this loop not."""
+"""The hooks that a Trainer calls and this loop does not."""
 
 
 def refuse_module(module: LightningModule, engine: str, more: tuple[str, ...] = ()) -> None:
-    """Refuse a module that needs what only a Trainer does.
+    """Refuse a module that only a Trainer can train.
 
     Raises:
-        EngineError: naming what it overrides.
+        EngineError: if the module needs a Trainer; it names the reason.
     """
     remedy = f"which the engine '{engine}' of local training does not follow. Set 'federation.local.engine' to 'trainer'."
     name = type(module).__name__
@@ -38,14 +38,14 @@ def refuse_module(module: LightningModule, engine: str, more: tuple[str, ...] = 
 
 
 class FabricEngine(SequentialEngine):
-    """Fit clients one after another by a loop that does what the module, its callbacks and the settings ask for.
+    """Train clients one after another with a loop that does only what the module, its callbacks and the settings need.
 
     Args:
-        resident: the module in which they train.
-        settings: how they train.
+        resident: the module that clients train.
+        settings: the settings of the engine.
 
     Raises:
-        EngineError: for a module that only a Trainer can train.
+        EngineError: if only a Trainer can train the module.
     """
 
     def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
@@ -68,5 +68,5 @@ class FabricEngine(SequentialEngine):
             return self._loop.fit(data, max_epochs)
 
     def recover(self) -> None:
-        """Build a new loop for the next client."""
+        """Discard the loop, so that the next client gets a new one."""
         self._loop = None

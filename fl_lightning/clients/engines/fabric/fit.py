@@ -1,4 +1,4 @@
-"""The loop of the engine ``fabric``: one client's fit without a Trainer."""
+"""The training loop of the engine ``fabric``: one client's fit without a Trainer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ClientFit:
-    """Run clients' fits: the steps of a Trainer's, in its order, without the parts that are not used.
+    """Run clients' fits with the steps of a Trainer, in its order, without the parts that are not used.
 
     Args:
         module: the clients' copy of the user's module.
-        callbacks: of the fits.
-        precision: Fabric's plugin.
-        settings: how clients train.
+        callbacks: the callbacks of the fits.
+        precision: Fabric's precision plugin.
+        settings: the settings of the engine.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class ClientFit:
         """Train a client.
 
         Args:
-            data: its examples.
-            max_epochs: local epochs; -1 for no limit.
+            data: the client's examples.
+            max_epochs: the number of local epochs; -1 for no limit.
 
         Returns:
-            The optimizer's steps and what the module logged.
+            The number of optimizer steps and the metrics that the module logged.
         """
         module, attributes = self.module, vars(self.module)
         self.run = ClientRun("fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger)
@@ -78,7 +78,7 @@ class ClientFit:
         return self.run.global_step, scalar_metrics(self.run.callback_metrics)
 
     def _run_all(self) -> None:
-        """Everything from set-up to teardown, in the order of a Trainer."""
+        """Run everything from setup to teardown, in the order of a Trainer."""
         module, run = self.module, self.run
         if self._prepares:
             module.prepare_data()
@@ -93,7 +93,7 @@ class ClientFit:
         module.zero_grad()
         loader = self._data.train_dataloader()
         if isinstance(loader, DataLoader):
-            seed_workers(loader, 0)  # where seed_everything(workers=True) asked for it
+            seed_workers(loader, 0)  # only after seed_everything(workers=True)
         run.note(train_dataloader=loader, num_training_batches=batches_per_epoch(len(loader), self._local, self._fast))
         if run.num_training_batches:
             torch.set_grad_enabled(True)
@@ -155,7 +155,7 @@ class ClientFit:
         return after(batch, 0) if after else batch
 
     def _batch(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
-        """Train on a batch; what Lightning hands to ``on_train_batch_end``."""
+        """Train on a batch, and return the outputs for ``on_train_batch_end``."""
         result: dict[str, Any] = {}
 
         def closure() -> Tensor | None:
@@ -184,8 +184,8 @@ class ClientFit:
             return None
         if not isinstance(output, Tensor):
             raise ConfigurationError(
-                f"The training_step of {type(self.module).__name__} gives {type(output).__name__} without a loss. Let it "
-                "return a tensor, a dictionary with 'loss', or None to skip the batch."
+                f"The training_step of {type(self.module).__name__} returns a {type(output).__name__} without a loss. Return "
+                "a tensor, a dictionary with 'loss', or None to skip the batch."
             )
         loss: Tensor = output / self._local.accumulate_grad_batches if self._local.accumulate_grad_batches > 1 else output
         result["loss"] = loss.detach().clone()

@@ -1,4 +1,4 @@
-"""The hooks of a client's fit: those that somebody overrides, in Lightning's order."""
+"""Call the hooks of a client's fit that are overridden, in Lightning's order."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Method = tuple[Any, Callable[..., Any]]
 
 
 class ClientHooks:
-    """Calls hooks of callbacks and module.
+    """Call the hooks of the callbacks and the module.
 
     Args:
         module: the clients' copy of the user's module.
-        callbacks: of the fit.
+        callbacks: the callbacks of the fit.
     """
 
     def __init__(self, module: LightningModule, callbacks: Sequence[Callback]) -> None:
@@ -46,7 +46,7 @@ class ClientHooks:
         }
 
     def _find(self, hook: str) -> list[Method]:
-        """Callbacks, then the module; at the end of an epoch those callbacks last that watch what the module logs."""
+        """Return the callbacks' methods, then the module's; at an epoch's end, callbacks that monitor its metrics come last."""
         found: list[Method] = []
         for callback in self._callbacks:
             if is_overridden(hook, callback, Callback):
@@ -57,26 +57,26 @@ class ClientHooks:
         return [pair for pair in found if pair not in watching] + own + watching
 
     def begin(self, run: ClientRun, recorder: LogRecorder) -> None:
-        """For the next fit."""
+        """Prepare for the next fit."""
         self.run, self.recorder = run, recorder
         for callback in self._callbacks:  # as Lightning does
             callback.log, callback.log_dict = recorder.log, self._module.log_dict  # type: ignore[attr-defined]
 
     def set_up(self) -> None:
-        """Callbacks first."""
+        """Set up the callbacks, then the module."""
         for callback in self._around["setup"]:
             callback.setup(self._stand_in, self._module, stage="fit")
         self._module.setup(stage="fit")
         self._module.configure_model()
 
     def tear_down(self) -> None:
-        """Callbacks first."""
+        """Tear down the callbacks, then the module."""
         for callback in self._around["teardown"]:
             callback.teardown(self._stand_in, self._module, stage="fit")
         self._module.teardown(stage="fit")
 
     def hear_of(self, error: BaseException) -> None:
-        """Tell callbacks that the fit ends with an error."""
+        """Tell the callbacks that the fit ends with an error."""
         for callback in self._around["on_exception"]:
             callback.on_exception(self._stand_in, self._module, error)
 
@@ -85,7 +85,7 @@ class ClientHooks:
         return self.run
 
     def call(self, hook: str, *args: Any) -> Any:
-        """Call a hook; what the module's own gives back."""
+        """Call a hook, and return the result of the module's own method."""
         methods = self._methods[hook]
         if not methods:
             return None

@@ -1,4 +1,4 @@
-"""The module's optimizer and schedules in a client's fit without a Trainer."""
+"""Run the module's optimizer and schedulers in a client's fit without a Trainer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fl_lightning.settings.local_training import LocalTraining
 
 
 def configured_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
-    """Return the optimizers that the module configures and the configurations of their schedulers, as Lightning reads them."""
+    """Return the module's optimizers and the configurations of their schedulers, as Lightning reads them."""
     answer: Any = module.configure_optimizers() or []
     return configured(answer, module)
 
 
 def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
-    """Batches of a local epoch, out of those that a client has.
+    """Return the number of batches in a local epoch.
 
     Raises:
-        ConfigurationError: if a share of them is less than one.
+        ConfigurationError: if the share of the client's batches is less than one batch.
     """
     limit = 1 if fast else local.limit_train_batches
     if isinstance(limit, int):
@@ -37,20 +37,20 @@ def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
     count = int(length * limit)
     if length and not count:
         raise ConfigurationError(
-            f"'federation.local.limit_train_batches' is {limit}, but a client has {length} batches: that is less than one. "
-            f"Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
+            f"'federation.local.limit_train_batches' is {limit}, which is less than one batch for a client with {length} "
+            f"batches. Set it to {math.ceil(100 / length) / 100} or above, or to a number of batches."
         )
     return count
 
 
 class ClientOptimizer:
-    """Steps as a Trainer's automatic optimization does.
+    """Step as a Trainer's automatic optimization does.
 
     Args:
         module: the clients' copy of the user's module.
         local: the settings of the local training.
-        precision: Fabric's plugin.
-        hooks: of the fits.
+        precision: Fabric's precision plugin.
+        hooks: the hooks of the fits.
     """
 
     def __init__(self, module: LightningModule, local: LocalTraining, precision: Any, hooks: ClientHooks) -> None:
@@ -63,27 +63,27 @@ class ClientOptimizer:
         """Build the optimizer for the next fit."""
         optimizers, configs = configured_optimizers(self._module)
         if len(optimizers) != 1:
-            remedy = "Give one." if optimizers else "Give one, or set 'federation.local.engine' to 'trainer'."
+            remedy = "Return one." if optimizers else "Return one, or set 'federation.local.engine' to 'trainer'."
             raise EngineError(
-                f"{type(self._module).__name__}.configure_optimizers gives {len(optimizers)} optimizers, but the engine "
-                f"'fabric' of local training takes one. {remedy}"
+                f"{type(self._module).__name__}.configure_optimizers returns {len(optimizers)} optimizers, but the engine "
+                f"'fabric' of local training needs exactly one. {remedy}"
             )
         self._hooks.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]
         self._scaler = getattr(self._precision, "scaler", None)
         self._unscales = unscales_in_step(self._optimizer)
         if self._scaler is not None and self._unscales and self._local.gradient_clip_val is not None:
-            raise ConfigurationError(  # as Lightning does; gradients would be clipped while they are scaled
+            raise ConfigurationError(  # as Lightning does: otherwise it would clip scaled gradients
                 f"'federation.local.gradient_clip_val' is {self._local.gradient_clip_val}, but the fused "
                 f"{type(self._optimizer).__name__} removes the gradients' scale inside its step, after they are clipped. Set "
-                "fused=False in 'configure_optimizers', leave clipping out, or set 'federation.local.precision' to bf16-mixed."
+                "fused=False in 'configure_optimizers', remove the clipping, or set 'federation.local.precision' to bf16-mixed."
             )
         self._wrapped: Any = None
         if self._steps:
             self._wrapped = stepping_through(self._optimizer, self)
 
     def zero_grad(self, batch_idx: int) -> None:
-        """Between the forward and the backward pass."""
+        """Clear the gradients, between the forward and the backward pass."""
         self._hooks.call("on_before_zero_grad", self._optimizer)
         if self._zeroes:
             self._module.optimizer_zero_grad(self._hooks.run.current_epoch, batch_idx, self._optimizer)
@@ -91,14 +91,14 @@ class ClientOptimizer:
             self._optimizer.zero_grad()
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass, scaled where the precision needs it."""
+        """Run the backward pass, with the loss scaled if the precision needs it."""
         loss = loss if self._scaler is None else self._scaler.scale(loss)
         self._hooks.call("on_before_backward", loss)
         loss.backward()
         self._hooks.call("on_after_backward")
 
     def step(self, batch_idx: int, closure: Callable[[], Any]) -> None:
-        """One step around the closure, by the module's own ``optimizer_step`` where it has one."""
+        """Make one step around the closure, with the module's own ``optimizer_step`` if it has one."""
         run, called = self._hooks.run, []
 
         def noticed() -> Any:
@@ -112,13 +112,13 @@ class ClientOptimizer:
             self._module.optimizer_step(run.current_epoch, batch_idx, self._wrapped, noticed)
             if not called:
                 raise ConfigurationError(
-                    f"{type(self._module).__name__}.optimizer_step does not call its closure, so that nothing was trained. "
-                    "Pass it on: optimizer.step(closure=optimizer_closure)."
+                    f"{type(self._module).__name__}.optimizer_step does not call its closure, so nothing was trained. Pass "
+                    "the closure on: optimizer.step(closure=optimizer_closure)."
                 )
         run.note(_steps=run.global_step + 1)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """Step, with the hooks and the clipping between the closure and the step; also for a module's own step."""
+        """Step, with the hooks and clipping between the closure and the step; a module's own step calls this too."""
         if self._scaler is None:
 
             def wrapped() -> Any:
@@ -148,10 +148,10 @@ class ClientOptimizer:
             torch.nn.utils.clip_grad_norm_(parameters, limit)
 
     def schedule(self, interval: str, index: int, plateau: bool) -> None:
-        """Let schedulers step that are due.
+        """Step the schedulers that are due.
 
         Raises:
-            ConfigurationError: if one watches what the module does not log.
+            ConfigurationError: if a scheduler monitors a metric that the module does not log.
         """
         run = self._hooks.run
         for config in run.lr_scheduler_configs:
@@ -161,8 +161,8 @@ class ClientOptimizer:
             if plateau and value is None:
                 if config.strict:
                     raise ConfigurationError(
-                        f"A scheduler watches {config.monitor!r}, which {type(self._module).__name__} does not log in "
-                        "training. Log it, or let the scheduler watch something else."
+                        f"A scheduler monitors {config.monitor!r}, which {type(self._module).__name__} does not log in "
+                        "training. Log it, or let the scheduler monitor another metric."
                     )
                 continue
             if self._schedules:

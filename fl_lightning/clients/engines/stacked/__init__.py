@@ -1,1 +1,1 @@
-"""The engine ``stacked``: several clients at once, by vmap."""
+"""The engine ``stacked``, which trains several clients at once with vmap."""

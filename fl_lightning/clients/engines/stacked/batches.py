@@ -1,4 +1,4 @@
-"""The batches of a stack of clients, put together by shape."""
+"""Group the batches of a stack of clients by shape."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fl_lightning.errors import EngineError
 
 
 class ClientRandom:
-    """One client's random numbers, in turn with others': torch's, numpy's and Python's, as in a fit of its own.
+    """Hold the random states of one client (torch, NumPy and Python), so that it draws as in a fit of its own.
 
     Args:
-        seed: as for :func:`~fl_lightning.functional.isolated_rng`.
+        seed: the seed for :func:`~fl_lightning.functional.isolated_rng`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -36,7 +36,7 @@ class ClientRandom:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The global random states are this client's; afterwards they go on where they were."""
+        """Install this client's random states as the global ones, and restore the previous ones afterwards."""
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()
         torch.set_rng_state(self.torch.get_state())
         random.setstate(self._python)
@@ -52,12 +52,12 @@ class ClientRandom:
 
 
 class StackedBatch:
-    """One batch of each of some clients.
+    """Hold one batch of each of several clients.
 
     Args:
-        leaves: its tensors, each of shape (K, ...).
-        rest: what else is in it, by position; the same for all.
-        spec: how they are put together.
+        leaves: the tensors of the batch, each of shape (K, ...).
+        rest: the other parts of the batch, by position; the same for all clients.
+        spec: the structure of the batch.
     """
 
     def __init__(self, leaves: list[Tensor], rest: list[Any], spec: TreeSpec) -> None:
@@ -65,39 +65,39 @@ class StackedBatch:
 
     @property
     def key(self) -> Any:
-        """Equal for batches of one shape."""
+        """Return a key that is equal for batches of the same shape."""
         return tuple((tuple(leaf.shape), leaf.dtype) for leaf in self.leaves), str(self._rest), str(self._spec)
 
     @property
     def size(self) -> int:
-        """Examples in one client's batch."""
+        """Return the number of examples in one client's batch."""
         return self.leaves[0].shape[1] if self.leaves and self.leaves[0].ndim > 1 else 1
 
     def padded(self, rows: int) -> StackedBatch:
-        """Return the batches of as many clients, the last one's repeated."""
+        """Return batches for this many clients, by repeating the last client's."""
         return StackedBatch(padded(self.leaves, rows), self._rest, self._spec)
 
     def rebuild(self, leaves: Sequence[Any]) -> Any:
-        """The batch with other tensors in the place of its own."""
+        """Return the batch with its tensors replaced."""
         own = iter(leaves)
         return tree_unflatten([next(own) if item is _TENSOR else item for item in self._rest], self._spec)
 
 
 _TENSOR = object()
 Groups = list[tuple[list[int], StackedBatch]]
-"""Positions of clients in the stack, and the batches of those."""
+"""The positions of clients in the stack, and the batches of these clients."""
 
 
 class StackedBatches:
-    """Iterates over the batches of one local epoch of a stack.
+    """Iterate over the batches of one local epoch of a stack.
 
     Args:
         module: the clients' module.
         data: the clients' datamodules.
         loaders: the clients' batches.
         rngs: the clients' random numbers.
-        convert: to the precision of the training.
-        device: where the clients train.
+        convert: the function that converts batches to the precision of the training.
+        device: the device to train on.
     """
 
     def __init__(
@@ -154,7 +154,5 @@ class StackedBatches:
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
         leaves = [torch.stack(list(column)) for column in columns if isinstance(column[0], Tensor)]
         if not leaves:
-            raise EngineError(
-                "Batches without tensors cannot be stacked. Set 'federation.local.engine' to 'fabric' or 'trainer'."
-            )
+            raise EngineError("Cannot stack batches without tensors. Set 'federation.local.engine' to 'fabric' or 'trainer'.")
         return StackedBatch(leaves, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)

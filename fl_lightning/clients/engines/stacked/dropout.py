@@ -1,4 +1,4 @@
-"""Dropout for clients that are trained side by side: each draws its masks from random numbers of its own."""
+"""Apply dropout to clients that train side by side, each with masks from its own random numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FEATURES: tuple[Any, ...] = (F.dropout1d, F.dropout2d, F.dropout3d, torch.featu
 
 
 class MaskSpec:
-    """One call of dropout in a training step.
+    """Describe one call of dropout in a training step.
 
     Args:
         like: a tensor of the mask's shape, layout in memory, dtype and device.
-        p: probability of a zero, in (0, 1].
+        p: the probability of a zero, in (0, 1].
     """
 
     def __init__(self, like: Tensor, p: float) -> None:
@@ -31,11 +31,11 @@ class MaskSpec:
 
     @property
     def key(self) -> tuple[tuple[int, ...], float]:
-        """Equal for calls that take the same masks."""
+        """Return a key that is equal for calls that accept the same masks."""
         return self._shape, self.p
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """A mask, as torch draws it on a CPU: Bernoulli(1 - p), divided by 1 - p."""
+        """Draw a mask as torch does on a CPU: Bernoulli(1 - p), divided by 1 - p."""
         mask = torch.empty_strided(self._shape, self._stride, dtype=self._dtype, device=generator.device)
         if self.p == 1:
             return mask.zero_().to(self._device)
@@ -43,11 +43,11 @@ class MaskSpec:
 
 
 class StackedDropout(TorchFunctionMode):
-    """Within it, dropout takes masks that are given; without masks it notes what it would need.
+    """Make dropout use the given masks inside this context, or record the masks that it needs.
 
     Args:
-        masks: of one client, in the order of the calls; None to find out.
-        expected: what the masks were drawn for.
+        masks: the masks of one client, in the order of the calls; None to record the calls.
+        expected: the calls that the masks were drawn for.
     """
 
     def __init__(self, masks: Sequence[Tensor] | None, expected: Sequence[MaskSpec] = ()) -> None:
@@ -60,7 +60,7 @@ class StackedDropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take dropout over; leave everything else."""
+        """Replace dropout, and leave every other function unchanged."""
         kwargs = kwargs or {}
         if func in _PLAIN:
             return self._dropout(None, *args, **kwargs)
@@ -68,7 +68,7 @@ class StackedDropout(TorchFunctionMode):
             return self._dropout(func, *args, **kwargs)
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
             raise EngineError(
-                "Alpha dropout has no form for stacked clients. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+                "Stacked clients do not support alpha dropout. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         return func(*args, **kwargs)
 
@@ -89,8 +89,8 @@ class StackedDropout(TorchFunctionMode):
             return input.clone()
         if self._used >= len(self._masks) or self._expected[self._used].p != p:
             raise EngineError(
-                "Dropout is not what it was when the training step was tried: stacked clients would share what changed it. Set "
-                "'federation.local.engine' to 'fabric' or 'trainer'."
+                "A call of dropout differs from the trial run of the training step, so it depends on something that stacked "
+                "clients would share. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         mask = self._masks[self._used]
         self._used += 1
@@ -98,7 +98,7 @@ class StackedDropout(TorchFunctionMode):
 
 
 def _of_features(function: Callable[..., Any], input: Tensor) -> Tensor:
-    """A number for each example and channel, or each channel of the one example that torch takes these shapes for."""
+    """Return a tensor with one number per example and channel, or per channel if torch reads the shape as one example."""
     alone = (function is F.dropout1d and input.ndim == 2) or (function is F.dropout3d and input.ndim == 4)
     kept = 1 if alone else 2
     return input.new_empty((*input.shape[:kept], *(1 for _ in input.shape[kept:])))

@@ -1,4 +1,4 @@
-"""The engine ``stacked``: clients of equal shape are trained at once, their parameters along an axis of their own."""
+"""The engine ``stacked``: train clients at once, with their parameters stacked along an extra axis."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
 class StackedEngine:
-    """Trains clients of equally many batches side by side, in stacks.
+    """Train clients with equal numbers of batches side by side, in stacks.
 
-    A module whose hooks leave nothing behind but metrics and logs, and read no parameters, names them in a class attribute
-    ``stacked_hooks``; they are called for each client, those of the start before any training. Other hooks of training are
-    refused, and so is what has no form for a stack.
+    If a module's hooks only update metrics and log, and read no parameters, name them in a class attribute
+    ``stacked_hooks``. They are called for each client; hooks of the start are called before any training. The engine refuses
+    other training hooks, and everything that cannot be stacked.
 
     Args:
-        resident: the module in which they train.
-        settings: how they train; detecting anomalies is refused.
+        resident: the module that clients train.
+        settings: the settings of the engine, without anomaly detection.
 
     Raises:
-        EngineError: for a module or settings that only another engine can follow.
+        EngineError: if the module or the settings need another engine.
     """
 
     side_by_side: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class StackedEngine:
         self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
-        """Drop what a client's error may have left behind, but keep the compiled graphs."""
+        """Clean up after a client's error, but keep the compiled graphs."""
         self._step.recover()
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
@@ -94,22 +94,22 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
     for hook in HOOKS:
         if is_overridden(hook, module) and hook not in allowed:
             raise EngineError(
-                f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} Or, where it only logs and updates "
-                f"metrics, name it in a class attribute: stacked_hooks = ('{hook}',)."
+                f"{name} overrides '{hook}', which stacked clients would share. {_REMEDY} If the hook only logs and updates "
+                f"metrics, you can instead name it in a class attribute: stacked_hooks = ('{hook}',)."
             )
     if any(isinstance(part, ProximalLoss) and part.mu for part in module.modules()):
         raise EngineError(
-            f"{name} holds a ProximalLoss, which measures the distance of one model. Set 'federation.local.proximal_mu' "
-            f"instead: the same gradient for stacked clients. Or: {_REMEDY}"
+            f"{name} contains a ProximalLoss, which does not support stacked clients. Replace it with "
+            f"'federation.local.proximal_mu', which has the same gradient, or use another engine. {_REMEDY}"
         )
     for part in module.modules():
         if isinstance(part, nn.RReLU | nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise EngineError(f"{type(part).__name__} has no form for stacked clients. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
     settings = {
         "callbacks": local.callbacks,
         "detect_anomaly": local.detect_anomaly or detect_anomaly,
-        "precision": precision if precision.endswith("mixed") else "",  # autocast does not reach inside of vmap
+        "precision": precision if precision.endswith("mixed") else "",  # autocast has no effect inside vmap
     }
     for setting, value in settings.items():
         if value:
-            raise EngineError(f"'federation.local.{setting}' ({value}) has no form for stacked clients. {_REMEDY}")
+            raise EngineError(f"Stacked clients do not support 'federation.local.{setting}' ({value}). {_REMEDY}")

@@ -1,4 +1,4 @@
-"""One stack of clients: their fit, step by step, all at once."""
+"""Train one stack of clients, step by step."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fl_lightning.rules.base import ClientRule, LocalStart
 
 
 class StackedFit:
-    """Trains one stack of clients that have equally many batches.
+    """Train one stack of clients that have the same number of batches.
 
     Args:
         resident: the clients' module, with the global model in it.
-        step: its training step for a stack.
+        step: the stacked training step.
         jobs: the clients' jobs.
-        data: their examples.
-        settings: how clients train.
-        precision: Fabric's plugin.
+        data: the clients' examples.
+        settings: the settings of the engine.
+        precision: Fabric's precision plugin.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class StackedFit:
     # ---------------------------------------------------------------- the fit
 
     def run(self, loaders: Sequence[Any], num_batches: int, epochs: int) -> list[Trained]:
-        """Train.
+        """Train the stack.
 
         Args:
             loaders: the clients' batches.
-            num_batches: of each client's local epoch.
-            epochs: local epochs; -1 for no limit.
+            num_batches: the number of batches in each client's local epoch.
+            epochs: the number of local epochs; -1 for no limit.
 
         Returns:
-            What came out, by client.
+            The results of the clients, in the order of the jobs.
         """
         with self._attached():
             for own, run in zip(self._data, self._runs, strict=True):
@@ -159,7 +159,7 @@ class StackedFit:
         for batch_idx in range(num_batches):
             complete = batch_idx + 1 >= num_batches
             gradients = self._gradients(next(batches), batch_idx, notes)
-            # As in a Trainer, gradients of an epoch before are gone with its first batch.
+            # As in a Trainer, the first batch of an epoch clears the gradients of the previous epoch.
             first = batch_idx % accumulated == 0
             sums = gradients if first else {name: sums[name] + gradients[name] for name in gradients}
             if complete or (batch_idx + 1) % accumulated == 0:
@@ -172,7 +172,7 @@ class StackedFit:
         self._end_epoch(notes)
 
     def _gradients(self, groups: Groups, batch_idx: int, notes: list[list[Any]]) -> Tensors:
-        """Gradients of all clients, whose batches come in groups of equal shape."""
+        """Return the gradients of all clients, whose batches come in groups of equal shape."""
         scale = 1 / self._local.accumulate_grad_batches
         losses = torch.zeros(self._size, device=self._device, dtype=torch.float64)
         found: Tensors = {}
@@ -214,7 +214,7 @@ class StackedFit:
             run.note(_steps=self._optimizer.num_steps)
 
     def _end_epoch(self, notes: list[list[Any]]) -> None:
-        """Repeat for each client what its steps logged and gave to metrics, and let the module sum the epoch up."""
+        """Replay each client's logs and metric updates, and let the module end the epoch."""
         hook = "on_train_epoch_end"
         own = is_overridden(hook, self._module)
         if not own and not any(noted[0][0] for mine in notes for (noted, _), _ in mine):

@@ -1,4 +1,4 @@
-"""What a training step of a stack logs and gives to metrics: noted inside of vmap, repeated for each client afterwards."""
+"""Record the logs and metric updates of a stacked training step inside vmap, and replay them for each client."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NO_REPLY = object()
 
 
 class Notes:
-    """Within it, the module's ``log`` and its metrics only write down what they are given.
+    """Make the module's ``log`` and its metrics record their arguments inside this context.
 
     Args:
         module: the clients' module.
 
     Attributes:
-        calls: metric or None for ``log``, method, arguments, keyword arguments.
+        calls: the recorded calls, each as metric (None for ``log``), method, arguments and keyword arguments.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -47,14 +47,14 @@ class Notes:
         for attributes, before in self._before:
             for method in ("update", "forward", "compute"):
                 del attributes[method]
-                if method in before:  # torchmetrics wraps some for each instance
+                if method in before:  # torchmetrics wraps some methods per instance
                     attributes[method] = before[method]
 
     def _log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if value is _NO_REPLY:
             raise EngineError(
-                f"'{name}' logs what a metric's call gives back, which stacked clients do not have yet. Log the metric itself: "
-                f"self.log('{name}', self.metric)."
+                f"'{name}' logs the result of calling a metric, which stacked clients do not have during a step. Log the "
+                f"metric itself: self.log('{name}', self.metric)."
             )
         if isinstance(value, int | float):
             value = torch.tensor(value, dtype=torch.get_default_dtype())
@@ -70,7 +70,7 @@ class Notes:
     def _refuse(self, metric: Any) -> Callable[..., Any]:
         def refuse() -> None:
             raise EngineError(
-                f"The training step computes a {type(metric).__name__}, which stacked clients have only at the end of an "
+                f"The training step computes a {type(metric).__name__}, but stacked clients can do so only at the end of an "
                 "epoch. Log the metric itself, or set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
 
@@ -85,7 +85,7 @@ def _outermost_metrics(module: nn.Module) -> list[nn.Module]:
 
 
 def tensors_of(calls: list[Any]) -> tuple[list[Tensor], list[Any]]:
-    """The tensors in what was noted, and the rest: the former leave vmap, the latter are the same for all clients."""
+    """Split recorded calls into tensors, which leave vmap, and the rest, which is the same for all clients."""
     leaves, spec = tree_flatten([(args, kwargs) for _, _, args, kwargs in calls])
     tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)]
     rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -93,7 +93,7 @@ def tensors_of(calls: list[Any]) -> tuple[list[Tensor], list[Any]]:
 
 
 def replay(noted: list[Any], position: int, recorder: LogRecorder) -> None:
-    """Repeat for one client of the stack what its step logged and gave to metrics."""
+    """Replay the logs and metric updates of one client of the stack."""
     (calls, rest, is_tensor, spec), tensors = noted
     own = iter(tensors)
     leaves = [next(own)[position] if flag else leaf for flag, leaf in zip(is_tensor, rest, strict=True)]

@@ -1,4 +1,4 @@
-"""The module's optimizer and schedule for a stack of clients."""
+"""Run the module's optimizer and schedulers for a stack of clients."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ ELEMENTWISE = (
     optim.RAdam,
     optim.RMSprop,
 )
-"""Optimizers that treat every number by itself: a step on a stack is a step of each client."""
+"""Elementwise optimizers, for which a step on the stack equals a step of each client."""
 _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
 
 class StackedOptimizer:
-    """Steps on stacked parameters with the settings that the module's own optimizer and schedules have at that step.
+    """Step on stacked parameters with the current settings of the module's own optimizer and schedulers.
 
     Args:
-        optimizers: what the module configured; one.
-        schedules: Lightning's configurations of its schedulers.
+        optimizers: the module's optimizers, of which there must be exactly one.
+        schedules: Lightning's configurations of the module's schedulers.
         stacked: the stacked tensor of each parameter, by the parameter's id.
-        decay: factor on the rates in this round.
-        mu: the strength of the proximal terms, which FedNova's ||a_k|| counts.
+        decay: the factor on the learning rates in this round.
+        mu: the strength of the proximal terms, which FedNova's ||a_k|| includes.
 
     Raises:
-        EngineError: for an optimizer or scheduler without a form for a stack.
+        EngineError: if the optimizer or a scheduler cannot be stacked.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class StackedOptimizer:
             names = " and ".join(type(optimizer).__name__ for optimizer in optimizers) or "no optimizer"
             known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             raise EngineError(
-                f"The module configures {names}; stacked clients can be trained by one of {known}. Take one of them, or set "
+                f"The module configures {names}, but stacked clients support only one of {known}. Use one of them, or set "
                 "'federation.local.engine' to 'fabric' or 'trainer'."
             )
         if has_step_hooks(optimizers[0]):
-            raise EngineError(f"Hooks that are registered on the optimizer would see all stacked clients. {_REMEDY}")
+            raise EngineError(f"The optimizer has registered hooks, which would see all stacked clients. {_REMEDY}")
         if any(config.reduce_on_plateau for config in schedules):
-            raise EngineError(f"ReduceLROnPlateau would give stacked clients rates of their own. {_REMEDY}")
+            raise EngineError(f"ReduceLROnPlateau would need a separate learning rate for each stacked client. {_REMEDY}")
         (self.own,) = optimizers
         self._schedules = schedules
         scale_rates(optimizers, schedules, decay)
@@ -71,11 +71,11 @@ class StackedOptimizer:
             for group in self.own.param_groups
         ]
         kind: Any = type(self.own)
-        begun = {"initial_accumulator_value"} & self.own.defaults.keys()  # the one option that is read when it is built
+        begun = {"initial_accumulator_value"} & self.own.defaults.keys()  # the only option read at construction
         options = {name: self.own.defaults[name] for name in begun}
         self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
         self._filled = [number for number, group in enumerate(groups) if group["params"]]
-        count_as_stepped(self.own)  # its scheduler would warn: it never steps itself
+        count_as_stepped(self.own)  # it never steps, and its scheduler would warn about that
         self._mu = mu
         self._steps: StepCoefficients | None = StepCoefficients()
         self.words = describe(self.own)
@@ -83,45 +83,45 @@ class StackedOptimizer:
 
     @property
     def normalizer(self) -> float | None:
-        """FedNova's ||a_k|| of the steps so far; None where the optimizer has no rule."""
+        """Return FedNova's ||a_k|| of the steps so far; None if the optimizer has no rule."""
         return None if self._steps is None else self._steps.normalizer
 
     @property
     def rates(self) -> float:
-        """The sum of the steps' learning rates; 0 where the optimizer has no rule."""
+        """Return the sum of the learning rates over the steps; 0 if the optimizer has no rule."""
         return 0.0 if self._steps is None else self._steps.rates
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The stacked parameters that it steps on."""
+        """Return the stacked parameters that it updates."""
         return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
 
     def follow(self) -> None:
-        """Note the settings of the next step."""
+        """Record the settings of the next step."""
         if self._steps is not None:
             self._steps = follow(self._steps, sgd_settings(self.own), self._mu)
 
     def step(self) -> None:
-        """Step on all clients' gradients, with the settings of now."""
+        """Step on all clients' gradients with the current settings."""
         for number, group in zip(self._filled, self._stacked.param_groups, strict=True):
             group.update({name: value for name, value in self.own.param_groups[number].items() if name != "params"})
         self._stacked.step()
         self.num_steps += 1
 
     def schedule(self, interval: str, index: int) -> None:
-        """Let schedulers step that are due."""
+        """Step the schedulers that are due."""
         for config in self._schedules:
             if config.interval == interval and (index + 1) % config.frequency == 0:
                 config.scheduler.step()
 
 
 def clip(parameters: Sequence[Tensor], limit: float, algorithm: str) -> None:
-    """Clip each client's gradients, as torch's ``clip_grad_norm_`` and ``clip_grad_value_`` do for one.
+    """Clip each client's gradients, as torch's ``clip_grad_norm_`` and ``clip_grad_value_`` do for one model.
 
     Args:
-        parameters: each of shape (K, ...), with gradients in ``.grad``.
-        limit: the largest norm of a client, or absolute value.
-        algorithm: ``norm`` or ``value``.
+        parameters: the stacked parameters, each of shape (K, ...), with gradients in ``.grad``.
+        limit: the largest norm of a client's gradient, or the largest absolute value.
+        algorithm: the kind of clipping, ``norm`` or ``value``.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if algorithm == "value":

@@ -1,4 +1,4 @@
-"""Sizes that compiled stacks of clients are padded to, so that groups of similar size share a graph."""
+"""Pad compiled stacks of clients, so that groups of similar size share a graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Tree = TypeVar("Tree")
 
 
 def padded_size(clients: int, largest: int) -> int:
-    """Return the number of clients that a group's graph is compiled for.
+    """Return the number of clients for which to compile a group's graph.
 
-    It depends on nothing but its arguments: a resumed run must compute with the same graphs as one that was not interrupted.
+    It depends only on its arguments, because a resumed run must compute with the same graphs as an uninterrupted one.
 
     Args:
-        clients: in the group, from 1 to ``largest``.
+        clients: the number of clients in the group, from 1 to ``largest``.
         largest: the size of a full stack.
 
     Returns:
@@ -36,7 +36,7 @@ def padded(tree: Tree, rows: int) -> Tree:
         last = tensor[-1:].expand(rows - len(tensor), *tensor.shape[1:])
         if tensor.stride(0) * len(tensor) != tensor.numel():
             return torch.cat([tensor, last])
-        # Of the same layout in memory, such as channels_last: another one would be compiled anew.
+        # Keep the memory layout, such as channels_last: another layout would be compiled again.
         result = tensor.new_empty_strided((rows, *tensor.shape[1:]), tensor.stride())
         result[: len(tensor)] = tensor
         result[len(tensor) :] = last

@@ -1,4 +1,4 @@
-"""The models of a stack of clients: each tensor once, with an axis of clients before its own."""
+"""Hold the models of a stack of clients: one tensor per parameter, with a leading axis of clients."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Tensors = dict[str, Tensor]
 
 
 class ClientStack:
-    """K copies of a module's parameters and buffers.
+    """Hold K copies of a module's parameters and buffers.
 
     Args:
-        module: with the model in it that clients start from.
+        module: the module, loaded with the model that clients start from.
         state: the view of the module.
-        starts: for each client the model it starts from, where that is not the module's.
+        starts: the model that each client starts from; None for the module's.
 
     Attributes:
-        parameters: by name, each of shape (K, ...); frozen ones only where clients start from models of their own.
-        buffers: by name, each of shape (K, ...).
+        parameters: the parameters by name, each of shape (K, ...); frozen ones only if clients start from their own models.
+        buffers: the buffers by name, each of shape (K, ...).
     """
 
     def __init__(self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None]) -> None:
@@ -54,11 +54,11 @@ class ClientStack:
 
     @property
     def trained(self) -> Tensors:
-        """The parameters that are not frozen."""
+        """Return the parameters that are not frozen."""
         return {name: tensor for name, tensor in self.parameters.items() if tensor.requires_grad}
 
     def part(self, positions: Tensor | None) -> tuple[Tensors, Tensors]:
-        """Parameters and buffers of some clients, or with None of all."""
+        """Return the parameters and buffers of some clients, or of all of them with None."""
         if positions is None:
             return {name: tensor.detach() for name, tensor in self.parameters.items()}, self.buffers
         parameters, buffers = (
@@ -71,13 +71,13 @@ class ClientStack:
         return [self.parameters[name].detach()[position] for name in self._names]
 
     def by_name(self, clients: Sequence[Sequence[Tensor]]) -> Tensors:
-        """Return the stack of clients' tensors, each list in the order of :meth:`trained_of`, by the parameters' names."""
+        """Stack the clients' tensors, each list in the order of :meth:`trained_of`, and return them by parameter name."""
         return {
             name: torch.stack(column) for name, column in zip(self._names, map(list, zip(*clients, strict=True)), strict=True)
         }
 
     def snapshots(self) -> list[Snapshot]:
-        """Each client's model."""
+        """Return each client's model."""
         vectors = self._matrix([*self._names, *self._floats])
         counters = self._matrix(self._counters).long()
         return [Snapshot(vectors[k], counters[k]) for k in range(self.size)]

@@ -1,4 +1,4 @@
-"""One training step of many clients at once: their losses and gradients by ``torch.func``."""
+"""Compute the losses and gradients of many clients in one training step with ``torch.func``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_lightning.errors import EngineError
 
 
 class _Step(nn.Module):
-    """Calls ``training_step``, so that ``functional_call`` can put other parameters and buffers in place."""
+    """Call ``training_step`` as a module, so that ``functional_call`` can swap parameters and buffers."""
 
     def __init__(self, module: LightningModule, context: Callable[[], Any]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Step(nn.Module):
         self._context = context
 
     def forward(self, batch: Any, batch_idx: int, buffers: Sequence[str]) -> tuple[Any, Tensors]:
-        """The step's output, and the buffers after it."""
+        """Return the step's output, and the buffers after it."""
         with self._context():
             output = self.module.training_step(batch, batch_idx) if self._takes_index else self.module.training_step(batch)
         after = dict(self.named_buffers())
@@ -40,32 +40,32 @@ class _Step(nn.Module):
 
 
 class StackedStep:
-    """Losses and gradients of a stack of clients for one batch each.
+    """Compute the losses and gradients of a stack of clients for one batch each.
 
     Args:
         module: the clients' module.
-        context: in which the step runs, for the precision.
-        largest: how many clients a stack may have.
-        compiled: compile the step once for each shape of batch and size that stacks are padded to.
+        context: a function that returns the precision context of the step.
+        largest: the largest number of clients in a stack.
+        compiled: whether to compile the step, once for each batch shape and padded stack size.
     """
 
     def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool = False) -> None:
         self._module = module
         self._step = _Step(module, context)
         self._compiled, self._largest = compiled, largest
-        # One layer under two names would be put in place twice, and the second time over the first.
+        # Otherwise functional_call would swap a layer with two names twice, and the second swap would override the first.
         self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
         self._notes = Notes(module)
         self._trials: dict[Any, Trial] = {}
         self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
 
     def recover(self) -> None:
-        """Try each shape again after a client's error. The graphs hold nothing of any client, so they stay."""
+        """Try each shape again after a client's error, but keep the graphs, which hold no client's data."""
         self._trials.clear()
         self._notes = Notes(self._module)
 
     def trial(self, parameters: Tensors, buffers: Tensors, batch: StackedBatch, batch_idx: int) -> Trial:
-        """Return what the step needs for such a batch: determined once for each shape, unless it depends on the time.
+        """Return what the step needs for such a batch, from one trial per shape unless it depends on the time.
 
         Raises:
             EngineError: if the step cannot be stacked.
@@ -77,7 +77,7 @@ class StackedStep:
             self._trials[key] = known
         if self._compiled and known.depends_on_time:
             raise EngineError(
-                f"The training_step of {type(self._module).__name__} asks for the epoch or the number of steps, which would be "
+                f"The training_step of {type(self._module).__name__} reads the epoch or the number of steps, which would be "
                 "compiled as constants. Set 'federation.local.compile' to false."
             )
         return known
@@ -92,7 +92,8 @@ class StackedStep:
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise EngineError(
-                f"The training_step of {type(self._module).__name__} gives no loss, which stacked clients cannot skip. {REMEDY}"
+                f"The training_step of {type(self._module).__name__} returns no loss, but stacked clients cannot skip a batch. "
+                f"{REMEDY}"
             )
         return loss, {name.removeprefix("module."): tensor for name, tensor in after.items()}
 
@@ -106,20 +107,20 @@ class StackedStep:
         trial: Trial,
         scale: float,
     ) -> tuple[Tensors, Tensor, Tensors, list[Any]]:
-        """Compute the gradients of one step of K clients, which share a compiled graph with groups of similar size.
+        """Compute the gradients of one step of K clients; groups of similar size share a compiled graph.
 
         Args:
-            parameters: to differentiate by, each of shape (K, ...).
-            buffers: each of shape (K, ...).
-            batch: of all K.
-            batch_idx: from 0.
-            masks: for dropout, each of shape (K, ...).
-            trial: what the step needs.
-            scale: on the loss.
+            parameters: the parameters to differentiate, each of shape (K, ...).
+            buffers: the buffers, each of shape (K, ...).
+            batch: the batch of all K clients.
+            batch_idx: the index of the batch, from 0.
+            masks: the masks for dropout, each of shape (K, ...).
+            trial: the result of the trial for this shape.
+            scale: the factor on the loss.
 
         Returns:
-            Gradients of shape (K, ...), without those of parameters that the loss does not reach; unscaled losses, shape
-            (K,); the buffers afterwards; what was logged, for :func:`~fl_lightning.clients.engines.stacked.notes.replay`.
+            The gradients, each of shape (K, ...), without parameters that the loss does not depend on; the unscaled losses,
+            shape (K,); the new buffers; and the logs, for :func:`~fl_lightning.clients.engines.stacked.notes.replay`.
         """
         clients = len(batch.leaves[0])
         rows = padded_size(clients, self._largest) if self._compiled else clients
@@ -165,7 +166,7 @@ class StackedStep:
         return reached, losses, after, [kept, tensors]
 
     def _compile(self, objective: Callable[..., Any], arguments: tuple[Any, ...], batch_idx: int) -> Callable[..., Any]:
-        """Compiled for these shapes; a step that uses its batch_idx is refused, as that would be a constant."""
+        """Compile the step for these shapes; refuse a step that uses its batch_idx, which would become a constant."""
         parameters, buffers, leaves, masks = arguments
 
         def traced(index: int) -> Any:
@@ -177,7 +178,7 @@ class StackedStep:
             return make_fx(vmap(grad_and_value(of_one, has_aux=True)))(parameters, own, leaves, masks)
 
         later = traced(batch_idx + 1)
-        graph = traced(batch_idx)  # last, so that what it noted is what is kept
+        graph = traced(batch_idx)  # last, so that its records are the ones that remain
         constants = [(one, other) for (_, one), (_, other) in zip(graph.named_buffers(), later.named_buffers(), strict=False)]
         if graph.code != later.code or not all(torch.equal(one, other) for one, other in constants):
             raise EngineError(

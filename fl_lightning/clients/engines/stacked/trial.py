@@ -1,4 +1,4 @@
-"""Trying a training step once before it is stacked: what it needs, and whether it can be."""
+"""Try a training step once before stacking it, to find out whether it can be stacked and what it needs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fl_lightning.errors import EngineError, FederationError
 
 REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 Call = Callable[[Tensors, Tensors, Any, int, StackedDropout], tuple[Tensor, Any]]
-"""Parameters, buffers, batch, its index, dropout: the loss, and the buffers afterwards."""
+"""A function of parameters, buffers, batch, batch index and dropout that returns the loss and the new buffers."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Hold what a training step needs for batches of one shape.
+    """Hold the requirements of a training step for batches of one shape.
 
     Attributes:
-        masks: of dropout, in the order of the calls.
-        unused: parameters that the loss does not reach: autograd gives them no gradient, and optimizers leave them.
-        depends_on_time: whether it asks for the epoch or the number of steps: then the next batch is tried anew.
+        masks: the masks of dropout, in the order of the calls.
+        unused: the parameters that the loss does not depend on: they get no gradient, and optimizers skip them.
+        depends_on_time: whether the step reads the epoch or the number of steps, so that every batch needs a new trial.
     """
 
     masks: list[MaskSpec]
@@ -48,10 +48,10 @@ def attempt(
     batch: StackedBatch,
     batch_idx: int,
 ) -> Trial:
-    """Run the step for one client as it is, and for all by vmap; without training, and without random numbers.
+    """Run the step for one client as it is and for all clients with vmap, without training or drawing random numbers.
 
     Raises:
-        EngineError: if the step cannot be stacked, or would not give what each client by itself gives.
+        EngineError: if the step cannot be stacked, or if stacking would change a client's result.
     """
     name = type(module).__name__
     before = _state_of(module), _random_state()
@@ -72,10 +72,10 @@ def attempt(
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise EngineError(f"The training_step of {name} cannot be stacked: {reason}. {REMEDY}") from error
+        raise EngineError(f"Cannot stack the training_step of {name}: {reason}. {REMEDY}") from error
     _refuse_traces(name, before, (_state_of(module), _random_state()))
     if [spec.key for spec in masks] != [spec.key for spec in later[0]] or unused != later[1]:
-        raise EngineError(f"The training_step of {name} does another thing for each batch_idx. {REMEDY}")
+        raise EngineError(f"The training_step of {name} depends on batch_idx, which stacked clients do not support. {REMEDY}")
     return Trial(masks, unused, bool(run._time_was_read))
 
 
@@ -88,14 +88,14 @@ def _first_client(
     with torch.enable_grad():
         loss = call(first, own, batch.rebuild([leaf[0] for leaf in batch.leaves]), batch_idx, mode)[0]
     if not loss.requires_grad:
-        raise EngineError(f"The loss of training_step needs no gradient: there is nothing to train by. {REMEDY}")
+        raise EngineError(f"The loss of training_step has no gradient, so there is nothing to train. {REMEDY}")
     found = torch.autograd.grad(loss, list(first.values()), allow_unused=True)
     unused = frozenset(name for name, gradient in zip(first, found, strict=True) if gradient is None)
     return mode.specs, unused
 
 
 def _state_of(module: LightningModule) -> dict[tuple[int, str], Any]:
-    """Plain values and tensors that are attributes of the module or its parts."""
+    """Return the plain values and tensors among the attributes of the module and its parts."""
     plain = (int, float, str, bool, type(None), Tensor)
     return {
         (id(part), name): value
@@ -113,7 +113,7 @@ def _random_state() -> tuple[Any, Any]:
 def _refuse_traces(name: str, before: tuple[Any, Any], after: tuple[Any, Any]) -> None:
     if before[1] != after[1]:
         raise EngineError(
-            f"The training_step of {name} draws random numbers from numpy or Python's random, which stacked clients would "
+            f"The training_step of {name} draws random numbers from NumPy or Python's random, which stacked clients would "
             f"share. {REMEDY}"
         )
     changed = {key[1] for key in before[0].keys() | after[0].keys() if before[0].get(key) is not after[0].get(key)}
