@@ -221,7 +221,7 @@ def test_what_cannot_be_loaded_even_if_trusted_is_to_be_left_out(tmp_path):
     with pytest.raises(ConfigurationError, match=r"Marked.*save_hyperparameters\(ignore=\["):
         saving(tmp_path, shape=Marked(width=8))
     run = trainer(1, FederatedOrchestrator(), every_round(tmp_path), Unsaveable(), enable_checkpointing=True)
-    with pytest.raises(ConfigurationError, match=r"contain objects that cannot be saved .*lambda.*Remove the objects"):
+    with pytest.raises(ConfigurationError, match=r"before the first round .* cannot be saved .*lambda.*Remove the objects"):
         run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
 
 

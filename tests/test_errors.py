@@ -223,7 +223,7 @@ def test_a_torchmetrics_metric_needs_pairs():
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             pass
 
-    with pytest.raises(ConfigurationError, match=r"needs batches of \(input, target\), but got a dict"):
+    with pytest.raises(ConfigurationError, match=r"needs batches of \(input, target\), but it got a dict"):
         federate(Reads(), data=Dictionaries(), strategy=AdaFed(MulticlassAccuracy(3)))
 
 

@@ -308,7 +308,7 @@ def test_stacked_clients_fail_each_for_itself():
     assert [failure[:2] for failure in sees.failures] == [(0, 1)]
 
 
-@pytest.mark.filterwarnings("ignore:Round .* goes on without")
+@pytest.mark.filterwarnings("ignore:Round .* continues without")
 @pytest.mark.parametrize("strategy", [FedAvg, Focus])  # FOCUS evaluates before it trains
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 def test_a_client_that_failed_leaves_the_datamodule_its_trainer(engine, strategy):
@@ -470,7 +470,7 @@ def test_a_resumed_run_lists_its_failures_once(tmp_path):
     assert (tmp_path / "failures.csv").read_text().split() == ["round,client,attempts,cause", "0,1,1,x", "1,2,1,y"]
 
 
-@pytest.mark.filterwarnings("ignore:Round .* goes on without")
+@pytest.mark.filterwarnings("ignore:Round .* continues without")
 def test_nearly_a_third_fails_in_twenty_rounds():
     """30 % of ten clients fail at random in each round: the accuracy stays within 3 points of the undisturbed run's."""
     accuracy = {}

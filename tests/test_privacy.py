@@ -386,8 +386,8 @@ def test_modules_that_mix_examples_are_refused():
     for module, local, message in (
         (Plain(batchnorm=True), private, r"cannot separate an example's gradient from the others: net.1 \(BatchNorm1d\)"),
         (TwoOptimizers(), private, "TwoOptimizers optimizes manually"),
-        (Recurrent(), private, r"others': net \(RNN\). Use GroupNorm"),
-        (Penalised(), private, r"others': loss \(ProximalLoss\)"),
+        (Recurrent(), private, r"others: net \(RNN\). Use GroupNorm"),
+        (Penalised(), private, r"others: loss \(ProximalLoss\)"),
         (Averaging(), private, "The clients send the buffers mean with the parameters"),
         (
             Positions(),

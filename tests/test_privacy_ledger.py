@@ -341,7 +341,7 @@ def resume(folder, **more):
 
 def test_without_a_ledger_no_resume(one_round):
     (one_round / LEDGER).unlink()
-    with pytest.raises(CheckpointError, match=r"ledger '.*' does not exist, but the checkpoint was written after 1: what the"):
+    with pytest.raises(CheckpointError, match=r"ledger '.*' does not exist, but the checkpoint was written after 1 lines, so the"):
         resume(one_round)
 
 
@@ -475,7 +475,7 @@ def test_cohorts_of_a_noise_seed_by_hand(tmp_path):
 def test_one_seed_for_all_noise():
     local = LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))
     transforms = [ClientPrivacy(1.0, 1.0, noise_seed=7)]
-    with pytest.raises(ConfigurationError, match=r"'noise_seed' of ClientPrivacy is 7, and that of .* None\. Set both to"):
+    with pytest.raises(ConfigurationError, match=r"'noise_seed' of ClientPrivacy is 7, but 'noise_seed' of .* is None\. Set both to"):
         federate(Plain(), 1, strategy=FedAvg("uniform"), local=local, transforms=transforms)
 
 

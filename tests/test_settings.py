@@ -129,9 +129,9 @@ WRONG_ALGORITHMS = [
     (to("FedLoss"), "FedLoss evaluates each client's model on the client's own validation part, but clients have none. Set"),
     (
         [*to("ShapleyValues"), "--trainer.limit_val_batches=0"],
-        "by val_accuracy on the server's validation set, and there is none",
+        "needs val_accuracy on the server's validation set, but the server has none",
     ),
-    ([*to("Focus"), "--trainer.limit_val_batches=0"], "by val_loss on the server's validation set, and there is none"),
+    ([*to("Focus"), "--trainer.limit_val_batches=0"], "needs val_loss on the server's validation set, but the server has none"),
     (
         to("FedNova"),
         "FedNova does not support the clients' optimizer, Adadelta. It supports torch.optim.SGD, plain",

@@ -49,9 +49,10 @@ def try_checkpoint(trainer: Trainer, trusted: Sequence[str]) -> None:
     missing = _missing(owner, buffer, trusted)
     if missing:
         raise ConfigurationError(
-            f"Checkpoints of {owner} contain objects of classes that are not trusted, so a resumed run could not load them. "
-            f"Set 'federation.trusted_classes' to [{', '.join([*trusted, *missing])}], or remove the objects; for "
-            "hyperparameters use self.save_hyperparameters(ignore=[...])."
+            f"A trial before the first round found that checkpoints of {owner} contain objects of classes that are not "
+            "trusted, so a resumed run could not load them. Set 'federation.trusted_classes' to "
+            f"[{', '.join([*trusted, *missing])}], or remove the objects; for hyperparameters use "
+            "self.save_hyperparameters(ignore=[...])."
         )
 
 
@@ -76,8 +77,8 @@ def _missing(owner: str, buffer: io.BytesIO, trusted: Sequence[str]) -> list[str
 
 def _not_saved(owner: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"Checkpoints of {owner} contain objects that cannot be saved and loaded again ({why}). Remove the objects; for "
-        "hyperparameters use self.save_hyperparameters(ignore=[...])."
+        f"A trial before the first round found that checkpoints of {owner} contain objects that cannot be saved and loaded "
+        f"again ({why}). Remove the objects; for hyperparameters use self.save_hyperparameters(ignore=[...])."
     )
 
 
