@@ -412,7 +412,7 @@ def test_a_report_without_a_table(capsys):
         main(["report"])
     assert end.value.code == 1
     text = capsys.readouterr().err
-    assert "fl-lightning report: error: The run table 'runs/studies/study/table.csv' cannot be read" in text
+    assert "fl-lightning report: error: Cannot read the run table 'runs/studies/study/table.csv'" in text
 
 
 def test_a_missing_extra_is_named_before_anything_runs(capsys, monkeypatch):

@@ -51,6 +51,7 @@ LAYER = {
     "callbacks": 8,
     "cli_names": 8,
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
+    "cli_parser": 9.5,
     "cli": 10,
     **dict.fromkeys(("studies", "starter", "dashboard"), 11),
     "command": 12,

@@ -287,9 +287,9 @@ def test_data_without_a_target():
 
 
 def test_half_the_squared_error_of_other_shapes():
-    with pytest.raises(ConfigurationError, match=r"HalfSquaredError compares .* got \(3, 1\) and \(3,\)"):
+    with pytest.raises(ConfigurationError, match=r"HalfSquaredError needs .* of the same shape, but got \(3, 1\) and \(3,\)"):
         HalfSquaredError()(torch.zeros(3, 1), torch.zeros(3))
-    with pytest.raises(ConfigurationError, match=r"PercentageError compares .* got \(3, 1\) and \(3,\)"):
+    with pytest.raises(ConfigurationError, match=r"PercentageError needs .* of the same shape, but got \(3, 1\) and \(3,\)"):
         PercentageError().update(torch.zeros(3, 1), torch.zeros(3))
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from jsonargparse import Namespace, dict_to_namespace
 
-from fl_lightning.cli import FederationCLI, FederationParser
+from fl_lightning.cli import FederationCLI
+from fl_lightning.cli_parser import FederationParser
 from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.grid import SHORT, Run
