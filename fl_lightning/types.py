@@ -136,6 +136,11 @@ class ClientUpdate:
         return None if self.model is None else self.model.vector
 
     @property
+    def counters(self) -> Tensor | None:
+        """Return integer and boolean buffers as one int64 vector, shape (c,), while the update carries its model."""
+        return None if self.model is None else self.model.counters
+
+    @property
     def snapshot(self) -> Snapshot:
         """Return the client's model, which the update must still carry."""
         assert self.model is not None

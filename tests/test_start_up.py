@@ -242,5 +242,5 @@ def test_a_resumed_run_keeps_the_engine_that_was_chosen(tmp_path, monkeypatch):
     federate(Plain(), 1, every_round(tmp_path), **saved)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
     assert state["engine"] in ("trainer", "fabric", "stacked")
-    monkeypatch.setattr("fl_lightning.server.assembly.time_engines", lambda *_, **__: pytest.fail("tried again"))
+    monkeypatch.setattr("fl_lightning.clients.assembly.time_engines", lambda *_, **__: pytest.fail("tried again"))
     federate(Plain(), 2, ckpt_path=str(tmp_path / "last.ckpt"), **saved)

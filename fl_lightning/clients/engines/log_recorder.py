@@ -33,6 +33,21 @@ _REDUCTIONS: dict[Any, str] = {
 _PAIRWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"max": torch.maximum, "min": torch.minimum, "sum": torch.add}
 
 
+def _reduction(name: str, reduce_fx: Any) -> str:
+    """Return the name of a reduction over the batches of an epoch.
+
+    Raises:
+        EngineError: for a custom one.
+    """
+    reduction = _REDUCTIONS.get(reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx)
+    if reduction is None:
+        raise EngineError(
+            f"'{name}' is logged with the reduction {reduce_fx!r}, but this engine supports only mean, min, max and sum. "
+            "Use one of them, or set 'federation.local.engine' to 'trainer'."
+        )
+    return reduction
+
+
 def _dtype() -> torch.dtype:
     """Return the dtype of logged values, which is at least float32 for any precision."""
     default = torch.get_default_dtype()
@@ -104,13 +119,7 @@ class LogRecorder:
             EngineError: for a custom reduction.
         """
         on_step, on_epoch = logging_levels(self.hook, on_step, on_epoch)
-        known: Any = reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx
-        reduction = _REDUCTIONS.get(known)
-        if reduction is None:
-            raise EngineError(
-                f"'{name}' is logged with the reduction {reduce_fx!r}, but this engine supports only mean, min, max and sum. "
-                "Use one of them, or set 'federation.local.engine' to 'trainer'."
-            )
+        reduction = _reduction(name, reduce_fx)
         if not isinstance(value, Metric):
             value = self._as_tensor(name, value)
         else:
