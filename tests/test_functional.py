@@ -167,7 +167,7 @@ def test_model_state_sorts_tensors_by_what_happens_to_them():
 def test_model_state_round_trip():
     source, target = Mixed(), Mixed()
     source.owned.fill_(9), source.scratch.fill_(10), source.count.fill_(5)
-    ModelState(target).copy_from(ModelState(source))
+    ModelState(target).copy_from(ModelState(source).tensors(), ModelState(source).layout)
     assert torch.equal(ModelState(target).vector(), ModelState(source).vector())
     assert (target.owned.item(), target.scratch.item(), target.count.tolist()) == (9, 10, [5, 5])
     ModelState(target).set_buffers(torch.full((9,), 0.25), torch.tensor([1, 2, 0]))

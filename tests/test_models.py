@@ -243,7 +243,7 @@ def test_what_never_changes_is_neither_sent_nor_aggregated():
     with torch.no_grad():
         module.network.backbone.layers[0].weight.fill_(2.0)
         module.network.backbone.layers[1].running_mean.fill_(3.0)
-    ModelState(other).copy_from(state)
+    ModelState(other).copy_from(state.tensors(), state.layout)
     assert bool((other.network.backbone.layers[0].weight == 2).all())
     assert bool((other.network.backbone.layers[1].running_mean == 3).all())
 
