@@ -86,8 +86,9 @@ class Worker:
         code = self.stop()
         if line is not None:
             reason = f"its process ended with status {code}"
-        seconds = round(time.monotonic() - begun, 2)
-        cut_short = line is None and limit < check.limit and seconds >= limit
+        elapsed = time.monotonic() - begun
+        seconds = round(elapsed, 2)  # may be below the limit when the elapsed time is above
+        cut_short = line is None and limit < check.limit and elapsed >= limit
         told = f"time was up after {seconds:.0f} s of it" if cut_short else f"{reason}; the end of the log: {_end(self._log)}"
         return {"name": check.name, "ok": None if cut_short else False, "seconds": seconds, "figures": {}, "error": told}
 
