@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from fl_lightning.errors import DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-
-Part = Literal["training", "validation", "test"]
+from fl_lightning.messages import Part
 
 
 class ClientDatasets:

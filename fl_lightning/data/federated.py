@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.checkpoint_file import LoadsSafely
-from fl_lightning.data.client_datasets import ClientDatasets, Part
+from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import labels_at_hand, read_labels
@@ -26,6 +26,7 @@ from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import require
 from fl_lightning.functional.partition import Partition
+from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
 
 

@@ -27,8 +27,6 @@ from fl_lightning.server.resume.table import Kind, kind_of
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 
-_SEEN_ELSEWHERE = ("model.optimizer", "model.lr_scheduler")
-"""The attributes of modules that hold functions, which are compared by the result of 'configure_optimizers'."""
 _WHERE_AND_HOW = re.compile(r"(num_workers|pin_memory|persistent_workers|prefetch_factor|.*(root|dir|path|folder))$")
 """The attributes of a user's datamodule that say how and where it reads; the data themselves are compared instead."""
 
