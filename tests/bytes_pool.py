@@ -208,6 +208,9 @@ class BytesPool:
     def state_dict(self) -> dict[Any, Any]:
         return {}
 
+    def close(self) -> None:
+        pass
+
 
 class RemoteOrchestrator(FederatedOrchestrator):
     """The orchestrator of a federation whose clients are elsewhere."""

@@ -40,7 +40,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 )
 def test_auto_precision(local, outer, device, bf16, expected, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16)
-    assert resolve_precision(local, outer, device) == expected
+    assert resolve_precision(LocalTraining(precision=local), outer, device) == expected
 
 
 @pytest.mark.parametrize("where", ["trainer", "federation.local"])

@@ -37,7 +37,6 @@ class Row:
         autocast: of the loop by hand that it is compared with.
         rounds: that are measured at once.
         target: the ratio to the loop by hand that is wanted; None for any.
-        graphs: whether inductor wraps what it compiles in CUDA graphs.
     """
 
     workload: str
@@ -45,7 +44,6 @@ class Row:
     autocast: torch.dtype | None = None
     rounds: int = 3
     target: float | None = None
-    graphs: bool = False
 
 
 _FULL, _AMP = {"precision": "32-true"}, {"precision": "bf16-mixed"}
@@ -54,7 +52,7 @@ ROWS = {
     "S: hand again": Row("S", None),
     "S: stacked": Row("S", _STACK, rounds=10, target=0.1),
     "S: stacked, compiled": Row("S", _STACK | {"compile": True}, rounds=10, target=0.1),
-    "S: stacked, CUDA graphs": Row("S", _STACK | {"compile": True}, rounds=10, target=0.1, graphs=True),
+    "S: stacked, CUDA graphs": Row("S", _STACK | {"compile": "reduce-overhead"}, rounds=10, target=0.1),
     "S: fabric": Row("S", _FULL | {"engine": "fabric"}, target=1.05),
     "S: trainer": Row("S", _FULL | {"engine": "trainer"}, rounds=2),
     "W bf16: trainer": Row("W", _AMP | {"engine": "trainer"}, BF16),
@@ -79,18 +77,6 @@ def workload(name: str, device: str, rounds: int, cohort: int = 100) -> Workload
     return Workload(name, device, clients=1000, cohort=cohort, rounds=rounds)
 
 
-@contextlib.contextmanager
-def cuda_graphs(enabled: bool) -> Iterator[None]:
-    """Let inductor record CUDA graphs."""
-    if not enabled:
-        yield
-        return
-    import torch._inductor.config as inductor
-
-    with inductor.patch({"triton.cudagraphs": True}):
-        yield
-
-
 def measure(name: str, device: str, limit: float = 40.0, repeats: int = 5) -> dict[str, Any]:
     """Measure a row: the loop by hand, the row, in turn, and the loop by hand once more as the control.
 
@@ -106,16 +92,15 @@ def measure(name: str, device: str, limit: float = 40.0, repeats: int = 5) -> di
     ours: Callable[[], float] = hand if row.settings is None else lambda: own_work.ours(**row.settings)  # type: ignore[misc]
     begun = time.perf_counter()
     torch._dynamo.reset()
-    with cuda_graphs(row.graphs):
-        hand()
-        first = ours()  # warm up, and compile
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        own, theirs = [], []
-        while len(own) < repeats and (not own or time.perf_counter() - begun < limit):
-            theirs.append(hand())
-            own.append(ours())
-        control = hand()
+    hand()
+    first = ours()  # warm up, and compile
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    own, theirs = [], []
+    while len(own) < repeats and (not own or time.perf_counter() - begun < limit):
+        theirs.append(hand())
+        own.append(ours())
+    control = hand()
     ratios = sorted(mine / other for mine, other in zip(own, theirs, strict=True))
     figures = {
         "seconds_per_round": statistics.median(own),
@@ -238,8 +223,6 @@ def gpu(args: argparse.Namespace) -> None:
     print("\n| on a GPU | seconds per round | by hand | ratio to hand | spread | control | wanted | peak MiB |")
     print("|---|---|---|---|---|---|---|---|")
     for name in ROWS:
-        if ROWS[name].graphs and args.device != "cuda":
-            continue
         f = measure(name, args.device, repeats=args.repeats)
         spread = f"{f['spread'][0]:.2f} to {f['spread'][1]:.2f}"
         cells = (name, f"{f['seconds_per_round']:.3f}", f"{f['hand']:.3f}", f"{f['ratio']:.3f}", spread, f"{f['control']:.2f}")

@@ -192,6 +192,7 @@ class FederatedOrchestrator(Callback):
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))
         self._run.pool = federation.pool
+        self._cleanup.callback(federation.pool.close)
         self._rounds = RoundRunner(
             settings=self,
             run=self._run,

@@ -84,3 +84,7 @@ class ClientPool(Protocol):
     def state_dict(self) -> dict[Any, Any]:
         """Return the clients' state that the server stores, as tensors and plain values."""
         ...
+
+    def close(self) -> None:
+        """End the training at the end of a fit, also after an error. What the server stores can still be read."""
+        ...

@@ -118,6 +118,12 @@ class ClientRuntime:
         """Restore the state of clients whose updates the server did not accept."""
         self._chains.settle(accepted)
 
+    def close(self) -> None:
+        """Release the engines and the last client's data. What clients keep can still be read."""
+        for trainer in (self.trainer, *self._alone_trainers.values()):
+            trainer.engine.close()
+        self.resident.module.trainer = None
+
     # ---------------------------------------------------------------- one chain
 
     def _report(

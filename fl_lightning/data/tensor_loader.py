@@ -11,6 +11,13 @@ _GATHERED_AT_ONCE = 2**22
 """Largest size of an epoch in bytes whose examples are gathered in advance; larger ones are gathered by batch."""
 
 
+def beside(indices: Tensor, device: torch.device) -> Tensor:
+    """Return indices on the device of the tensors that they index; a GPU copies them while the processor goes on."""
+    if indices.device == device or device.type != "cuda":
+        return indices.to(device)
+    return indices.pin_memory().to(device, non_blocking=True)
+
+
 class TensorLoader:
     """Iterate over tensors of equal length in batches, with one indexing call per batch and tensor.
 
@@ -45,20 +52,29 @@ class TensorLoader:
         return -(-self.num_examples // self.batch_size) - self._dropped
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        size = self.num_examples
-        order = self.indices
-        if self.generator is not None:
-            shuffle = torch.randperm(size, generator=self.generator)
-            order = shuffle if order is None else order[shuffle]
-        tensors = self.tensors
+        size, tensors, order = self.num_examples, self.tensors, self.order()
+        if order is not None and len({tensor.device for tensor in tensors}) == 1:
+            order = beside(order, tensors[0].device)
         if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small epoch: one indexing call
             tensors, order = tuple(tensor[order] for tensor in tensors), None
-        for start in range(0, size - self._dropped, self.batch_size):
+        for start in range(0, self.num_served, self.batch_size):
             stop = min(start + self.batch_size, size)
             if order is None:
                 yield [tensor[start:stop] for tensor in tensors]
             else:
                 yield [tensor[order[start:stop]] for tensor in tensors]
+
+    def order(self) -> Tensor | None:
+        """Draw the order of one iteration: indices, int64, shape (m,), on the CPU; None for all examples in their order."""
+        if self.generator is None:
+            return self.indices
+        shuffle = torch.randperm(self.num_examples, generator=self.generator)
+        return shuffle if self.indices is None else self.indices[shuffle]
+
+    @property
+    def num_served(self) -> int:
+        """Return how many examples one iteration yields."""
+        return self.num_examples - self._dropped
 
     def _row_bytes(self) -> int:
         return sum(tensor[:1].numel() * tensor.element_size() for tensor in self.tensors)

@@ -78,7 +78,7 @@ class Assembly:
             self._data.place(device)
         run.account.begin(trainer, settings.transforms, settings.local.privacy, settings.seed)
         self.place = Workplace(
-            precision=resolve_precision(settings.local.precision, trainer.precision, device),
+            precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
             logger=bool(trainer.loggers),
             inference_mode=trainer.validate_loop.inference_mode,

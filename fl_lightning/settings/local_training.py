@@ -32,12 +32,15 @@ class LocalTraining:
             them in the first round and keeps the fastest, so that two machines may choose differently.
         stack_size: number of clients that ``stacked`` trains at once, >= 1; memory grows with it.
         compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.
+            ``reduce-overhead`` also records CUDA graphs, as in ``torch.compile``: a step of small networks then takes one
+            launch, and some memory.
         channels_last: keep the weights of convolutions in channels_last order: faster for larger images and more channels;
             results differ in the last bits.
         max_epochs: local epochs E per round, >= 1, or -1 for no limit when ``max_steps`` gives one.
         max_steps: largest number of optimizer steps per round; -1 for no limit.
         precision: precision of the client's training. ``auto`` follows the outer Trainer's ``precision`` unless that is its
-            default, 32-true; then it is bf16-mixed or 16-mixed on a GPU (bf16 if the GPU supports it) and 32-true elsewhere.
+            default, 32-true; then it is bf16-mixed or 16-mixed on a GPU (bf16 if the GPU supports it) and 32-true elsewhere
+            and for ``stacked``, which has no mixed precision.
         gradient_clip_val: largest norm or value of the gradients, > 0; None for no clipping.
         gradient_clip_algorithm: clip by total ``norm`` or each ``value``.
         accumulate_grad_batches: batches per optimizer step, >= 1.
@@ -60,7 +63,7 @@ class LocalTraining:
 
     engine: Engine = "trainer"
     stack_size: int = 64
-    compile: bool = False
+    compile: bool | Literal["reduce-overhead"] = False
     channels_last: bool = False
     max_epochs: int = 1
     max_steps: int = -1
@@ -85,6 +88,8 @@ class LocalTraining:
         known = get_args(Engine)
         require(self.engine in known, name + "engine", f"one of {', '.join(known)}", self.engine)
         require(self.stack_size >= 1, name + "stack_size", "1 or above", self.stack_size)
+        modes = (False, True, "reduce-overhead")
+        require(self.compile in modes, name + "compile", "true, false or 'reduce-overhead'", self.compile)
         compiles = not self.compile or self.engine in ("stacked", "fastest")
         require(compiles, name + "compile", f"false with the engine '{self.engine}'; 'stacked' compiles", self.compile)
         epochs_ok = self.max_epochs >= 1 or unlimited
@@ -147,12 +152,16 @@ def refuse_outer_flags(trainer: Trainer) -> None:
             )
 
 
-def resolve_precision(local: Precision, outer: str, device: torch.device) -> str:
-    """Resolve ``auto``: the outer Trainer's precision unless it is 32-true; otherwise mixed on a GPU and full elsewhere."""
-    if local != "auto":
-        return local
+def resolve_precision(local: LocalTraining, outer: str, device: torch.device) -> str:
+    """Resolve ``precision: auto``.
+
+    It is the outer Trainer's precision unless that is 32-true, then mixed on a GPU. It is 32-true elsewhere and for stacked
+    clients, which have no mixed precision.
+    """
+    if local.precision != "auto":
+        return local.precision
     if outer != "32-true":
         return outer
-    if device.type != "cuda":
+    if device.type != "cuda" or local.engine == "stacked":
         return "32-true"
     return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"

@@ -104,15 +104,12 @@ def compiled_sizes(setting: Setting, found: Findings) -> None:
 
 
 def cuda_graphs(setting: Setting, found: Findings) -> None:
-    """Inductor's CUDA graphs around the compiled step: the same weights, or the error that torch gives."""
+    """CUDA graphs around the compiled step: the same weights."""
     if setting.device != "cuda":
         raise NotRunError("CUDA graphs need a GPU")
-    import torch._inductor.config as inductor
-
     sizes = [40] * 24
     expected, _, _, _ = _fit(setting, lambda: LeNet(1, 28), sizes, engine="stacked", compile=True)
-    with inductor.patch({"triton.cudagraphs": True}):
-        ours, seconds, accuracy, _ = _fit(setting, lambda: LeNet(1, 28), sizes, engine="stacked", compile=True)
+    ours, seconds, accuracy, _ = _fit(setting, lambda: LeNet(1, 28), sizes, engine="stacked", compile="reduce-overhead")
     gap = largest_difference(expected, ours)
     found["largest_difference"], found["seconds"], found["val_accuracy"] = gap, seconds, accuracy
     skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
@@ -142,7 +139,7 @@ def bf16_true_stack(setting: Setting, found: Findings) -> None:
     accuracy = {}
     for precision in ("32-true", "bf16-true"):
         _, seconds, accuracy[precision], _ = _fit(
-            setting, lambda: LeNet(1, 28), sizes, setting.of(8, 1), engine="stacked", precision=precision
+            setting, lambda: LeNet(1, 28), sizes, setting.of(30, 1), engine="stacked", precision=precision
         )
         found[precision] = {"val_accuracy": accuracy[precision], "seconds": seconds}
     near = accuracy["bf16-true"] >= accuracy["32-true"] - 0.1
@@ -151,6 +148,6 @@ def bf16_true_stack(setting: Setting, found: Findings) -> None:
         _fit(setting, lambda: LeNet(1, 28), sizes, 1, engine="stacked", precision="bf16-mixed")
     except Exception as error:
         found["bf16-mixed"] = f"refused: {type(error).__name__}: {str(error)[:200]}"
-        found.require("has no form for stacked clients" in str(error), "bf16-mixed ends in another error")
+        found.require("Stacked clients do not support" in str(error), "bf16-mixed ends in another error")
     else:
         found.require(False, "bf16-mixed is not refused")

@@ -74,6 +74,8 @@ def _moved_with_defaults(setting: Setting) -> str:
 RUNS: dict[str, dict[str, Any]] = {
     "trainer, 32-true": {"engine": "trainer", "precision": "32-true"},
     "trainer, 16-mixed": {"engine": "trainer", "precision": "16-mixed"},
+    "trainer, bf16-mixed": {"engine": "trainer", "precision": "bf16-mixed"},
+    "fabric, 32-true": {"engine": "fabric", "precision": "32-true"},
     "fabric, 16-mixed": {"engine": "fabric", "precision": "16-mixed"},
     "fabric, bf16-mixed": {"engine": "fabric", "precision": "bf16-mixed"},
     "stacked, 32-true": {"engine": "stacked", "precision": "32-true"},
@@ -82,10 +84,11 @@ RUNS: dict[str, dict[str, Any]] = {
 
 def resume_bits(setting: Setting, found: Findings) -> None:
     """Three rounds, three rounds again, and two rounds that are resumed for a third: the same bits, on the same GPU."""
-    chosen = list(RUNS)[: setting.of(5, 5)] if not setting.small else ["trainer, 32-true", "stacked, 32-true"]
+    chosen = list(RUNS) if not setting.small else ["trainer, 32-true", "fabric, 32-true", "stacked, 32-true"]
+    results = {}
     for name in chosen:
         folder = Path(name.replace(", ", "_"))
-        whole = _digits(setting, 3, None, **RUNS[name])
+        whole = results[name] = _digits(setting, 3, None, **RUNS[name])
         again = _digits(setting, 3, None, **RUNS[name])
         _digits(setting, 2, folder, **RUNS[name])
         resumed = _digits(setting, 3, folder, **RUNS[name])
@@ -93,6 +96,11 @@ def resume_bits(setting: Setting, found: Findings) -> None:
         found[name] = {"again": same, "resumed": resumes, "largest_difference": largest_difference(whole, resumed)}
         found.require(same, f"{name}: a second run has other bits")
         found.require(resumes, f"{name}: the resumed run has other bits")
+    for precision in ("32-true", "16-mixed", "bf16-mixed"):
+        if f"fabric, {precision}" in results:
+            same = equal_bits(results[f"trainer, {precision}"], results[f"fabric, {precision}"])
+            found[f"fabric equals trainer, {precision}"] = same
+            found.require(same, f"{precision}: fabric has other bits than trainer")
 
 
 def _digits(setting: Setting, rounds: int, folder: Path | None, **local: Any) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def _digits(setting: Setting, rounds: int, folder: Path | None, **local: Any) ->
         *(nn.Conv2d(1, 8, 5, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 5, 2), nn.Flatten(), nn.Dropout(0.3)),
         nn.Linear(16 * 16, 10),
     )
-    task = ClassificationTask(net, 10, F1WeightedCrossEntropy(10), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+    task = ClassificationTask(net, 10, F1WeightedCrossEntropy(10), lambda p: torch.optim.SGD(p, lr=0.005, momentum=0.9))
     data = Pictures(setting.of(600, 60), 100, batch_size=20, augmentation=RandomCropFlip(2))
     federation = FederatedOrchestrator(AdaFed(), LocalTraining(**local), clients_per_round=0.7)
     callbacks, flags, start = [], {}, None

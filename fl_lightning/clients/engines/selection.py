@@ -90,6 +90,10 @@ class LocalEngine:
         if self._engine is not None:
             self._engine.recover()
 
+    def close(self) -> None:
+        """Release the engine and the data of its last client; :meth:`fit` builds a new one."""
+        self._engine = None
+
     def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
         """Return another engine for clients that train alone: without rules, privacy, deadlines and stragglers.
 

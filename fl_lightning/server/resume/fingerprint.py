@@ -61,7 +61,7 @@ def fingerprint(
         federation = describer.describe(owner, "federation")
         federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
         local = federation["local"]
-        local["precision"] = resolve_precision(owner.local.precision, str(trainer.precision), trainer.strategy.root_device)
+        local["precision"] = resolve_precision(owner.local, str(trainer.precision), trainer.strategy.root_device)
         if not any(kind.side_by_side for kind in possible_engines(owner.local.engine)):
             federation["local"] = _without(local, "stack_size", "compile")
         if not owner.client_evaluation.every_n_rounds:  # no earlier results that it must match

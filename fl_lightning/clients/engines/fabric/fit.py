@@ -18,7 +18,7 @@ from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch
 from fl_lightning.clients.engines.log_recorder import LogRecorder
-from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.compat.lightning import seed_workers
 from fl_lightning.data.views import TRANSFER_HOOKS
@@ -151,7 +151,10 @@ class ClientFit:
         batch = self._precision.convert_input(batch)
         before, move, after = (self._transfers.get(name) for name in TRANSFER_HOOKS)
         batch = before(batch, 0) if before else batch
-        batch = move(batch, self._device, 0) if move else move_data_to_device(batch, self._device)
+        if move:
+            batch = move(batch, self._device, 0)
+        elif not is_on(batch, self._device):
+            batch = move_data_to_device(batch, self._device)
         return after(batch, 0) if after else batch
 
     def _batch(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:

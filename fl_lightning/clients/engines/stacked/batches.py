@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,22 +27,35 @@ class ClientRandom:
 
     Args:
         seed: the seed for :func:`~fl_lightning.functional.isolated_rng`.
+        device: the device to train on.
+
+    Attributes:
+        torch: draws on the CPU.
+        masks: draws dropout masks, on the GPU if the client trains there.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device) -> None:
         self.torch = torch.Generator().manual_seed(seed)
-        self._python = random.Random(seed).getstate()
-        self._numpy: Any = np.random.RandomState(seed % 2**32).get_state()
+        self._gpu = torch.Generator(device).manual_seed(seed) if device.type == "cuda" else None
+        self.masks = self._gpu or self.torch
+        self._seed = seed
+        self._python: Any = None
+        self._numpy: Any = None
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Install this client's random states as the global ones, and restore the previous ones afterwards."""
         before = torch.get_rng_state(), random.getstate(), np.random.get_state()
         torch.set_rng_state(self.torch.get_state())
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        if self._python is None:  # most clients' data and hooks draw nothing
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)
+        else:
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
         try:
-            yield
+            with self._on_gpu():
+                yield
         finally:
             self.torch.set_state(torch.get_rng_state())
             self._python, self._numpy = random.getstate(), np.random.get_state()
@@ -51,14 +64,30 @@ class ClientRandom:
             np.random.set_state(before[2])
 
 
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
+        if self._gpu is None:
+            yield
+            return
+        before = torch.cuda.get_rng_state(self._gpu.device)
+        torch.cuda.set_rng_state(self._gpu.get_state(), self._gpu.device)
+        try:
+            yield
+        finally:
+            self._gpu.set_state(torch.cuda.get_rng_state(self._gpu.device))
+            torch.cuda.set_rng_state(before, self._gpu.device)
+
+
 class StackedBatch:
     """Hold one batch of each of several clients.
 
     Args:
         leaves: the tensors of the batch, each of shape (K, ...).
-        rest: the other parts of the batch, by position; the same for all clients.
+        rest: the other parts of the batch, by position, the same for all clients; ``TENSOR`` in the place of each leaf.
         spec: the structure of the batch.
     """
+
+    TENSOR: ClassVar[object] = object()
 
     def __init__(self, leaves: list[Tensor], rest: list[Any], spec: TreeSpec) -> None:
         self.leaves, self._rest, self._spec = leaves, rest, spec
@@ -80,10 +109,9 @@ class StackedBatch:
     def rebuild(self, leaves: Sequence[Any]) -> Any:
         """Return the batch with its tensors replaced."""
         own = iter(leaves)
-        return tree_unflatten([next(own) if item is _TENSOR else item for item in self._rest], self._spec)
+        return tree_unflatten([next(own) if item is self.TENSOR else item for item in self._rest], self._spec)
 
 
-_TENSOR = object()
 Groups = list[tuple[list[int], StackedBatch]]
 """The positions of clients in the stack, and the batches of these clients."""
 
@@ -155,4 +183,4 @@ class StackedBatches:
         leaves = [torch.stack(list(column)) for column in columns if isinstance(column[0], Tensor)]
         if not leaves:
             raise EngineError("Cannot stack batches without tensors. Set 'federation.local.engine' to 'fabric' or 'trainer'.")
-        return StackedBatch(leaves, [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)
+        return StackedBatch(leaves, [StackedBatch.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in first], spec)

@@ -18,10 +18,12 @@ from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import configured_optimizers
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.engines.stacked.batches import ClientRandom, Groups, StackedBatches
+from fl_lightning.clients.engines.stacked.gathered import GatheredBatches, can_gather
 from fl_lightning.clients.engines.stacked.notes import replay
 from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, clip
 from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
+from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.rules.base import ClientRule, LocalStart
@@ -56,7 +58,7 @@ class StackedFit:
             ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger) for own in data
         ]
         self._recorders = [LogRecorder(settings.device) for _ in jobs]
-        self._random = [ClientRandom(job.seed) for job in jobs]
+        self._random = [ClientRandom(job.seed, settings.device) for job in jobs]
         self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
         self._stack = ClientStack(self._module, resident.view(), [job.start for job in jobs])
@@ -151,7 +153,11 @@ class StackedFit:
             run.note(_epoch=epoch)
         self._hook("on_train_epoch_start")
         convert = self._precision.convert_input
-        batches = StackedBatches(self._module, self._data, loaders, self._random, convert, self._device)
+        batches: Iterator[Groups]
+        if can_gather(loaders, [transfer_hooks(self._module, own) for own in self._data]):
+            batches = GatheredBatches(loaders, convert, self._device)
+        else:
+            batches = StackedBatches(self._module, self._data, loaders, self._random, convert, self._device)
         sums: Tensors = {}
         notes: list[list[tuple[list[Any], int]]] = [[] for _ in self._jobs]
         accumulated = self._local.accumulate_grad_batches
@@ -183,7 +189,7 @@ class StackedFit:
             chosen = None if whole else torch.tensor(positions, device=self._device)
             parameters, buffers = self._stack.part(chosen)
             trial = self._step.trial(parameters, buffers, batch, batch_idx)
-            drawn = [[spec.draw(self._random[position].torch) for spec in trial.masks] for position in positions]
+            drawn = [[spec.draw(self._random[position].masks) for spec in trial.masks] for position in positions]
             masks = [torch.stack(column) for column in zip(*drawn, strict=True)]
             gradients, means, after, noted = self._step.gradients(parameters, buffers, batch, batch_idx, masks, trial, scale)
             for row, position in enumerate(positions):

@@ -29,7 +29,7 @@ class ClientStack:
 
     def __init__(self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None]) -> None:
         named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
-        self.size = len(starts)
+        self.size, self._device = len(starts), module.device
         self._names, self._floats, self._counters, local = state.names()
         own = any(start is not None for start in starts)
         self.parameters: Tensors = {n: self._copies(named[n]) for n in self._names if named[n].requires_grad or own}
@@ -88,4 +88,4 @@ class ClientStack:
             shared = self._shared.get(name)
             tensor = (self.parameters | self.buffers)[name] if shared is None else shared.expand(self.size, *shared.shape)
             rows.append(tensor.detach().reshape(self.size, -1))
-        return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, dtype=torch.int64)
+        return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, dtype=torch.int64, device=self._device)

@@ -46,13 +46,15 @@ class StackedStep:
         module: the clients' module.
         context: a function that returns the precision context of the step.
         largest: the largest number of clients in a stack.
-        compiled: whether to compile the step, once for each batch shape and padded stack size.
+        compiled: whether to compile the step, once for each batch shape and padded stack size; ``reduce-overhead`` also
+            records CUDA graphs.
     """
 
-    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool = False) -> None:
+    def __init__(self, module: LightningModule, context: Callable[[], Any], largest: int, compiled: bool | str = False) -> None:
         self._module = module
         self._step = _Step(module, context)
-        self._compiled, self._largest = compiled, largest
+        self._compiled, self._largest = bool(compiled), largest
+        self._mode = compiled if isinstance(compiled, str) else None
         # Otherwise functional_call would swap a layer with two names twice, and the second swap would override the first.
         self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
         self._notes = Notes(module)
@@ -159,7 +161,7 @@ class StackedStep:
                 if key not in self._graphs:
                     self._graphs[key] = self._compile(objective, arguments, batch_idx), kept
                 graph, kept = self._graphs[key]
-                gradients, (_, (losses, after, tensors)) = graph(*arguments)
+                gradients, (_, (losses, after, tensors)) = self._run(graph, arguments)
             else:
                 gradients, (_, (losses, after, tensors)) = stacked(*arguments)
         reached = {name: gradient for name, gradient in gradients.items() if name not in trial.unused}
@@ -185,7 +187,14 @@ class StackedStep:
                 f"The training_step of {type(self._module).__name__} uses its batch_idx, which would be compiled as a "
                 "constant. Set 'federation.local.compile' to false."
             )
-        return torch.compile(graph, dynamic=False)
+        return torch.compile(graph, dynamic=False, mode=self._mode)
+
+    def _run(self, graph: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Run a compiled step. The next run of a CUDA graph overwrites its outputs, which are read later: copy them."""
+        if self._mode is None:
+            return graph(*arguments)
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        return tree_map(torch.clone, graph(*arguments))
 
 
 def _shapes(tensors: Tensors) -> Any:
