@@ -57,6 +57,19 @@ class ServerModel:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Place a turn of a client in the whole training, as if the client had taken part in every round.
+
+    Attributes:
+        turn: the number of turns before this one, >= 0.
+        turns: the number of turns in the whole training; None if it is unlimited.
+    """
+
+    turn: int
+    turns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientJob:
     """Describe one client's turn to train.
 
@@ -68,6 +81,7 @@ class ClientJob:
         slowness: the factor by which the client is slower: it does 1 / slowness of its steps.
         pull: the model that attracts its parameters, instead of a proximal term.
         own_model: whether the client starts from the model that it trained last, if any, and stores the new one.
+        progress: the place of the turn in the whole training; None for a training of its own.
     """
 
     client: int
@@ -77,6 +91,7 @@ class ClientJob:
     slowness: float = 1.0
     pull: Pull | None = None
     own_model: bool = False
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)

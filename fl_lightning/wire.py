@@ -23,16 +23,17 @@ from fl_lightning.messages import (
     EvalOrder,
     EvalReport,
     ModelLayout,
+    Progress,
     ServerModel,
     Settlement,
     TrainOrder,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
 
-FORMAT = 1
+FORMAT = 2
 """The version of the format, which increases when a message changes."""
 
-_KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, ServerModel, Settlement, TrainOrder)
+_KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)
 MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

@@ -74,6 +74,16 @@ class Thawing(Plain):
         return [TransferLearning(["net.0", "net.1"], thaw_after=1)]
 
 
+class Scheduled(Plain):
+    """A schedule over steps, and one that follows the losses that a client logs."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        over_steps = {"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30), "interval": "step"}
+        return [optimizer], [over_steps, {"scheduler": plateau, "monitor": "train_loss_epoch"}]
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -96,6 +106,18 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedloss": lambda: {"strategy": FedLoss(examples=0.5), "data": {"client_validation": 0.4}},
     "adafed": lambda: {"strategy": AdaFed("val_acc", power=2, examples=True)},
     "adafed odds": lambda: {"strategy": AdaFed(DiagnosticOddsRatio(3))},
+    "kept optimizers": lambda: {
+        "module": Scheduled,
+        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
+        "momentum": 0.9,
+        "clients_per_round": 3,
+    },
+    "kept in periods": lambda: {
+        "module": Scheduled,
+        "local": {"optimizer_state": "kept"},
+        "momentum": 0.9,
+        "route": RingFed(2, 0.8),
+    },
     "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
     "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
     "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},

@@ -34,7 +34,6 @@ NOT_BY_FABRIC = {
     "'dataloader_iter'": ({"training_step": takes_iterator}, {}),
     "0 optimizers": ({"configure_optimizers": lambda self: None}, {}),
     "'log'": ({"log": lambda self, *_, **__: None}, {}),
-    "'trainer.estimated_stepping_batches'": ({"on_train_start": lambda self: self.trainer.estimated_stepping_batches}, {}),
     "'trainer.max_steps'": ({"on_train_start": lambda self: setattr(self.trainer, "max_steps", 3)}, {}),
     "'trainer.strategy.reduce'": ({"on_train_start": lambda self: self.trainer.strategy.reduce(1)}, {}),
     "StochasticWeightAveraging": ({}, {"callbacks": [lambda: StochasticWeightAveraging(0.1)]}),

@@ -196,7 +196,12 @@ def test_a_schedule_within_a_round_starts_anew_and_decays():
             seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     seen = []
-    federate(Scheduled(), 2, local=LocalTraining(max_epochs=2, lr_decay=0.5, callbacks=[Rates()]), clients_per_round=1)
+    federate(
+        Scheduled(),
+        2,
+        local=LocalTraining(max_epochs=2, lr_decay=0.5, callbacks=[Rates()], progress="round"),
+        clients_per_round=1,
+    )
     assert seen == pytest.approx([0.4, 0.04, 0.2, 0.02])
 
 
@@ -396,8 +401,9 @@ def test_constant_and_large_buffers():
     assert module.variance.item() == 3e9
 
 
+@pytest.mark.parametrize("progress", ["round", "run"])
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CyclicLR", "SequentialLR"])
-def test_decay_reaches_every_kind_of_schedule(schedule):
+def test_decay_reaches_every_kind_of_schedule(schedule, progress):
     class Scheduled(Plain):
         def configure_optimizers(self):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -415,17 +421,17 @@ def test_decay_reaches_every_kind_of_schedule(schedule):
         def on_before_optimizer_step(self, trainer, pl_module, optimizer):
             seen.append(optimizer.param_groups[0]["lr"])
 
-    seen = []
-    federate(
-        Scheduled(),
-        2,
-        partitioner=IIDPartitioner(2),
-        local=LocalTraining(lr_decay=0.5, callbacks=[Rates()]),
-        clients_per_round=1,
-    )
-    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    found = []
+    for decay in (1.0, 0.5):
+        seen = []
+        local = LocalTraining(lr_decay=decay, callbacks=[Rates()], progress=progress)
+        federate(Scheduled(), 2, partitioner=IIDPartitioner(2), local=local, clients_per_round=1)
+        found.append((seen[: len(seen) // 2], seen[len(seen) // 2 :]))
+    (first, second), (decayed_first, decayed_second) = found
     assert len(first) == len(second) >= 4
-    assert second == pytest.approx([rate / 2 for rate in first])
+    assert decayed_first == first
+    assert decayed_second == pytest.approx([rate / 2 for rate in second])
+    assert (second == first) == (progress == "round")
 
 
 def test_a_second_fit_follows_a_changed_batch_size():

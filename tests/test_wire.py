@@ -23,6 +23,7 @@ from fl_lightning.messages import (
     EvalOrder,
     EvalReport,
     ModelLayout,
+    Progress,
     ServerModel,
     Settlement,
     TrainOrder,
@@ -58,13 +59,16 @@ UPDATE = ClientUpdate(
 )
 EXAMPLES: list[Any] = [
     ServerModel(2, 1, {f"t{k}": t for k, t in enumerate(ODD)}, LAYOUT, {"c": ODD[2]}),
-    TrainOrder(2, (ClientJob(0, 1), ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True)), SNAPSHOT, False, 100),
+    TrainOrder(
+        2, (ClientJob(0, 1), ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20))), SNAPSHOT, False, 100
+    ),
     ChainReport((UPDATE.without_state(), UPDATE), (ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),)),
     EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientJob(0, 7),), 5),
     EvalReport(0, -math.inf),
     Settlement(1, (0, 3), -1),
     ClientInfo("Krankenhaus Süd", 12, (3, 0, 9)),
     LAYOUT,
+    Progress(3, None),
 ]
 
 

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import fresh_loops, ignore_signals, swap_logging_advice
 from fl_lightning.data.views import TRANSFER_HOOKS
 
@@ -91,6 +92,17 @@ def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
     return bool(transfer_hooks(module, data).keys() & {"on_before_batch_transfer", "transfer_batch_to_device"})
 
 
+class _ClientTrainer(Trainer):
+    """Refuse to estimate the steps of a training without an end, for which Lightning's Trainer returns infinity."""
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Return the number of optimizer steps in the whole training."""
+        if self.max_epochs == -1 and self.max_steps == -1:
+            refuse_unlimited()
+        return super().estimated_stepping_batches
+
+
 class _NoProfiler(PassThroughProfiler):
     """Provide a free profiling context: Lightning opens one around each of about 25 hooks per step."""
 
@@ -105,7 +117,7 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
     """Build a Trainer on one device, without checkpoints, bars, summary or sanity check, and with a silent logger if any."""
     kind = ACCELERATORS.get(device.type, device.type)
     with quiet():
-        trainer = Trainer(
+        trainer = _ClientTrainer(
             accelerator=kind,
             devices=[device.index or 0] if kind == "gpu" else 1,
             strategy=_ResidentStrategy(device=device),

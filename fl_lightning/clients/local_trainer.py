@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
+from fl_lightning.clients.kept_training import NAME
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
@@ -55,6 +56,7 @@ class LocalTrainer:
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
+        self._unkept: dict[int, Tensor | None] = {}  # by client, until its update is accepted
 
     @property
     def kept_like_parameters(self) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ class LocalTrainer:
 
     def _update(self, trained: Trained) -> ClientUpdate:
         job = trained.job.job
+        self._unkept[job.client] = trained.kept
         down, up = self._message_sizes()
         extras = self._extras(trained)
         sent_along = self._resident.server.broadcast.values() if extras else ()
@@ -131,7 +134,14 @@ class LocalTrainer:
             job: the client's turn.
             in_place: whether to overwrite the tensors that the client has stored so far.
         """
+        kept = self._unkept.pop(update.client, None)
+        if kept is not None:
+            self._memory.put(update.client, **{NAME: kept})
         if job.own_model:
             self._memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:
             rule.keep(self._memory.drawer(update.client, ""), update.extras, in_place)
+
+    def forget(self) -> None:
+        """Discard the state of all clients."""
+        self._memory.forget()

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning.clients.kept_training import NAME
 from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
 from fl_lightning.types import Snapshot
 
@@ -47,7 +48,9 @@ class ClientMemory:
         for kept in self._kept.values():
             shapes: Mapping[str, Sequence[int]]
             shapes = kept.shapes if isinstance(kept, StoredState) else {name: tensor.shape for name, tensor in kept.items()}
-            yield from ((name, shape[0]) for name, shape in shapes.items() if len(shape) == 1 and name != "counters")
+            yield from (
+                (name, shape[0]) for name, shape in shapes.items() if len(shape) == 1 and name not in ("counters", NAME)
+            )
 
     def former_scores(self) -> dict[int, float]:
         """Return the scores that checkpoints of version 0.1 stored here, by client."""

@@ -104,8 +104,11 @@ class ClientRuntime:
         if order.jobs:
             if order.epochs not in self._alone_trainers:
                 self._alone_trainers[order.epochs] = self._alone(order.epochs)
+            alone = self._alone_trainers[order.epochs]
+            alone.forget()
             for job in order.jobs:
-                (update,) = self._alone_trainers[order.epochs].train([(job, model)])
+                (update,) = alone.train([(job, model)])
+                alone.keep(update, job, in_place=False)
                 model = update.snapshot
         value = self._evaluators.score(model, order.metric, order.client, order.part)
         return EvalReport(order.client, value)

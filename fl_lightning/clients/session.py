@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
+from fl_lightning.clients import kept_training
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.compat.torch import chained_schedules, overflowed, unscales_in_step
+from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
+from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.compat.torch import overflowed, unscales_in_step
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.losses.proximal import ProximalLoss
@@ -34,6 +38,8 @@ class ClientSession(Callback):
         lr_decay: the factor on the learning rates per round.
         deadline: the time limit of a fit in seconds, checked between steps; None for no limit.
         private: the callback that makes steps private, or None.
+        keeps_optimizer: whether the client keeps the state of its optimizers until its next turn.
+        place: a function that sets the epoch and the step of a fit, given the Trainer or what stands in for it.
     """
 
     def __init__(
@@ -44,9 +50,13 @@ class ClientSession(Callback):
         lr_decay: float = 1.0,
         deadline: float | None = None,
         private: PrivateSteps | None = None,
+        keeps_optimizer: bool = False,
+        place: Callable[[Any, int, int], None] | None = None,
     ) -> None:
         self._resident, self._rules, self._private = resident, rules, private
         self._lr_decay, self._deadline = lr_decay, deadline
+        self._keeps_optimizer, self._place = keeps_optimizer, place
+        self._mover = ScheduleMover()
         self._warned = False
 
     @property
@@ -54,9 +64,11 @@ class ClientSession(Callback):
         """Return the callbacks of a fit in order: gradients are made private before rules change them."""
         return [self] if self._private is None else [self._private, self]
 
-    def begin(self, job: EngineJob) -> None:
-        """Prepare for the next fit."""
-        self._job = job
+    def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
+        """Prepare for the next fit, whose plan is one epoch by default."""
+        self._job, self._plan = job, plan or TurnPlan()
+        self._first_step, self._last_epoch = 0, math.inf
+        self._kept: Tensor | None = None
         self._pull, self._most = job.job.pull, math.inf
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
@@ -68,7 +80,7 @@ class ClientSession(Callback):
         """Release the resources of the fit, and return its result.
 
         Args:
-            steps: the number of optimizer steps, including those that gradient scaling skipped.
+            steps: the number of optimizer steps since the start of the training, with those that gradient scaling skipped.
             metrics: the metrics that the module logged.
             begun: the time at which the client began, from ``time.perf_counter``.
         """
@@ -79,13 +91,14 @@ class ClientSession(Callback):
         return Trained(
             job=job,
             model=self._resident.snapshot(self._client),
-            num_steps=steps - self._skipped,
+            num_steps=steps - self._first_step - self._skipped,
             train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
             metrics=metrics,
             normalizer=None if coefficients is None else coefficients.normalizer,
             rates=0.0 if coefficients is None else coefficients.rates,
             optimizer=self._words,
             seconds=time.perf_counter() - begun,
+            kept=self._kept,
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -98,7 +111,7 @@ class ClientSession(Callback):
         keep_metrics_to_this_process(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Decay the learning rates, and remove schedulers that need a validation set, which clients do not have.
+        """Continue from the client's place in the whole training, and decay the learning rates.
 
         Raises:
             ConfigurationError: if a rule is not defined for the module's optimizers.
@@ -108,9 +121,8 @@ class ClientSession(Callback):
             rule.check_optimizers(trainer.optimizers, self._words)
         losses = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
         self._mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
-        scale_rates(trainer.optimizers, trainer.lr_scheduler_configs, self._lr_decay**self._job.job.round_idx)
-        if self._job.job.slowness > 1:
-            self._most = max(1, int(planned_steps(trainer) / self._job.job.slowness))
+        self._continue(trainer, pl_module)
+        self._limit_work(trainer)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -121,6 +133,85 @@ class ClientSession(Callback):
                         "learning rate over rounds."
                     )
                     self._warned = True
+
+    def _continue(self, trainer: Trainer, module: LightningModule) -> None:
+        """Move optimizers, schedulers and the counts of epochs and steps to the beginning of the turn."""
+        job, batches = self._job.job, trainer.num_training_batches
+        optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
+        kept = kept_training.unpack(self._job.kept[kept_training.NAME]) if kept_training.NAME in self._job.kept else {}
+        epoch, step = self._plan.first(batches)
+        decayed = 1.0
+        if "optimizers" in kept and self._keeps_optimizer:
+            kept_training.restore_optimizers(kept["optimizers"], optimizers)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            if scaler is not None and kept["scaler"]:
+                scaler.load_state_dict(kept["scaler"])
+        if self._plan.progress is None:
+            step = 0
+        elif not module.automatic_optimization or any(config.reduce_on_plateau for config in configs):
+            step = step if module.automatic_optimization else kept.get("steps", 0)
+            if "schedules" in kept:
+                restore(kept["schedules"], optimizers, configs)
+                decayed = kept["decayed"]
+        else:
+            own = is_overridden("lr_scheduler_step", module)
+
+            def advance(config: Any, epoch: int) -> None:
+                if own:
+                    self._move(trainer, epoch, 0)
+                    module.lr_scheduler_step(config.scheduler, None)
+                else:
+                    config.scheduler.step()
+
+            self._mover.move(optimizers, configs, self._plan, int(batches) if batches != math.inf else 0, advance)
+        if self._plan.progress is not None:
+            self._move(trainer, epoch, step)
+            self._first_step = step
+            if self._plan.epochs != -1:
+                self._last_epoch = epoch + self._plan.epochs
+        scale_rates(optimizers, configs, self._lr_decay**job.round_idx / decayed)
+        if (
+            self._steps is not None
+            and self._plan.progress is not None
+            and optimizers
+            and sgd_settings(optimizers[0]) is not None
+        ):
+            group = optimizers[0].param_groups[0]
+            self._steps.reference = float(group.get("initial_lr", group["lr"]))
+
+    def _move(self, trainer: Trainer, epoch: int, step: int) -> None:
+        assert self._place is not None
+        self._place(trainer, epoch, step)
+
+    def _limit_work(self, trainer: Trainer) -> None:
+        """Set the step at which the turn ends."""
+        slowness, batches = self._job.job.slowness, trainer.num_training_batches
+        most = math.inf
+        if slowness > 1:
+            most = max(1, int(self._plan.steps(batches, whole=False) / slowness))
+        if self._plan.progress is not None and self._plan.max_steps != -1:
+            most = min(most, self._plan.max_steps)
+        self._most = self._first_step + most
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the turn after its last epoch, which is not the last one of the whole training."""
+        if trainer.current_epoch + 1 >= self._last_epoch:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what cannot be computed before the client's next turn."""
+        state: dict[str, Any] = {}
+        if self._keeps_optimizer:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
+            state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
+        configs = trainer.lr_scheduler_configs
+        manual = not pl_module.automatic_optimization
+        if self._plan.progress is not None and (manual or any(config.reduce_on_plateau for config in configs)):
+            state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.job.round_idx}
+            if configs:
+                state["schedules"] = state_of(trainer.optimizers, configs)
+        self._kept = kept_training.pack(state) if state else None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -161,36 +252,6 @@ class ClientSession(Callback):
         chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
         for rule, terms in self._terms:
             rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, self._pull)
-
-
-def planned_steps(trainer: Trainer) -> float:
-    """Return the number of optimizer steps in a whole fit."""
-    batches = trainer.num_training_batches
-    epochs = math.inf if trainer.max_epochs in (None, -1) else float(trainer.max_epochs or 0)
-    steps = math.ceil(batches / trainer.accumulate_grad_batches) * epochs
-    return min(steps, math.inf if trainer.max_steps == -1 else trainer.max_steps)
-
-
-def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: float) -> None:
-    """Scale every learning rate, including the base rates of schedulers."""
-    if factor == 1:
-        return
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for rate in ("lr", "initial_lr", "max_lr", "min_lr"):
-                if rate in group:
-                    group[rate] *= factor
-    for config in schedules:
-        _scale_schedule(config.scheduler, factor)
-
-
-def _scale_schedule(scheduler: Any, factor: float) -> None:
-    """Scale the base rates of a scheduler, or of its parts if it chains several."""
-    for name in ("base_lrs", "max_lrs", "min_lrs"):
-        if hasattr(scheduler, name):
-            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
-    for part in chained_schedules(scheduler):
-        _scale_schedule(part, factor)
 
 
 def keep_metrics_to_this_process(module: LightningModule) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "class_only",
     "configured",
     "configured_parts",
+    "continue_from",
     "continue_global_step",
     "detects_anomalies",
     "forget_compiled",
@@ -138,6 +139,18 @@ def continue_global_step(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     steps = loop.manual_optimization.optim_step_progress.total.completed
     loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
+
+
+def continue_from(trainer: Trainer, epoch: int, step: int) -> None:
+    """Let a fit that is about to begin count from an epoch and a step; in public, only a checkpoint can do so."""
+    loop = trainer.fit_loop
+    for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
+        counts.reset()
+        counts.increment_by(epoch)
+    steps = loop.epoch_loop
+    steps.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+    steps.manual_optimization.optim_step_progress.total.completed = step
+    loop._resuming_from_checkpoint = True  # the first epoch's iterator exists: a second one would draw other numbers
 
 
 def has_whole_epoch(trainer: Trainer) -> bool:

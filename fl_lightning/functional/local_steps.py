@@ -23,15 +23,17 @@ class StepCoefficients:
     the coefficients follows from running the same recursion with every gradient set to 1 (torch's SGD, whose momentum
     buffer starts as the first gradient): ``u <- rho u + 1 - eta mu A; A <- A + u``, from u = A = 0. It is tau for plain SGD
     and ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` for momentum alone. If the rate changes during the round,
-    steps count in proportion to the largest rate.
+    steps count in proportion to the largest rate, or to a reference that is the same for all clients.
 
     Attributes:
         distance: the sum of the coefficients times the rates.
         rates: the sum of the rates of all steps.
+        reference: the rate to which steps count in proportion; None for the largest one.
     """
 
     distance: float = 0.0
     rates: float = 0.0
+    reference: float | None = None
     _buffer: float | None = None
     _largest_rate: float = 0.0
 
@@ -49,7 +51,8 @@ class StepCoefficients:
     @property
     def normalizer(self) -> float:
         """Return ||a_k||; 0 before the first step of a rate above 0."""
-        return self.distance / self._largest_rate if self._largest_rate else 0.0
+        rate = self._largest_rate if self.reference is None else self.reference
+        return self.distance / rate if rate else 0.0
 
 
 def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates: float) -> Tensor:
@@ -62,9 +65,10 @@ def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates:
         rates: the sum of the steps' learning rates, K * eta if the rate is constant.
 
     Returns:
-        The change, shape (p,), in the dtype and on the device of ``end``; 0 if no step moved the client.
+        The change, shape (p,), in the dtype and on the device of ``end``; 0 if the steps were too small to move the client by
+        more than rounding, as at the beginning of a warm-up.
     """
-    if not rates:
+    if rates < torch.finfo(torch.float32).eps:
         return torch.zeros_like(end)
     change = large_empty(end.numel(), end.dtype, end.device)
     sizes = [tensor.numel() for tensor in start]

@@ -121,6 +121,10 @@ class Route(ABC):
     def run(self, cohort: Cohort) -> None:
         """Run one round; end in :meth:`Cohort.deliver`, :meth:`Cohort.hand_in` or :meth:`Cohort.conclude`."""
 
+    def turns_before(self, round_idx: int) -> int:
+        """Return how many times a client that takes part in every round trains before a round."""
+        return round_idx
+
     def reset(self) -> None:  # noqa: B027 (most routes have nothing to forget)
         """Forget an earlier run. Called before round 0."""
 

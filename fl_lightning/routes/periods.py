@@ -18,7 +18,7 @@ from fl_lightning.types import ClientUpdate
 class PeriodRoute(Route):
     """Train every client and mix its model with others', P times; then hand the clients' models to the strategy.
 
-    Each client keeps its own counters, such as BatchNorm's number of batches. Optimizers restart in each period.
+    Each client keeps its own counters, such as BatchNorm's number of batches. Optimizers are built anew in each period.
 
     Args:
         periods: the number of periods P, >= 1; clients train P times a round.
@@ -37,6 +37,10 @@ class PeriodRoute(Route):
     @abstractmethod
     def mixing(self, cohort: Cohort, updates: Sequence[ClientUpdate], period: int) -> Tensor | None:
         """Return the mixing matrix after a period, shape (m, m), rows (receivers) sum to 1; None for no mixing."""
+
+    def turns_before(self, round_idx: int) -> int:
+        """Return P times the number of rounds; see :meth:`Route.turns_before`."""
+        return self.periods * round_idx
 
     def peers(self, size: int) -> int:
         """Return how many other clients a client sends its model to, and receives one from, at each mixing."""

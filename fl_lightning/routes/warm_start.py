@@ -37,6 +37,11 @@ class WarmStart(Route):
         """Return True: the cyclic rounds bypass the server."""
         return True
 
+    def turns_before(self, round_idx: int) -> int:
+        """Return one turn for each round of the warm start, and then those of the other route."""
+        first = min(round_idx, self.rounds)
+        return first + self.route.turns_before(round_idx) - self.route.turns_before(first)
+
     def run(self, cohort: Cohort) -> None:
         """Run one round; see :meth:`Route.run`."""
         (self._first if cohort.round_idx < self.rounds else self.route).run(cohort)

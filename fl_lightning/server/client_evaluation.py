@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.messages import ClientJob, EvalOrder
+from fl_lightning.messages import ClientJob, EvalOrder, Progress
 from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.server.federation import Federation
@@ -33,15 +33,23 @@ class ClientScores:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         start = None if self.start is None else [self.start.vector, self.start.counters]
-        turns = [[job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs] for job in self.jobs]
+        turns = [
+            [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)] for job in self.jobs
+        ]
         return {"rounds": dict(self.rounds), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state from a checkpoint."""
         self.rounds = dict(state["rounds"])
-        turns = state["turns"]
-        self.jobs = [ClientJob(k, round_idx, period, None if epochs < 0 else epochs) for k, round_idx, period, epochs in turns]
+        self.jobs = [
+            ClientJob(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
+            for k, round_idx, period, epochs, *place in state["turns"]
+        ]
         self.start = None if state["start"] is None else Snapshot(*state["start"])
+
+
+def _place(job: ClientJob) -> tuple[int | None, ...]:
+    return () if job.progress is None else (job.progress.turn, job.progress.turns)
 
 
 class ClientEvaluator:
@@ -104,7 +112,7 @@ class ClientEvaluator:
     def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
         """Evaluate the new global model, or the clients' own models, at all clients if due; see ``spread_of_clients``."""
         if self._settings.compare_alone:
-            alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs) for job in jobs]
+            alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs, progress=job.progress) for job in jobs]
             self._scores.jobs += sorted(alone, key=lambda job: (job.client, job.period))
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from fl_lightning.collectives import no_counters
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import magnitude, to_float64
-from fl_lightning.messages import ChainReport, ClientJob, TrainOrder
+from fl_lightning.messages import ChainReport, ClientJob, Progress, TrainOrder
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
@@ -37,6 +37,7 @@ class FederationRound(Cohort):
         plan: the clients that take part, and the work of each.
         last_scores: the last score of each client's model, by client.
         own_models_of: the clients that start from their own last model.
+        progress: the place of the round's first turn in the whole training; None if each round begins again.
     """
 
     federation: Federation
@@ -44,6 +45,7 @@ class FederationRound(Cohort):
     plan: RoundPlan
     last_scores: Mapping[int, float] = field(default_factory=dict)
     own_models_of: frozenset[int] = frozenset()
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self.clients = self.plan.clients
@@ -157,9 +159,10 @@ class FederationRound(Cohort):
     ) -> list[TrainOrder]:
         """Return the orders of the chains, and charge the privacy that they may spend."""
         starts, pulled, orders = starts or {}, pulled or {}, list[TrainOrder]()
+        progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
         for chain in chains:
             jobs = tuple(
-                self.plan.job(client, self.round_idx, period, pulled.get(client), client in self.own_models_of)
+                self.plan.job(client, self.round_idx, period, pulled.get(client), client in self.own_models_of, progress)
                 for client in chain
             )
             orders.append(TrainOrder(self._published(), jobs, starts.get(chain[0]), delivers, scored))

@@ -7,15 +7,16 @@ from contextlib import closing
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.outer_trainer import outside_precision
+from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.round_log import log_round, write_matrices
 from fl_lightning.server.round_result import RoundResult
@@ -70,7 +71,9 @@ class RoundRunner:
         round_idx = trainer.current_epoch
         plan, own_models_of = self._begin(round_idx)
         announce(trainer, "on_round_start", round_idx, plan.clients)
-        federation_round = FederationRound(federation, round_idx, plan, run.last_scores, own_models_of)
+        federation_round = FederationRound(
+            federation, round_idx, plan, run.last_scores, own_models_of, self._progress(round_idx)
+        )
         with closing(federation_round):
             self._settings.route.run(federation_round)
             result = federation_round.result()
@@ -87,6 +90,21 @@ class RoundRunner:
         log_round(trainer, result.updates, figures, federation.data.num_clients <= self._settings.client_columns)
         write_matrices(trainer, self._settings.route.matrices(), federation.data)
         return federation_round.jobs
+
+    def _progress(self, round_idx: int) -> Progress | None:
+        """Return the place of the round's first turn in the whole training; None if each round begins again."""
+        if self._settings.local.progress == "round":
+            return None
+        run, trainer, route = self._run, self._federation.trainer, self._settings.route
+        if round_idx == 0 or not run.rounds_are_known:
+            run.note_rounds(planned_rounds(trainer))
+        scheduled = run.fingerprint is not None and "model.lr_scheduler" in run.fingerprint.settings
+        if run.rounds == round_idx and scheduled:
+            rank_zero_warn(
+                f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started, so learning-rate "
+                "schedules over the whole training are at their end."
+            )
+        return Progress(route.turns_before(round_idx), None if run.rounds is None else route.turns_before(run.rounds))
 
     def _begin(self, round_idx: int) -> tuple[RoundPlan, frozenset[int]]:
         """Prepare a round, and return its plan and the clients that start from their own last model."""

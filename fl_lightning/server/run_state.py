@@ -51,6 +51,8 @@ class RunState:
         self.client_scores = ClientScores()
         self.totals = Totals()
         self.engine: str | None = None
+        self.rounds: int | None = None
+        self.rounds_are_known = False
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
@@ -70,6 +72,10 @@ class RunState:
         self.totals.reset()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
 
+    def note_rounds(self, rounds: int | None) -> None:
+        """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""
+        self.rounds, self.rounds_are_known = rounds, True
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {
@@ -82,6 +88,7 @@ class RunState:
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
             "engine": self.engine,
+            "rounds": [self.rounds] if self.rounds_are_known else [],
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
@@ -100,6 +107,9 @@ class RunState:
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state.get("totals", {}))
         self.engine = state.get("engine")
+        self.rounds, self.rounds_are_known = None, False
+        for rounds in state.get("rounds", []):
+            self.note_rounds(rounds)
         self._random_state = state["random_state"]
 
     def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:
@@ -148,7 +158,8 @@ class RunState:
             chosen = local["engine"] not in ENGINES
             engine = state["engine"] or local["engine"] if chosen else local["engine"]
             equal = device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine))
-            local = local | {"engine": _EQUAL if equal else engine}
+            before_progress = {"progress": "round", "optimizer_state": "fresh"}  # in checkpoints of earlier versions
+            local = before_progress | local | {"engine": _EQUAL if equal else engine}
             both.append(settings | {"federation": federation | {"local": local}})
         return both[0], both[1]
 

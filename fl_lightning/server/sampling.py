@@ -9,7 +9,7 @@ from itertools import islice
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.messages import ClientJob
+from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
@@ -34,10 +34,18 @@ class RoundPlan:
     epochs: Mapping[int, int] = field(default_factory=dict)
     slowness: Mapping[int, float] = field(default_factory=dict)
 
-    def job(self, client: int, round_idx: int, period: int = 0, pull: Pull | None = None, own_model: bool = False) -> ClientJob:
+    def job(
+        self,
+        client: int,
+        round_idx: int,
+        period: int = 0,
+        pull: Pull | None = None,
+        own_model: bool = False,
+        progress: Progress | None = None,
+    ) -> ClientJob:
         """Return one client's turn."""
         fewer, slowness = self.epochs.get(client), self.slowness.get(client, 1.0)
-        return ClientJob(client, round_idx, period, fewer, slowness, pull, own_model)
+        return ClientJob(client, round_idx, period, fewer, slowness, pull, own_model, progress)
 
 
 class ClientSampler:

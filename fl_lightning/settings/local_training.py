@@ -15,6 +15,8 @@ from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.partial_work import PartialWork
 
 Engine = Literal["trainer", "fabric", "stacked", "auto", "fastest"]
+ProgressScope = Literal["run", "round"]
+OptimizerState = Literal["fresh", "kept"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
 
 
@@ -22,7 +24,7 @@ Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf1
 class LocalTraining:
     """Configure a client's own Lightning Trainer.
 
-    Optimizer and scheduler come from the module's ``configure_optimizers``, fresh each round.
+    Optimizer and scheduler come from the module's ``configure_optimizers``, called anew each round.
 
     Args:
         engine: what trains a client; the results are the same. ``trainer`` uses a Lightning Trainer for each client;
@@ -47,6 +49,12 @@ class LocalTraining:
         limit_train_batches: share (float in (0, 1]) or number (int) of a client's batches per local epoch.
         detect_anomaly: let autograd name the operation that produced a NaN; slow.
         deterministic: use deterministic algorithms only.
+        progress: what the module's epochs, steps and schedulers count. ``run``: the whole training, so that ``current_epoch``,
+            ``global_step`` and schedulers continue over rounds, and ``trainer.max_epochs`` and
+            ``estimated_stepping_batches`` cover all rounds. A client that misses rounds is as far as if it had taken part.
+            ``round``: each round begins again at epoch and step 0.
+        optimizer_state: ``fresh`` optimizers in each round, as in the papers; or ``kept``, where each client resumes with its
+            own momentum, moments and loss scale.
         lr_decay: factor on every learning rate per round, in (0, 1]: round r trains at ``lr * lr_decay ** r``.
         proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
             and before clipping; w_t is the model that the client starts from, which on some routes is another client's.
@@ -74,6 +82,8 @@ class LocalTraining:
     limit_train_batches: int | float = 1.0
     detect_anomaly: bool = False
     deterministic: bool | None = None
+    progress: ProgressScope = "run"
+    optimizer_state: OptimizerState = "fresh"
     lr_decay: float = 1.0
     proximal_mu: float = 0.0
     threads: int | None = None
@@ -103,6 +113,9 @@ class LocalTraining:
         limit = self.limit_train_batches
         limit_ok = limit >= 1 if isinstance(limit, int) else 0 < limit <= 1
         require(limit_ok, name + "limit_train_batches", "a number of 1 or above, or a share in (0, 1]", limit)
+        scopes, states = get_args(ProgressScope), get_args(OptimizerState)
+        require(self.progress in scopes, name + "progress", f"one of {', '.join(scopes)}", self.progress)
+        require(self.optimizer_state in states, name + "optimizer_state", f"one of {', '.join(states)}", self.optimizer_state)
         require(0 < self.lr_decay <= 1, name + "lr_decay", "above 0 and at most 1", self.lr_decay)
         require(self.proximal_mu >= 0, name + "proximal_mu", "0 or above", self.proximal_mu)
         threads = self.threads

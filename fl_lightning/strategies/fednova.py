@@ -21,6 +21,7 @@ class FedNova(RunningStrategy):
     """
 
     needs_own_training = True
+    needs_fresh_optimizers = True
 
     def start_round(self, start: RoundStart) -> None:
         """Keep w_t."""

@@ -80,6 +80,7 @@ class Trained:
         rates: the sum of the learning rates over the steps; 0 if the optimizer has no rule.
         optimizer: the optimizer's name and momentum.
         seconds: the wall-clock time; clients that train side by side share it equally.
+        kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
     """
 
     job: EngineJob
@@ -91,6 +92,7 @@ class Trained:
     rates: float
     optimizer: str
     seconds: float
+    kept: Tensor | None = None
 
 
 class Engine(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError
 from fl_lightning.settings.local_training import LocalTraining
@@ -27,6 +29,7 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
     "_epoch": 0,
     "_steps": 0,
     "_time_was_read": False,
+    "_count_batches": None,
     "should_stop": False,
     "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
     "training": True,
@@ -137,6 +140,22 @@ class ClientRun:
         vars(self)["_time_was_read"] = True
         steps: int = vars(self)["_steps"]
         return steps
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Return the number of optimizer steps in the whole training, as a Trainer does.
+
+        Raises:
+            EngineError: if it is asked for before the client's batches are known.
+            ConfigurationError: if the training has no end.
+        """
+        if self._count_batches is None:
+            self.refuse("estimated_stepping_batches")
+        limit: int = self.max_steps
+        if self.max_epochs == -1:
+            return refuse_unlimited() if limit == -1 else limit
+        steps: int = math.ceil(self._count_batches() / self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        return steps if limit == -1 else min(steps, limit)
 
     def refuse(self, name: str) -> NoReturn:
         """Refuse an attribute that only a Trainer has.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule
 
 from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.functional.seeding import isolated_rng
 
 
@@ -36,6 +37,8 @@ class SequentialEngine(ABC):
             lr_decay=settings.local.lr_decay,
             deadline=settings.deadline,
             private=settings.private,
+            keeps_optimizer=settings.local.optimizer_state == "kept",
+            place=self._place,
         )
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
@@ -45,26 +48,28 @@ class SequentialEngine(ABC):
 
     def _train(self, job: EngineJob) -> Trained:
         begun = time.perf_counter()
-        self.session.begin(job)
+        plan = TurnPlan.of(job.job, self.settings.local, self.settings.fast_dev_run)
+        self.session.begin(job, plan)
         with isolated_rng(job.seed, self.settings.device):
-            steps, metrics = self._fit(job.open_data(), self._epochs(job))
+            steps, metrics = self._fit(job.open_data(), plan)
         return self.session.end(steps, metrics, begun)
 
-    def _epochs(self, job: EngineJob) -> int:
-        most = 1 if self.settings.fast_dev_run else self.settings.local.max_epochs
-        return most if job.job.epochs is None else min(job.job.epochs, most)
-
     @abstractmethod
-    def _fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+    def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         """Train one client, with :attr:`session` among the callbacks.
 
         Args:
             data: the client's examples.
-            max_epochs: the number of local epochs; -1 for no limit.
+            plan: the epochs and steps of its turn.
 
         Returns:
-            The number of optimizer steps and the metrics that the module logged.
+            The last ``global_step`` and the metrics that the module logged.
         """
+
+    @staticmethod
+    @abstractmethod
+    def _place(trainer: Any, epoch: int, step: int) -> None:
+        """Set the epoch and the optimizer step of a fit that is about to begin."""
 
     @abstractmethod
     def recover(self) -> None:

@@ -12,6 +12,8 @@ from fl_lightning.clients.engines.sequential import SequentialEngine
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.compat.lightning import continue_from
 
 
 class TrainerEngine(SequentialEngine):
@@ -41,9 +43,10 @@ class TrainerEngine(SequentialEngine):
         }
         self._trainer: Trainer | None = None
 
-    def _fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+    def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         trainer = self._next_trainer()
-        trainer.fit_loop.max_epochs = max_epochs
+        trainer.fit_loop.max_epochs = plan.max_epochs
+        trainer.fit_loop.epoch_loop.max_steps = plan.all_steps
         with quiet():
             trainer.fit(self.resident.module, datamodule=data)
         return trainer.global_step, scalar_metrics(trainer.callback_metrics)
@@ -56,6 +59,10 @@ class TrainerEngine(SequentialEngine):
         else:
             restart(self._trainer)
         return self._trainer
+
+    @staticmethod
+    def _place(trainer: Any, epoch: int, step: int) -> None:
+        continue_from(trainer, epoch, step)
 
     def recover(self) -> None:
         """Discard the Trainer, so that the next client gets a new one."""

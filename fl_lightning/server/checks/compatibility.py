@@ -56,6 +56,11 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             "of the datamodule. Set 'federation.local.full_batch' to true and 'federation.local.max_epochs' to 1, or use "
             "FedAvg."
         )
+    if strategy.needs_fresh_optimizers and local.optimizer_state == "kept":
+        raise ConfigurationError(
+            f"{type(strategy).__name__} has no rule for momentum from earlier rounds, but 'federation.local.optimizer_state' "
+            "is 'kept'. Set it to 'fresh', or use another strategy, such as FedAvg."
+        )
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
         if metric is not None:

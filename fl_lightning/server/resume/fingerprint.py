@@ -124,9 +124,7 @@ def _model(
     batches = batches_per_epoch(
         math.ceil(int(data.indices.sizes.max()) / (data.client_datasets.source.batch_size or 1)), local, False
     )
-    steps = math.ceil(batches / local.accumulate_grad_batches) * local.max_epochs
-    planned = local.max_steps if steps < 0 else min(steps, local.max_steps) if local.max_steps >= 0 else steps
-    run.note(num_training_batches=batches, estimated_stepping_batches=planned)
+    run.note(num_training_batches=batches, _count_batches=lambda: batches)
     stand_in: Any = run
     client.trainer = stand_in
     try:

@@ -40,8 +40,8 @@ TABLE: dict[str, Row] = {
         stays="privacy",
         free="threads detect_anomaly",  # a different number of threads causes a warning
         on_purpose="engine stack_size compile channels_last max_epochs max_steps precision gradient_clip_val "
-        "gradient_clip_algorithm accumulate_grad_batches limit_train_batches deterministic lr_decay proximal_mu callbacks "
-        "full_batch partial_work",
+        "gradient_clip_algorithm accumulate_grad_batches limit_train_batches deterministic progress optimizer_state lr_decay "
+        "proximal_mu callbacks full_batch partial_work",
     ),
     "PartialWork": Row(on_purpose="share stragglers"),
     "ExamplePrivacy": Row(stays="*"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -14,6 +15,7 @@ from fl_lightning.clients.engines.fabric.fit import ClientFit
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.sequential import SequentialEngine
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 
 _NOT_HERE = ("backward", "configure_gradient_clipping", "clip_gradients", "log", "log_dict")
@@ -58,14 +60,18 @@ class FabricEngine(SequentialEngine):
             torch.use_deterministic_algorithms(local.deterministic)
         self._loop: ClientFit | None = None
 
-    def _fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+    def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         if getattr(self._precision, "scaler", None) is not None:
             self._precision.scaler = torch.amp.GradScaler(self.settings.device.type)
         if self._loop is None or self.settings.local.callbacks:  # a user's callbacks are copied for each client
             callbacks = [*self.session.callbacks, *copy.deepcopy(self.settings.local.callbacks or [])]
             self._loop = ClientFit(self.resident.module, callbacks, self._precision, self.settings)
         with torch.autograd.set_detect_anomaly(self._anomalies):
-            return self._loop.fit(data, max_epochs)
+            return self._loop.fit(data, plan)
+
+    @staticmethod
+    def _place(trainer: Any, epoch: int, step: int) -> None:
+        trainer.note(_epoch=epoch, _steps=step)
 
     def recover(self) -> None:
         """Discard the loop, so that the next client gets a new one."""

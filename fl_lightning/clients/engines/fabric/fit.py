@@ -20,6 +20,7 @@ from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batch
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
@@ -47,21 +48,22 @@ class ClientFit:
         self._prepares = is_overridden("prepare_data", module)
         self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
 
-    def fit(self, data: LightningDataModule, max_epochs: int) -> tuple[int, dict[str, float]]:
+    def fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         """Train a client.
 
         Args:
             data: the client's examples.
-            max_epochs: the number of local epochs; -1 for no limit.
+            plan: the epochs and steps of its turn.
 
         Returns:
-            The number of optimizer steps and the metrics that the module logged.
+            The last ``global_step`` and the metrics that the module logged.
         """
         module, attributes = self.module, vars(self.module)
         self.run = ClientRun("fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger)
         self.recorder = LogRecorder(self._device)
-        self.run.note(max_epochs=max_epochs, callback_metrics=self.recorder.metrics)
-        self._data, self._max_epochs = data, max_epochs
+        self.run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, callback_metrics=self.recorder.metrics)
+        self.run.note(_count_batches=self._count_batches)
+        self._data, self._plan = data, plan
         self._hooks.begin(self.run, self.recorder)
         stand_in: Any = self.run
         module.trainer = data.trainer = stand_in
@@ -94,7 +96,7 @@ class ClientFit:
         loader = self._data.train_dataloader()
         if isinstance(loader, DataLoader):
             seed_workers(loader, 0)  # only after seed_everything(workers=True)
-        run.note(train_dataloader=loader, num_training_batches=batches_per_epoch(len(loader), self._local, self._fast))
+        run.note(train_dataloader=loader, num_training_batches=self._count_batches())
         if run.num_training_batches:
             torch.set_grad_enabled(True)
             self._hooks.call("on_train_start")
@@ -105,10 +107,13 @@ class ClientFit:
         self._hooks.tear_down()
 
     def _steps_done(self) -> bool:
-        return bool(0 <= self._local.max_steps <= self.run.global_step)
+        return bool(0 <= self._plan.all_steps <= self.run.global_step)
+
+    def _count_batches(self) -> int:
+        return batches_per_epoch(len(self._data.train_dataloader()), self._local, self._fast)
 
     def _done(self) -> bool:
-        epochs_done = self._max_epochs != -1 and self.run.current_epoch >= self._max_epochs
+        epochs_done = self._plan.max_epochs != -1 and self.run.current_epoch >= self._plan.max_epochs
         return self._steps_done() or epochs_done or bool(self.run.should_stop)
 
     def _epoch(self, loader: Any) -> None:

@@ -18,6 +18,8 @@ from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.step import StackedStep
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.schedules import ScheduleMover
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.settings.local_training import LocalTraining
@@ -63,6 +65,7 @@ class StackedEngine:
         self._precision.convert_module(module)
         module.to(device)
         largest = min(local.stack_size, settings.cohort or local.stack_size)
+        self._mover = ScheduleMover()
         self._step = StackedStep(module, self._precision.forward_context, largest, local.compile)
 
     def recover(self) -> None:
@@ -72,20 +75,18 @@ class StackedEngine:
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
         """Train clients stack by stack; see :meth:`Engine.fit`."""
         local, fast = self._settings.local, self._settings.fast_dev_run
-        most = 1 if fast else local.max_epochs
-        groups: dict[tuple[int, int], list[_Member]] = {}
+        groups: dict[tuple[int, TurnPlan], list[_Member]] = {}
         for job in jobs:
             data = job.open_data()
             loader: Any = data.train_dataloader()
             count = batches_per_epoch(len(loader), local, fast)
-            epochs = most if job.job.epochs is None else min(job.job.epochs, most)
-            groups.setdefault((count, epochs), []).append((job, data, loader))
-        for (count, epochs), members in groups.items():
+            groups.setdefault((count, TurnPlan.of(job.job, local, fast)), []).append((job, data, loader))
+        for (count, plan), members in groups.items():
             for begin in range(0, len(members), local.stack_size):
                 stacked, data_of, loaders = zip(*members[begin : begin + local.stack_size], strict=True)
                 self._resident.fill(self._resident.view(), None)
                 fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
-                yield from fit.run(loaders, count, epochs)
+                yield from fit.run(loaders, count, plan, self._mover)
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:
@@ -107,6 +108,7 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
             raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
     settings = {
         "callbacks": local.callbacks,
+        "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
         "detect_anomaly": local.detect_anomaly or detect_anomaly,
         "precision": precision if precision.endswith("mixed") else "",  # autocast has no effect inside vmap
     }

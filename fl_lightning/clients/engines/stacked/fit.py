@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,9 @@ from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
 from fl_lightning.clients.inner_trainer import transfer_hooks
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.session import scalar_metrics
+from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.rules.base import ClientRule, LocalStart
 
 
@@ -65,28 +68,30 @@ class StackedFit:
 
     # ---------------------------------------------------------------- the fit
 
-    def run(self, loaders: Sequence[Any], num_batches: int, epochs: int) -> list[Trained]:
+    def run(self, loaders: Sequence[Any], num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> list[Trained]:
         """Train the stack.
 
         Args:
             loaders: the clients' batches.
             num_batches: the number of batches in each client's local epoch.
-            epochs: the number of local epochs; -1 for no limit.
+            plan: the epochs and steps of the clients' turns.
+            mover: moves schedulers to the beginning of a turn.
 
         Returns:
             The results of the clients, in the order of the jobs.
         """
         with self._attached():
             for own, run in zip(self._data, self._runs, strict=True):
-                run.note(max_epochs=epochs)
+                run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, _count_batches=lambda: num_batches)
                 own.setup("fit")
             try:
-                self._start()
+                self._start(num_batches, plan, mover)
+                epoch, self._first_step = plan.first(num_batches)
                 for run in self._runs:
-                    run.note(num_training_batches=num_batches)
+                    run.note(num_training_batches=num_batches, _epoch=epoch, _steps=self._first_step)
                 self._hook("on_train_start")
-                epoch = 0
-                while num_batches and (epochs == -1 or epoch < epochs) and not self._steps_done():
+                last = math.inf if plan.epochs == -1 else epoch + plan.epochs
+                while num_batches and epoch < last and not self._steps_done():
                     self._epoch(loaders, num_batches, epoch)
                     epoch += 1
                 for hook in ("on_train_end", "on_fit_end"):
@@ -109,14 +114,16 @@ class StackedFit:
         finally:
             attributes.pop("log", None)
 
-    def _start(self) -> None:
+    def _start(self, num_batches: int, plan: TurnPlan, mover: ScheduleMover) -> None:
         self._hook("on_fit_start")
         optimizers, configs = configured_optimizers(self._module)
+        if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
+            mover.move(optimizers, configs, plan, num_batches, lambda config, epoch: config.scheduler.step())
         named = dict(self._module.named_parameters())
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
         decay = self._local.lr_decay ** self._jobs[0].job.round_idx
         mu = sum(rule.strength(None) for rule in self._settings.rules)
-        self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu)
+        self._optimizer = StackedOptimizer(optimizers, configs, stacked, decay, mu, by_reference=plan.progress is not None)
         steps_on = {id(tensor) for tensor in self._optimizer.tensors}
         self._stepped = {name for name, tensor in self._stack.parameters.items() if id(tensor) in steps_on}
         for run in self._runs:
@@ -217,7 +224,7 @@ class StackedFit:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
         for run in self._runs:
-            run.note(_steps=self._optimizer.num_steps)
+            run.note(_steps=self._first_step + self._optimizer.num_steps)
 
     def _end_epoch(self, notes: list[list[Any]]) -> None:
         """Replay each client's logs and metric updates, and let the module end the epoch."""

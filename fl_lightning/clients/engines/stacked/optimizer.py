@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from fl_lightning.clients.session import scale_rates
+from fl_lightning.clients.schedules import scale_rates
 from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
 from fl_lightning.errors import EngineError
 from fl_lightning.functional.local_steps import StepCoefficients
@@ -39,6 +39,7 @@ class StackedOptimizer:
         stacked: the stacked tensor of each parameter, by the parameter's id.
         decay: the factor on the learning rates in this round.
         mu: the strength of the proximal terms, which FedNova's ||a_k|| includes.
+        by_reference: whether FedNova's steps count in proportion to the configured rate.
 
     Raises:
         EngineError: if the optimizer or a scheduler cannot be stacked.
@@ -51,6 +52,7 @@ class StackedOptimizer:
         stacked: Mapping[int, Tensor],
         decay: float,
         mu: float,
+        by_reference: bool = False,
     ) -> None:
         if len(optimizers) != 1 or type(optimizers[0]) not in ELEMENTWISE:
             names = " and ".join(type(optimizer).__name__ for optimizer in optimizers) or "no optimizer"
@@ -78,6 +80,9 @@ class StackedOptimizer:
         count_as_stepped(self.own)  # it never steps, and its scheduler would warn about that
         self._mu = mu
         self._steps: StepCoefficients | None = StepCoefficients()
+        if by_reference:
+            group = self.own.param_groups[0]
+            self._steps.reference = float(group.get("initial_lr", group["lr"]))
         self.words = describe(self.own)
         self.num_steps = 0
 

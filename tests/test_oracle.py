@@ -1,0 +1,110 @@
+"""A federation of one client is plain Lightning training over all epochs of all rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_runs import optimized, scheduled, variant
+from federations import Plain
+from plain_training import distance_from_plain
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam
+from torch.optim import lr_scheduler as schedules
+
+ENGINES = ("trainer", "fabric", "stacked")
+SEQUENTIAL = ("trainer", "fabric")
+
+
+class Normalised(Plain):
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+
+
+class Dropping(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3))
+
+
+class TwoOptimizers(Plain):
+    """Optimizes manually, its parts with optimizers of their own, and steps a schedule itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        first, second = Adam(self.net[0].parameters(), lr=0.02), SGD(self.net[2].parameters(), lr=0.1, momentum=0.9)
+        return [first, second], [schedules.ExponentialLR(second, 0.9)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(loss)
+        first.step()
+        if self.global_step % 3:
+            second.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+
+
+def one_cycle(self: Any) -> Any:
+    optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
+    steps = int(self.trainer.estimated_stepping_batches)
+    schedule = schedules.OneCycleLR(optimizer, max_lr=0.5, total_steps=steps)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def over_all_epochs(self: Any) -> Any:
+    optimizer = Adam(self.parameters(), lr=0.1)
+    return [optimizer], [schedules.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
+
+
+def annealed(self: Any, batch: Any, batch_idx: int) -> Any:
+    """As scvi weighs its KL term: by the epoch and the step of the whole training."""
+    weight = self.current_epoch / self.trainer.max_epochs + 0.01 * self.global_step
+    return F.cross_entropy(self(batch[0]), batch[1]) * (1 + weight)
+
+
+def warm_up(optimizer: Any) -> Any:
+    first, then = schedules.LinearLR(optimizer, 0.1, total_iters=7), schedules.ExponentialLR(optimizer, 0.95)
+    return schedules.SequentialLR(optimizer, [first, then], milestones=[7])
+
+
+def plateau(self: Any) -> Any:
+    optimizer = SGD(self.parameters(), lr=0.5)
+    schedule = schedules.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train_loss_epoch"}}
+
+
+MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
+    "SGD": (Plain, ENGINES, {}),
+    "momentum": (optimized(lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True)), SEQUENTIAL, {}),
+    "Adam": (optimized(lambda p: Adam(p, lr=0.05, amsgrad=True)), SEQUENTIAL, {}),
+    "BatchNorm": (Normalised, ENGINES, {}),
+    "dropout": (Dropping, SEQUENTIAL, {}),
+    "two optimizers": (TwoOptimizers, ("trainer",), {}),
+    "clipping": (Plain, ENGINES, {"gradient_clip_val": 0.3}),
+    "accumulation": (Plain, ENGINES, {"accumulate_grad_batches": 3}),
+    "few batches": (Plain, ENGINES, {"limit_train_batches": 3}),
+    "OneCycle": (variant(configure_optimizers=one_cycle), SEQUENTIAL, {"accumulate_grad_batches": 2}),
+    "cosine over all epochs": (variant(configure_optimizers=over_all_epochs), SEQUENTIAL, {}),
+    "warm-up": (scheduled(warm_up, interval="step"), ENGINES, {}),
+    "every second epoch": (scheduled(lambda o: schedules.ExponentialLR(o, 0.5), frequency=2), ENGINES, {"max_epochs": 3}),
+    "restarts": (scheduled(lambda o: schedules.CosineAnnealingWarmRestarts(o, 3), interval="step", frequency=2), ENGINES, {}),
+    "plateau": (variant(configure_optimizers=plateau), SEQUENTIAL, {}),
+    "annealed by epoch and step": (variant(training_step=annealed), ENGINES, {}),
+}
+CASES = [(name, engine) for name, (_, engines, _) in MODULES.items() for engine in engines]
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES, ids=[f"{name}, {engine}" for name, engine in CASES])
+def test_one_client_is_plain_training(name, engine):
+    make, _, local = MODULES[name]
+    kept = {} if engine in SEQUENTIAL else {"optimizer_state": "fresh"}  # plain SGD has no state
+    epochs = local.get("max_epochs", 2)
+    assert distance_from_plain(make, engine, epochs=epochs, **{**local, **kept}) < 1e-12

@@ -1,0 +1,312 @@
+"""Epochs, steps and schedules of clients continue over rounds, also for clients that miss some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_runs import optimized, scheduled
+from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.optim import LBFGS, SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
+
+from fl_lightning import (
+    ClientEvaluation,
+    ConfigurationError,
+    Faults,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedNova,
+    LocalTraining,
+    RingFed,
+    Scaffold,
+    WarmStart,
+)
+from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.errors import CheckpointError, EngineError
+from fl_lightning.functional.local_steps import StepCoefficients, control_change
+from fl_lightning.messages import Progress
+from fl_lightning.routes import ServerRoute
+
+SIZES = (15, 50)
+"""With batches of 5, 3 and 10 steps an epoch."""
+SEEN: list[tuple[Any, ...]] = []
+
+
+class Recording(Plain):
+    """Notes, at each step, the client's number of batches, its place and its learning rate."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        limits = self.trainer.max_epochs, self.trainer.num_training_batches
+        SEEN.append((limits[1], self.current_epoch, self.global_step, rate, limits[0]))
+        return super().training_step(batch, batch_idx)
+
+
+class Cycled(Recording):
+    """One cycle over the whole training: from 0.5 up to 1, down to 0.4, both in straight lines."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.5)
+        shape = {"pct_start": 0.5, "anneal_strategy": "linear", "div_factor": 2, "final_div_factor": 1.25}
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = OneCycleLR(optimizer, 1.0, steps, cycle_momentum=False, **shape)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def recorded(make: Any, **config: Any) -> Any:
+    """A module with a schedule over a rate of 0.5, given its optimizer, that notes its steps."""
+    return type("Recorded", (Recording,), {"configure_optimizers": scheduled(make, **config).configure_optimizers})
+
+
+RATES = {
+    3: [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4],  # 4 rounds of 3 steps
+    10: [*np.linspace(0.5, 1.0, 20), *np.linspace(1.0, 0.4, 21)[1:]],  # 4 rounds of 10 steps
+}
+
+
+class Cohorts(FederationCallback):
+    def __init__(self) -> None:
+        self.of: dict[int, int] = {}
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, clients: Any) -> None:
+        (self.of[round_idx],) = clients
+
+
+class StopsAfter(Callback):
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
+
+
+def by_hand(cohorts: dict[int, int]) -> list[tuple[Any, ...]]:
+    """What each step of rounds of one local epoch must see."""
+    expected = []
+    for round_idx, client in sorted(cohorts.items()):
+        batches = (3, 10)[client]
+        for step in range(batches * round_idx, batches * (round_idx + 1)):
+            expected.append((batches, round_idx, step, pytest.approx(RATES[batches][step]), 4))
+    return expected
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_each_step_of_unequal_clients_that_miss_rounds(engine, tmp_path):
+    """One of two clients a round; the run is interrupted in the middle and resumed."""
+    SEEN.clear()
+    cohorts = Cohorts()
+    parts: dict[str, Any] = {"data": Blobs(sum(SIZES)), "partitioner": Consecutive(SIZES), "clients_per_round": 1, "seed": 3}
+    parts["local"] = LocalTraining(engine=engine)
+    torch.manual_seed(5)
+    module = Cycled()
+    federate(module, 4, cohorts, **parts)
+    assert by_hand(cohorts.of) == SEEN
+    assert set(cohorts.of.values()) == {0, 1}
+
+    SEEN.clear()
+    torch.manual_seed(5)
+    flags = {"enable_checkpointing": True}
+    federate(Cycled(), 4, cohorts, every_round(tmp_path), StopsAfter(2), flags=flags, **parts)
+    assert by_hand({0: cohorts.of[0], 1: cohorts.of[1]}) == SEEN
+    resumed = Cycled()
+    federate(resumed, 4, cohorts, ckpt_path=str(tmp_path / "last.ckpt"), **parts)
+    assert by_hand(cohorts.of) == SEEN
+    assert same_bits(weights(resumed), weights(module))
+
+
+def test_each_round_on_its_own():
+    """As before, on request: every round begins at 0 and sees its own steps only."""
+    SEEN.clear()
+    local = LocalTraining(progress="round", max_epochs=4)
+    federate(Cycled(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=local)
+    once = [(3, step // 3, step, pytest.approx(rate), 4) for step, rate in enumerate(RATES[3])]
+    assert [*once, *once] == SEEN
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_turn_of_several_epochs_and_a_straggler(engine):
+    """A client that does 1 of 2 epochs begins its next turn where the others do."""
+    SEEN.clear()
+    plan = TurnPlan(epochs=1, whole_epochs=2, progress=Progress(3, 5))
+    assert plan.first(4) == (6, 24)
+    assert (plan.max_epochs, plan.all_steps) == (10, -1)
+    make = recorded(lambda o: ExponentialLR(o, 0.5))
+    federate(make(), 3, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(engine=engine, max_epochs=2))
+    places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
+    assert places == [(step // 3, step, 0.5 * 0.5 ** (step // 3)) for step in range(18)]
+
+
+def test_limited_steps():
+    """A turn of 4 steps of 3 batches an epoch: its second epoch ends early, and its schedule of epochs does not see it."""
+    SEEN.clear()
+    make = recorded(lambda o: ExponentialLR(o, 0.5))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(max_epochs=-1, max_steps=4))
+    places = [(epoch, step, rate) for _, epoch, step, rate, _ in SEEN]
+    first = [(0, 0, 0.5), (0, 1, 0.5), (0, 2, 0.5), (1, 3, 0.25)]
+    assert places == [*first, (2, 4, 0.25), (2, 5, 0.25), (2, 6, 0.25), (3, 7, 0.125)]
+
+
+def test_periods():
+    """On a route of two periods, a round is two turns; a warm start's rounds are one."""
+    SEEN.clear()
+    make = recorded(lambda o: ExponentialLR(o, 0.5))
+    federate(make(), 2, data=Blobs(12), partitioner=Consecutive([12]), local=LocalTraining(), route=RingFed(2))
+    assert [(epoch, rate, most) for _, epoch, _, rate, most in SEEN[::3]] == [(e, 0.5 * 0.5**e, 4) for e in range(4)]
+    route = WarmStart(3, RingFed(2))
+    assert [route.turns_before(r) for r in range(6)] == [0, 1, 2, 3, 5, 7]
+    assert ServerRoute().turns_before(7) == 7
+
+
+def test_decay_comes_on_top():
+    SEEN.clear()
+    make = recorded(lambda o: ExponentialLR(o, 0.5))
+    federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining(lr_decay=0.9))
+    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * 0.45**r) for r in range(3)]
+
+
+class Counting(ExponentialLR):
+    steps = 0
+
+    def step(self, *args: Any) -> None:
+        type(self).steps += 1
+        super().step(*args)
+
+
+def test_a_round_does_not_repeat_all_earlier_ones():
+    """Schedules are moved from where they were, whatever the round, and once for clients of the same length."""
+    each = []
+    for rounds in (3, 6, 9):
+        Counting.steps = 0
+        make = scheduled(lambda o: Counting(o, 0.99), interval="step")
+        federate(make(), rounds, data=Blobs(40), partitioner=Consecutive([10] * 4), local=LocalTraining())
+        each.append(Counting.steps)
+    assert each[2] - each[1] == each[1] - each[0]
+
+
+def test_an_own_way_to_step_a_schedule_sees_the_epoch():
+    def lr_scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
+        scheduler.step(epoch=self.current_epoch + 1)  # as timm's schedulers want
+
+    make = recorded(lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch)))
+    make.lr_scheduler_step = lr_scheduler_step
+    SEEN.clear()
+    with pytest.warns(UserWarning, match="epoch parameter"):
+        federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining())
+    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 / (1 + r)) for r in range(3)]
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_training_without_an_end_has_no_estimate():
+    for engine in ("trainer", "fabric"):
+        with pytest.raises(ConfigurationError, match=r"'trainer.max_epochs' is -1, so the training has no end"):
+            federate(Cycled(), -1, local=LocalTraining(engine=engine))
+
+
+@pytest.mark.parametrize(
+    ("make", "parts", "error", "message"),
+    [
+        (Plain, {"strategy": FedNova()}, ConfigurationError, "FedNova has no rule for momentum from earlier rounds"),
+        (Plain, {"engine": "stacked"}, EngineError, r"'federation.local.optimizer_state' \(kept\)"),
+        (optimized(lambda p: LBFGS(p)), {}, ConfigurationError, "LBFGS keeps a list"),
+    ],
+)
+def test_optimizers_that_cannot_be_kept(make, parts, error, message):
+    engine = parts.pop("engine", "trainer")
+    with pytest.raises(error, match=message):
+        federate(make(), 2, local=LocalTraining(engine=engine, optimizer_state="kept"), **parts)
+
+
+@pytest.mark.parametrize("setting", ["progress", "optimizer_state"])
+def test_wrong_values(setting):
+    with pytest.raises(ConfigurationError, match=f"'federation.local.{setting}' must be one of"):
+        LocalTraining(**{setting: "yes"})
+
+
+def test_checkpoints_of_earlier_versions_resume_round_by_round(tmp_path):
+    make = scheduled(lambda o: CosineAnnealingLR(o, 4))
+    flags = {"enable_checkpointing": True}
+    old = LocalTraining(progress="round")
+    federate(make(), 2, every_round(tmp_path), flags=flags, local=old)
+    path = str(tmp_path / "last.ckpt")
+    checkpoint = torch.load(path, weights_only=True)
+    (key,) = [name for name in checkpoint["callbacks"] if "Orchestrator" in name]
+    state = checkpoint["callbacks"][key]
+    del state["rounds"]
+    for name in ("progress", "optimizer_state"):
+        del state["settings"]["federation"]["local"][name]
+    torch.save(checkpoint, path)
+    with pytest.raises(CheckpointError, match=r"'federation.local.progress' 'round', but this run has 'run'"):
+        federate(make(), 3, ckpt_path=path, local=LocalTraining())
+    assert federate(make(), 3, ckpt_path=path, local=old).global_step == 3
+
+
+# ---------------------------------------------------------------- kept state
+
+
+def memory_of(folder: Path) -> dict[int, Tensor]:
+    """What each client has packed in the last checkpoint."""
+    callbacks = torch.load(folder / "last.ckpt", weights_only=True)["callbacks"]
+    (state,) = (own for name, own in callbacks.items() if "Orchestrator" in name)
+    return {client: kept["training"] for client, kept in state["memory"].items()}
+
+
+class Breaks(Plain):
+    """The update of the client with 4 batches is not a number in round 1."""
+
+    def on_train_end(self) -> None:
+        if self.trainer.num_training_batches == 4 and self.current_epoch == 4:
+            with torch.no_grad():
+                self.net[0].weight.fill_(torch.nan)
+
+
+def test_a_rejected_turn_does_not_move_what_the_client_keeps(tmp_path):
+    """Client 1 fails in round 1, and keeps the momentum of round 0."""
+    local, found = LocalTraining(optimizer_state="kept", max_epochs=2), []
+    for rounds in (1, 2):
+        torch.manual_seed(2)
+        parts: dict[str, Any] = {"faults": Faults("skip"), "flags": {"enable_checkpointing": True}, "local": local}
+        federate(Breaks(momentum=0.9), rounds, every_round(tmp_path / str(rounds)), **parts)
+        found.append(memory_of(tmp_path / str(rounds)))
+    assert [torch.equal(found[0][k], found[1][k]) for k in range(3)] == [False, True, False]
+
+
+def test_fine_tuning_leaves_what_clients_keep_alone(tmp_path):
+    found = []
+    for evaluation in (ClientEvaluation(), ClientEvaluation(1, "val_acc", personal_epochs=2, compare_alone=True)):
+        torch.manual_seed(2)
+        folder = tmp_path / str(len(found))
+        federation = FederatedOrchestrator(local=LocalTraining(optimizer_state="kept"), client_evaluation=evaluation)
+        run = trainer(2, federation, every_round(folder), enable_checkpointing=True)
+        run.fit(Plain(momentum=0.9), FederatedDataModule(Blobs(), Consecutive(), client_test=0.3))
+        found.append(federation._run.memory.state_dict())
+    assert found[0].keys() == found[1].keys() == {0, 1, 2}
+    assert all(torch.equal(found[0][k]["training"], found[1][k]["training"]) for k in range(3))
+
+
+# ---------------------------------------------------------------- rates in FedNova and SCAFFOLD
+
+
+def test_fednova_counts_steps_by_the_configured_rate():
+    """At a tenth and at half of the configured rate, two steps are worth 0.6 of one."""
+    steps = StepCoefficients(reference=0.5)
+    steps.step(0.05)
+    steps.step(0.25)
+    assert steps.normalizer == pytest.approx(0.6)
+
+
+def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
+    end = torch.tensor([1.0 + 1e-7])
+    assert control_change(torch.ones(1), [torch.ones(1)], end, 1e-9) == 0
+    make = scheduled(lambda o: LambdaLR(o, lambda step: step / 10), interval="step")
+    module = make()
+    federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
+    assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
