@@ -24,10 +24,12 @@ class ModelLayout:
         trained: whether each parameter is trained, in the module's order.
         modes: whether each submodule is in training mode and, for BatchNorm, tracks its statistics (None for other modules),
             by name.
+        moving: the names of frozen tensors that clients' training has changed, in order.
     """
 
     trained: tuple[bool, ...]
     modes: Mapping[str, tuple[bool, bool | None]]
+    moving: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

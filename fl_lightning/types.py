@@ -17,13 +17,20 @@ class Snapshot:
     Attributes:
         vector: the parameters, then the floating-point buffers, shape (d,).
         counters: the integer and boolean buffers, int64, shape (c,).
+        moved: the frozen tensors that differ from the global model's, by name: targets that follow the trained network.
         version: an object that identifies these tensors in this process, so that a module that contains them does not load them
             again.
     """
 
     vector: Tensor
     counters: Tensor
+    moved: Mapping[str, Tensor] = field(default_factory=dict)
     version: object = field(default_factory=object, compare=False, repr=False)
+
+    def to(self, device: torch.device | str) -> Snapshot:
+        """Return a copy on a device, which no resident module contains."""
+        moved = {name: tensor.to(device) for name, tensor in self.moved.items()}
+        return Snapshot(self.vector.to(device), self.counters.to(device), moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +159,11 @@ class ClientUpdate:
 
     def with_state(self, state: Tensor) -> ClientUpdate:
         """Return the update with another state, shape (d,)."""
-        return replace(self, model=Snapshot(state, self.snapshot.counters))
+        return replace(self, model=Snapshot(state, self.snapshot.counters, self.snapshot.moved))
 
     def to(self, device: torch.device | str) -> ClientUpdate:
         """Return the update with its tensors on a device; no resident module contains this copy."""
-        model = None if self.model is None else Snapshot(self.model.vector.to(device), self.model.counters.to(device))
+        model = None if self.model is None else self.model.to(device)
         return replace(self, model=model, extras={name: tensor.to(device) for name, tensor in self.extras.items()})
 
     def after(self, earlier: ClientUpdate) -> ClientUpdate:

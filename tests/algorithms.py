@@ -84,6 +84,22 @@ class Scheduled(Plain):
         return [optimizer], [over_steps, {"scheduler": plateau, "monitor": "train_loss_epoch"}]
 
 
+class Following(Plain):
+    """A target follows the network, at clients with three batches or more, and another is in evaluation mode."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.target = torch.nn.Linear(4, 8).requires_grad_(False)
+        self.resting = torch.nn.Linear(4, 8).requires_grad_(False).eval()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.trainer.num_training_batches >= 3:
+            for target in (self.target, self.resting):
+                for own, followed in zip(target.parameters(), self.net[0].parameters(), strict=True):
+                    own.data = own.data * 0.9 + followed.data * 0.1
+        return super().training_step(batch, batch_idx)
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -118,6 +134,8 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "momentum": 0.9,
         "route": RingFed(2, 0.8),
     },
+    "moving targets": lambda: {"module": Following, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
+    "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
     "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
     "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
     "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},

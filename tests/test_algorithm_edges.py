@@ -206,11 +206,12 @@ class Still(Plain):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def test_fednova_counts_steps_in_proportion_to_their_rates():
+@pytest.mark.parametrize("progress", ["round", "run"])
+def test_fednova_counts_steps_in_proportion_to_their_rates(progress):
     updates = Updates()
-    federate(WarmUp(), 1, updates, strategy=FedNova())
-    # rates 0, 1, .. tau - 1 quarters of 0.1; the largest counts as one step
-    expected = [sum(range(tau)) / (tau - 1) for tau in (4, 8, 6)]
+    federate(WarmUp(), 1, updates, strategy=FedNova(), local=LocalTraining(max_epochs=2, progress=progress))
+    # rates 0, 1, .. tau - 1 quarters of 0.1; in a round, the largest counts as one step, and in a run 0.1
+    expected = [sum(range(tau)) / (tau - 1 if progress == "round" else 4) for tau in (4, 8, 6)]
     assert [u.normalizer for u in updates.rounds[0]] == pytest.approx(expected)
 
 

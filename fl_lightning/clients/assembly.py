@@ -127,6 +127,7 @@ class ClientAssembly:
             in_place: whether to change the clients' stored tensors in place, which is safe if no round is ever undone.
         """
         settings, place = self._settings, self._place
+        name_of = getattr(self._data, "client_name", str)  # a site does not know its name
         outbox = Outbox(
             attackers=settings.attackers,
             transforms=settings.transforms,
@@ -153,6 +154,7 @@ class ClientAssembly:
             faults=settings.faults,
             in_place=in_place and not settings.faults.skips,
             listener=self._listener,
+            name_of=name_of,
         )
         return ClientRuntime(
             resident=self.resident,
@@ -163,6 +165,7 @@ class ClientAssembly:
             evaluators=evaluators,
             private=self._private,
             alone=self._alone_for,
+            name_of=name_of,
         )
 
     @property

@@ -48,6 +48,7 @@ class ChainTrainer:
         faults: how often to retry a failed client, and whether to continue the round without it.
         in_place: whether to change the clients' stored tensors in place, which is safe if no update or round is ever undone.
         listener: the functions to call while clients train.
+        name_of: returns the name of a client.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class ChainTrainer:
         faults: Faults,
         in_place: bool,
         listener: Listener,
+        name_of: Callable[[int], str] = str,
     ) -> None:
+        self._name_of = name_of
         self._trainer, self._memory, self._evaluators, self._faults = trainer, memory, evaluators, faults
         self._in_place, self._listener = in_place, listener
         self._before: dict[int, Kept | StoredState] = {}  # client state before updates that may still be rejected
@@ -203,7 +206,7 @@ class ChainTrainer:
         """Return a client's failure if the policy allows the round to continue; otherwise raise the error."""
         if not self._skips(error):
             if hasattr(error, "add_note"):  # not in Python 3.10
-                error.add_note(f"In round {job.round_idx}, client {job.client}.")
+                error.add_note(f"In round {job.round_idx}, client {self._name_of(job.client)}.")
             raise error
         if job.client in self._before:
             self._memory.restore(job.client, self._before.pop(job.client))

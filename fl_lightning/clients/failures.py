@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import NoReturn
 
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -28,6 +30,22 @@ def describe(error: Exception) -> str:
     return text if isinstance(error, ClientError) else f"{type(error).__name__}: {text}"
 
 
+def refuse_moved(moved: Iterable[str], what: str) -> NoReturn:
+    """Refuse frozen tensors that training has changed.
+
+    Args:
+        moved: their names.
+        what: the setting that does not support them.
+
+    Raises:
+        ConfigurationError: always.
+    """
+    raise ConfigurationError(
+        f"Training changes '{next(iter(moved))}', which has no gradient (requires_grad=False), as a target that follows the "
+        f"network does, but {what} does not cover such tensors. Remove it, or keep them from changing."
+    )
+
+
 _SMALL = 2**16
 """The largest number of parameters of a model that is compared as one vector."""
 
@@ -38,9 +56,11 @@ class UpdateCheck:
     Args:
         state: a view of any copy of the module, of which only the layout is read.
         server: the global model of the round.
+        name_of: returns the name of a client.
     """
 
-    def __init__(self, state: ModelState, server: ServerModel) -> None:
+    def __init__(self, state: ModelState, server: ServerModel, name_of: Callable[[int], str] = str) -> None:
+        self._name_of = name_of
         self._names = state.names()
         self._server, self._size = server, state.size
         self.num_parameters = state.num_parameters
@@ -68,13 +88,16 @@ class UpdateCheck:
         Raises:
             ClientError: if the loss or the new weights are not finite, or if the weights are too large or have another shape.
         """
-        who = f"Client {update.client} (of {update.num_examples} examples) in round {update.round_idx}"
+        who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
         state, largest = update.snapshot.vector, self._server.largest
         if state.shape != (self._size,) or not state.is_floating_point():
             raise ClientError(
                 f"{who}: it sent {state.dtype} of shape {tuple(state.shape)}, but the model has {self._size} weights. Do not "
                 "change the network's layers in 'training_step' or in callbacks."
             )
+        for name, tensor in update.snapshot.moved.items():
+            if tensor.is_floating_point() and not math.isfinite(magnitude(tensor)):
+                raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
         moved = distance(self._parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)
         if self._server.tolerates_broken:

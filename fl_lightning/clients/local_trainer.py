@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
+from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.kept_training import NAME
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.private_steps import PrivateSteps
@@ -89,6 +90,10 @@ class LocalTrainer:
         job = trained.job.job
         self._unkept[job.client] = trained.kept
         down, up = self._message_sizes()
+        moved = trained.model.moved
+        if moved and self._private is not None:
+            refuse_moved(moved, "'federation.local.privacy'")
+        up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
         extras = self._extras(trained)
         sent_along = self._resident.server.broadcast.values() if extras else ()
         width = trained.model.vector.element_size()

@@ -13,6 +13,8 @@ from fl_lightning.clients.kept_training import NAME
 from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
 from fl_lightning.types import Snapshot
 
+_MOVED = "moved "
+
 
 class ClientMemory:
     """Hold every client's state on every rank, updated after each round, so that any rank can train any client next.
@@ -37,11 +39,13 @@ class ClientMemory:
     def last_model(self, client: int) -> Snapshot | None:
         """Return the model that a client has stored; None if it has none."""
         kept = self.kept(client)
-        return Snapshot(kept["vector"], kept["counters"]) if "vector" in kept else None
+        moved = {name.removeprefix(_MOVED): tensor for name, tensor in kept.items() if name.startswith(_MOVED)}
+        return Snapshot(kept["vector"], kept["counters"], moved) if "vector" in kept else None
 
     def keep_model(self, client: int, model: Snapshot) -> None:
         """Store the model that a client trained."""
-        self.put(client, vector=model.vector, counters=model.counters)
+        moved = {_MOVED + name: tensor for name, tensor in model.moved.items()}
+        self.put(client, vector=model.vector, counters=model.counters, **moved)
 
     def vectors(self) -> Iterator[tuple[str, int]]:
         """Yield the name and length of stored tensors that may cover all parameters of a model."""
@@ -49,7 +53,9 @@ class ClientMemory:
             shapes: Mapping[str, Sequence[int]]
             shapes = kept.shapes if isinstance(kept, StoredState) else {name: tensor.shape for name, tensor in kept.items()}
             yield from (
-                (name, shape[0]) for name, shape in shapes.items() if len(shape) == 1 and name not in ("counters", NAME)
+                (name, shape[0])
+                for name, shape in shapes.items()
+                if len(shape) == 1 and name not in ("counters", NAME) and not name.startswith(_MOVED)
             )
 
     def former_scores(self) -> dict[int, float]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.attacks.models import Crowd, ModelAttack
-from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.failures import UpdateCheck, refuse_moved
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
@@ -96,6 +96,8 @@ class Outbox:
         Raises:
             ClientError: if it cannot be aggregated.
         """
+        if update.snapshot.moved and (self._transforms or self._attack is not None):
+            refuse_moved(update.snapshot.moved, _names(self._transforms, self._attack))
         if self.acts_together:
             change = self._change(update)
             if float(change.abs().max()) < _ORDINARY:  # false for NaN: attackers learn nothing from a broken model
@@ -155,3 +157,7 @@ class Outbox:
         state = update.snapshot.vector
         moved = (self._start + change.to(self._start)).to(state)
         return self._check(update.with_state(torch.cat([moved, state[self._size :]])))
+
+
+def _names(transforms: Sequence[Transform], attack: ModelAttack | None) -> str:
+    return " and ".join(type(part).__name__ for part in (*transforms, *([] if attack is None else [attack])))

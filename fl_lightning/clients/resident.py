@@ -82,5 +82,7 @@ class ResidentModel:
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise."""
         model = state.snapshot()
+        moved = state.moved(self.server.tensors)
+        model = replace(model, moved=moved) if moved else model
         self._content = model.version
         return model

@@ -36,6 +36,7 @@ class ClientRuntime:
         private: the callback that makes the clients' steps private, or None.
         alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
             epochs, or None for the number in the settings.
+        name_of: returns the name of a client.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class ClientRuntime:
         evaluators: ClientEvaluators,
         private: PrivateSteps | None,
         alone: Callable[[int | None], LocalTrainer],
+        name_of: Callable[[int], str] = str,
     ) -> None:
+        self._name_of = name_of
         self.resident, self.trainer, self.memory, self.outbox = resident, trainer, memory, outbox
         self._chains, self._evaluators, self._private, self._alone = chains, evaluators, private, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
@@ -72,7 +75,7 @@ class ClientRuntime:
             ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         if self._check is None:
-            self._check = UpdateCheck(self.resident.view(), self.resident.server)
+            self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of)
             self.outbox.begin(self.resident.server.round_idx, self._check)
             self._held = []
         for order, updates, failures in self._chains.train(orders, self._check):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import labels_at_hand, read_labels
@@ -77,6 +78,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
         require(feature_noise >= 0, "data.feature_noise", "0 or above", feature_noise)
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
+        if isinstance(datamodule, ClientSets):
+            require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
         self.datamodule, self.partitioner = datamodule, partitioner
         self.client_validation, self.client_test = client_validation, client_test
         self.server_set, self.memory_limit = server_set, memory_limit
@@ -92,6 +95,49 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         for hook in TRANSFER_HOOKS:
             if is_overridden(hook, datamodule, LightningDataModule):
                 vars(self)[hook] = unless_round(getattr(datamodule, hook))
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Mapping[str, Any],
+        val: Any = None,
+        test: Any = None,
+        *,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **settings: Any,
+    ) -> FederatedDataModule:
+        """Return the data of clients that each have a dataset of their own.
+
+        Clients are numbered in the order of their sorted names, which tables and messages show.
+
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> sites = {name: TensorDataset(torch.randn(8, 2), torch.arange(8) % 2) for name in ("b", "a")}
+        >>> data = FederatedDataModule.from_clients(sites, val=sites["a"], batch_size=4)
+        >>> data.setup("fit")
+        >>> data.num_clients, data.client_name(0)
+        (2, 'a')
+
+        Args:
+            clients: each client's training examples by name: a map-style dataset, a DataLoader, or a LightningDataModule, whose
+                validation and test loaders are then the client's own sets. Loaders must have the same settings.
+            val: the server's validation set, a dataset or DataLoader; or each client's own by name, whose union is then the
+                server's.
+            test: the same for the test set.
+            batch_size: the examples per batch, >= 1, for clients given as datasets.
+            shuffle: whether they shuffle their training examples.
+            num_workers: the worker processes that read them, >= 0.
+            collate_fn: the function that makes a batch of examples; torch's by default.
+            settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
+
+        Raises:
+            ConfigurationError: if a value is outside its range, or validation sets do not belong to the clients.
+        """
+        sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
+        return cls(sets, OwnSets(sets), **settings)
 
     def __getattr__(self, name: str) -> Any:
         """Return attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
@@ -138,6 +184,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Return the client's domain or the value of its column, if it has one, otherwise its number."""
         return str(client) if self.indices.names is None else self.indices.names[client]
 
+    def clients_hold(self, part: Literal["validation", "test"]) -> bool:
+        """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
+        own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
+        return own or (self.client_validation if part == "validation" else self.client_test) > 0
+
     @property
     def has_validation_set(self) -> bool:
         """Return whether the server has validation data."""
@@ -180,6 +231,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         shares = {"validation": self.client_validation, "test": self.client_test}
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(len(dataset), splitter(partitioner, dataset, labels), known, shares, self.public_share, seed)
+        if isinstance(self.datamodule, ClientSets):
+            division = self.datamodule.with_own_sets(division, shares)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
         return ClientDatasets(division, source, known, noise, self.rebalancing)
 

@@ -8,10 +8,15 @@ from torch import Tensor, nn
 
 def constant_modules(module: nn.Module) -> set[int]:
     """Return the ids of the modules inside parts that never change: declared ones, and frozen ones in evaluation mode."""
-    declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
     resting = [part for part in module.modules() if part is not module and _rests(part)]
+    return declared_constant(module) | {id(inner) for part in resting for inner in part.modules()}
+
+
+def declared_constant(module: nn.Module) -> set[int]:
+    """Return the ids of the modules inside ``constant_parts``, without parts that have a trainable parameter."""
+    declared = [getattr(owner, name) for owner in module.modules() for name in getattr(owner, "constant_parts", ())]
     frozen = [part for part in declared if not any(parameter.requires_grad for parameter in part.parameters())]
-    return {id(inner) for part in (*frozen, *resting) for inner in part.modules()}
+    return {id(inner) for part in frozen for inner in part.modules()}
 
 
 def _rests(part: nn.Module) -> bool:

@@ -8,9 +8,10 @@ buffers owned by the server            sent to the clients, never aggregated (``
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
-frozen parameters                      the server's stay unchanged: copied to the clients, neither sent nor aggregated
-frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated
-and ``constant_parts``
+frozen parameters                      copied to the clients; those that a client's training changes, such as a target
+                                       that follows the network, are averaged with the same weights and set, not stepped
+frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated,
+and ``constant_parts``                 unless training changes them, which is an error in ``constant_parts``
 =====================================  =======================================================================
 
 A submodule declares server-owned buffers by an attribute ``server_buffers``, a tuple of their names, and children that
@@ -21,7 +22,7 @@ Frozen parameters may change from round to round: see :meth:`ModelState.refresh`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_parts import can_be_averaged, constant_modules, trained_parts
+from fl_lightning.functional.model_parts import can_be_averaged, constant_modules, declared_constant, trained_parts
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, grid_of
@@ -53,6 +54,7 @@ class ModelState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._followed: ModelLayout | None = None
+        self._moving: tuple[str, ...] = ()
         self._arrange()
 
     def _arrange(self) -> None:
@@ -72,7 +74,9 @@ class ModelState:
         for prefix, owner in module.named_modules():
             owned = getattr(owner, "server_buffers", ())
             if id(owner) in self._constant_modules:
-                self._constants += [(owner, name) for name, _ in owner.named_buffers(recurse=False)]
+                for name, _ in owner.named_buffers(recurse=False):
+                    moves = f"{prefix}.{name}".lstrip(".") in self._moving
+                    (self._frozen if moves else self._constants).append((owner, name))
                 continue
             for name, buffer in owner.named_buffers(recurse=False):
                 sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and can_be_averaged(buffer)
@@ -92,7 +96,7 @@ class ModelState:
                 if id(parameter) in seen:  # tied weights are sent once
                     continue
                 seen.add(id(parameter))
-                if id(owner) in self._constant_modules:
+                if id(owner) in self._constant_modules and f"{prefix}.{name}".lstrip(".") not in self._moving:
                     self._constants.append((owner, name))
                 elif not parameter.requires_grad:
                     self._frozen.append((owner, name))
@@ -111,7 +115,7 @@ class ModelState:
         """Return the current layout, for the copies of this module."""
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
-            self._layout = ModelLayout(tuple(p.requires_grad for p in self._module.parameters()), modes)
+            self._layout = ModelLayout(tuple(p.requires_grad for p in self._module.parameters()), modes, self._moving)
         return self._layout
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -129,6 +133,7 @@ class ModelState:
             part.training = training
             if tracks is not None:  # Lightning's finetuning switches it in BatchNorm
                 part.track_running_stats = tracks  # type: ignore[assignment]
+        self._moving = layout.moving
         self._arrange()
         self._followed = layout
 
@@ -201,6 +206,58 @@ class ModelState:
         slots = self._parameters + self._floats
         self._fill(slots, snapshot.vector)
         self._fill(self._counters, snapshot.counters)
+        if snapshot.moved:
+            self._set(snapshot.moved)
+
+    @torch.no_grad()
+    def moved(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of the frozen tensors that differ from another module's, by name.
+
+        Args:
+            tensors: the other's :meth:`tensors`.
+
+        Raises:
+            ConfigurationError: if a part that the module declares constant has changed.
+        """
+        *_, frozen, constants = zip(self._all_names(), self._all_kinds(), strict=True)
+        found: dict[str, Tensor] = {}
+        declared = declared_constant(self._module) if constants[1] else set()
+        for names, slots in (frozen, constants):
+            for name, (owner, _), tensor in zip(names, slots, self._tensors(slots), strict=True):
+                if _same(tensor, tensors[name]):
+                    continue
+                if id(owner) in declared:
+                    raise ConfigurationError(
+                        f"Training changed '{name}', which {type(self._module).__name__} declares constant. Remove its part "
+                        "from 'constant_parts', or do not change it."
+                    )
+                found[name] = tensor.clone()
+        if found:
+            self._filled = None  # constants, too, must be copied again
+        return found
+
+    @torch.no_grad()
+    def set_moved(self, moved: Mapping[str, Tensor]) -> None:
+        """Set frozen tensors that clients have changed, and copy them to the clients from now on."""
+        self._set(moved)
+        self.note_moving(moved)
+
+    def note_moving(self, names: Iterable[str]) -> None:
+        """Copy some frozen tensors to the clients in every round from now on."""
+        moving = tuple(sorted({*self._moving, *names}))
+        if moving != self._moving:
+            self._moving = moving
+            self._arrange()
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Return the names of the frozen tensors that clients have changed so far."""
+        return self._moving
+
+    def _set(self, moved: Mapping[str, Tensor]) -> None:
+        own = self.tensors()
+        for name, tensor in moved.items():
+            own[name].copy_(tensor)
 
     def _fill(self, slots: list[_Slot], source: Tensor) -> None:
         start = 0
@@ -278,7 +335,17 @@ class ModelState:
     def nbytes(self, *, upward: bool) -> int:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""
         kinds = self._kinds()[:3] if upward else self._kinds()
-        return sum(t.numel() * t.element_size() for slots in kinds for t in self._tensors(slots))
+        moving: list[Tensor] = []
+        if self._moving and not upward:
+            own = self.tensors()
+            moving = [own[name] for name in self._moving]
+        sent = [*moving, *(t for slots in kinds for t in self._tensors(slots))]
+        return sum(t.numel() * t.element_size() for t in sent)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    other = other.to(one.device)
+    return torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True))
 
 
 @torch.no_grad()

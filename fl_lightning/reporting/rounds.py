@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,9 @@ def client_figures(update: ClientUpdate) -> dict[str, float]:
     return known
 
 
-def client_metrics(updates: Iterable[ClientUpdate]) -> dict[str, float]:
-    """Return each client's figures as columns, ``client_<figure>/<client>``."""
-    return {f"client_{name}/{update.client}": x for update in updates for name, x in client_figures(update).items()}
+def client_metrics(updates: Iterable[ClientUpdate], name_of: Callable[[int], str] = str) -> dict[str, float]:
+    """Return each client's figures as columns, ``client_<figure>/<client>``, with the name of the client if it has one."""
+    return {f"client_{name}/{name_of(update.client)}": x for update in updates for name, x in client_figures(update).items()}
 
 
 def quantiles(figures: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.mixing import mix
 from fl_lightning.routes.base import Cohort, Route
 from fl_lightning.types import ClientUpdate
@@ -64,8 +64,36 @@ class PeriodRoute(Route):
         if matrix is None:
             return updates
         states = mix(torch.stack([update.snapshot.vector for update in updates]), matrix)
-        moved = cohort.model_bytes * self.peers(len(updates))
+        targets = _mixed_targets(updates, matrix)
+        sent = cohort.model_bytes * self.peers(len(updates))
         return [
-            replace(u.with_state(state), bytes_down=u.bytes_down + moved, bytes_up=u.bytes_up + moved)
-            for u, state in zip(updates, states, strict=True)
+            replace(
+                update,
+                model=replace(update.with_state(state).snapshot, moved=moved),
+                bytes_down=update.bytes_down + sent,
+                bytes_up=update.bytes_up + sent,
+            )
+            for update, state, moved in zip(updates, states, targets, strict=True)
         ]
+
+
+def _mixed_targets(updates: Sequence[ClientUpdate], matrix: Tensor) -> list[dict[str, Tensor]]:
+    """Return the mixtures of the frozen tensors that the clients have changed, by name.
+
+    Raises:
+        ConfigurationError: if only some clients have changed one.
+    """
+    models = [update.snapshot.moved for update in updates]
+    names = sorted({name for moved in models for name in moved})
+    mixed: list[dict[str, Tensor]] = [{} for _ in updates]
+    for name in names:
+        missing = [u.client for u, moved in zip(updates, models, strict=True) if name not in moved]
+        if missing:
+            raise ConfigurationError(
+                f"Client {missing[0]} has not changed the frozen tensor '{name}', but other clients have, so their models "
+                "cannot be mixed. Use the route ServerRoute."
+            )
+        states = torch.stack([moved[name].reshape(-1) for moved in models])
+        for own, moved, state in zip(mixed, models, mix(states, matrix), strict=True):
+            own[name] = state.view_as(moved[name])
+    return mixed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -19,7 +19,13 @@ def announce(trainer: Trainer, hook: str, *args: Any) -> None:
             method(trainer, trainer.lightning_module, *args)
 
 
-def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failures: Sequence[ClientFailure]) -> int:
+def tell_failures(
+    trainer: Trainer,
+    round_idx: int,
+    lost: Sequence[int],
+    failures: Sequence[ClientFailure],
+    name_of: Callable[[int], str] = str,
+) -> int:
     """Warn about each client that failed, and notify callbacks of all missing clients.
 
     Args:
@@ -27,13 +33,15 @@ def tell_failures(trainer: Trainer, round_idx: int, lost: Sequence[int], failure
         round_idx: the communication round, from 0.
         lost: the clients that dropped out in the simulation.
         failures: the failures of other clients.
+        name_of: returns the name of a client.
 
     Returns:
         The number of missing clients.
     """
     for failure in failures:
         tried = f" after {failure.attempts} attempts" if failure.attempts > 1 else ""
-        rank_zero_warn(f"Round {round_idx} continues without client {failure.client}{tried}: {failure.cause}")
+        name = name_of(failure.client)
+        rank_zero_warn(f"Round {round_idx} continues without client {name}{tried}: {failure.cause}")
     simulated = [ClientFailure(client, round_idx, "dropped out (simulated)", 0) for client in lost]
     missed = sorted([*simulated, *failures], key=lambda failure: failure.client)
     for failure in missed:

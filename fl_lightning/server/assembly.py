@@ -124,6 +124,7 @@ class Assembly:
             pool: the pool of clients.
         """
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
+        server.note_moving(self._run.moving)
         check_convex(settings.route, self._module, settings.local)
         check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
         evaluators = Evaluators(

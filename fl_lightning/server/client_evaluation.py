@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class ClientScores:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        start = None if self.start is None else [self.start.vector, self.start.counters]
+        start = None if self.start is None else [self.start.vector, self.start.counters, dict(self.start.moved)]
         turns = [
             [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)] for job in self.jobs
         ]
@@ -104,6 +105,14 @@ class ClientEvaluator:
                 "does not contain it, because the run was started without this setting. Set it to false, or start again "
                 "without 'ckpt_path'."
             )
+
+    def note_moving(self, names: Iterable[str]) -> None:
+        """Keep the initial values of frozen tensors that clients have changed, before the server changes them."""
+        start = self._scores.start
+        if start is not None:
+            own = self._parts.server.tensors()
+            new = {name: own[name].cpu().clone() for name in names if name not in start.moved}
+            self._scores.start = replace(start, moved={**start.moved, **new})
 
     def _snapshot(self) -> Snapshot:
         server = self._parts.server

@@ -223,20 +223,24 @@ class FederationRound(Cohort):
         self._privacy.settle()
         updates = [replace(update, epsilon=self.federation.privacy.epsilon_of(update.client)) for update in updates]
         if self._chosen is not None:
-            return RoundResult(to_float64(self._chosen.vector), self._chosen.counters, updates, failures)
-        strategy = self.federation.strategy
+            chosen = self._chosen
+            return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved)
+        strategy, moved = self.federation.strategy, dict[str, Tensor]()
         if isinstance(strategy, JointStrategy):
             aggregate, updates = self._combine(strategy, updates)
         else:
             assert isinstance(strategy, RunningStrategy)
-            aggregate = strategy.aggregate(self._buffer.total())
+            sums = self._buffer.total()
+            moved = self._buffer.moved(updates)
+            aggregate = strategy.aggregate(sums)
         aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
         if not math.isfinite(magnitude(aggregate)):
             raise ClientError(
                 f"{type(strategy).__name__} returned values that are not finite in round {self.round_idx}. Lower the clients' "
                 "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
-        return RoundResult(aggregate, self._comm.elementwise_maximum(self._counters), with_shares(updates), failures)
+        counters = self._comm.elementwise_maximum(self._counters)
+        return RoundResult(aggregate, counters, with_shares(updates), failures, moved)
 
     def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
         """Return the scores of the models that reached the strategy, by client."""
@@ -265,8 +269,9 @@ class FederationRound(Cohort):
         failures.sort(key=lambda failure: failure.client)
         needed = max(1, faults.needed(drawn))
         if good < needed:
-            tell_failures(self.federation.trainer, self.round_idx, self.plan.lost, failures)
-            raise too_few(self.round_idx, good, drawn, needed, failures)
+            name_of = self.federation.data.client_name
+            tell_failures(self.federation.trainer, self.round_idx, self.plan.lost, failures, name_of)
+            raise too_few(self.round_idx, good, drawn, needed, failures, name_of)
         return failures
 
     def close(self) -> None:

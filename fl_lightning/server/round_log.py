@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from lightning.pytorch import Trainer
@@ -14,7 +14,13 @@ from fl_lightning.reporting.tables import write_matrix
 from fl_lightning.types import ClientUpdate
 
 
-def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[str, float], client_columns: bool) -> None:
+def log_round(
+    trainer: Trainer,
+    updates: Sequence[ClientUpdate],
+    own: Mapping[str, float],
+    client_columns: bool,
+    name_of: Callable[[int], str] = str,
+) -> None:
     """Log the metrics of a round and of its clients.
 
     Args:
@@ -22,8 +28,9 @@ def log_round(trainer: Trainer, updates: Sequence[ClientUpdate], own: Mapping[st
         updates: the updates of the round.
         own: additional metrics, logged as ``federation/<name>``; named ``<name>/<client>`` if they belong to a client.
         client_columns: whether to log each client's metrics; otherwise their quantiles over the clients of the round.
+        name_of: returns the name of a client.
     """
-    more, columns = {f"federation/{name}": float(value) for name, value in own.items()}, client_metrics(updates)
+    more, columns = {f"federation/{name}": float(value) for name, value in own.items()}, client_metrics(updates, name_of)
     if not client_columns:
         more, columns = quantiles(more), quantiles(columns)
     figures = round_metrics(updates) | more

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -18,12 +18,16 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Hold a round's new state (float64, shape (d,)), new counters, and updates and failures in the order of clients."""
+    """Hold a round's new state (float64, shape (d,)), new counters, and updates and failures in the order of clients.
+
+    ``moved`` holds the new values of frozen tensors that clients changed, by name.
+    """
 
     aggregate: Tensor
     counters: Tensor
     updates: list[ClientUpdate]
     failures: list[ClientFailure]
+    moved: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def as_one(chain: Sequence[ClientUpdate]) -> ClientUpdate:
@@ -66,9 +70,16 @@ def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], we
         )
 
 
-def too_few(round_idx: int, good: int, drawn: int, needed: int, failures: Sequence[ClientFailure]) -> ClientError:
+def too_few(
+    round_idx: int,
+    good: int,
+    drawn: int,
+    needed: int,
+    failures: Sequence[ClientFailure],
+    name_of: Callable[[int], str] = str,
+) -> ClientError:
     """Return the error that ends a run with too few valid updates."""
-    causes = "; ".join(f"client {failure.client}: {failure.cause}" for failure in failures[:_SHOWN])
+    causes = "; ".join(f"client {name_of(failure.client)}: {failure.cause}" for failure in failures[:_SHOWN])
     more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
     return ClientError(
         f"Round {round_idx}: {good} of {drawn} updates are valid, but the round needs {needed} "

@@ -83,11 +83,12 @@ class RoundRunner:
         step = self._step_server(module, result)
         accepted = [update.client for update in result.updates]
         waited = federation.pool.settle(round_idx, accepted, run.saved_round)
-        missed = tell_failures(trainer, round_idx, plan.lost, result.failures)
+        missed = tell_failures(trainer, round_idx, plan.lost, result.failures, federation.data.client_name)
         announce(trainer, "on_aggregated", result.updates)
         figures = self._figures(federation_round, result, step, missed) | waited
         figures |= run.totals.add(result.updates, time.perf_counter() - begun)
-        log_round(trainer, result.updates, figures, federation.data.num_clients <= self._settings.client_columns)
+        data = federation.data
+        log_round(trainer, result.updates, figures, data.num_clients <= self._settings.client_columns, data.client_name)
         write_matrices(trainer, self._settings.route.matrices(), federation.data)
         return federation_round.jobs
 
@@ -127,6 +128,10 @@ class RoundRunner:
         optimizer.step()
         optimizer.zero_grad()
         server.set_buffers(result.aggregate, result.counters)
+        if result.moved:
+            self._evaluator.note_moving(result.moved)
+            server.set_moved(result.moved)
+            self._run.moving = server.moving
         return step
 
     def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:

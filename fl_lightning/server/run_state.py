@@ -51,6 +51,7 @@ class RunState:
         self.client_scores = ClientScores()
         self.totals = Totals()
         self.engine: str | None = None
+        self.moving: tuple[str, ...] = ()
         self.rounds: int | None = None
         self.rounds_are_known = False
         self.fingerprint: Fingerprint | None = None
@@ -70,7 +71,7 @@ class RunState:
         """Discard all state before the first round."""
         self.memory.forget()
         self.totals.reset()
-        self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
+        self.last_scores, self.saved_round, self.finished_round, self.moving = {}, -1, -1, ()
 
     def note_rounds(self, rounds: int | None) -> None:
         """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""
@@ -88,6 +89,7 @@ class RunState:
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
             "engine": self.engine,
+            "moving": list(self.moving),
             "rounds": [self.rounds] if self.rounds_are_known else [],
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
@@ -107,6 +109,7 @@ class RunState:
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state.get("totals", {}))
         self.engine = state.get("engine")
+        self.moving = tuple(state.get("moving", ()))
         self.rounds, self.rounds_are_known = None, False
         for rounds in state.get("rounds", []):
             self.note_rounds(rounds)

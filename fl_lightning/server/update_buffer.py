@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from torch import Tensor
+
+from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Sums
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_store import UpdateStore
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate
+
+_MOVED = "moved "
+"""The prefix of the sums of frozen tensors that clients change."""
 
 
 class UpdateBuffer:
@@ -50,10 +58,19 @@ class UpdateBuffer:
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update, and return it with its weight if the strategy sets one immediately."""
+        moved = update.snapshot.moved
+        if moved and not isinstance(self._strategy, RunningStrategy):
+            refuse_moved(moved, type(self._strategy).__name__)
+        if moved and self._masked is not None:
+            refuse_moved(moved, "'federation.secure_aggregation'")
         if isinstance(self._strategy, RunningStrategy):
             if self._masked is not None:
                 return self._masked_in(update)
-            return replace(update, weight=self._strategy.accumulate(update, self._sums))
+            weight = self._strategy.accumulate(update, self._sums)
+            before = self._server.tensors() if moved else {}
+            for name, tensor in moved.items():
+                self._sums.add(_MOVED + name, to_float64(tensor) - to_float64(before[name].to(tensor.device)), weight)
+            return replace(update, weight=weight)
         if self._store is None:
             self._kept.append(update)
             return update
@@ -93,6 +110,22 @@ class UpdateBuffer:
         self._comm.add_sums(self._sums)
         self._sums.reveal()
         return self._sums
+
+    def moved(self, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
+        """Return the frozen tensors that clients changed, averaged with their weights, after :meth:`total`.
+
+        A client that did not change a tensor counts with the server's.
+
+        Args:
+            updates: all updates of the round, with their weights, in the same order on every rank.
+        """
+        names = [name.removeprefix(_MOVED) for name in self._sums.sizes() if name.startswith(_MOVED)]
+        total = math.fsum(update.weight for update in updates) if names else 0.0
+        if not total > 0:
+            return {}
+        before = self._server.tensors()
+        changes = {name: self._sums.value(_MOVED + name).to(before[name].device) / total for name in sorted(names)}
+        return {name: to_float64(before[name]) + change.view_as(before[name]) for name, change in changes.items()}
 
     def everyone(self) -> list[ClientUpdate]:
         """Return all updates with their states, in memory or mapped from files."""

@@ -29,6 +29,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.errors import EngineError
 from fl_lightning.rules.base import ClientRule, LocalStart
 
 
@@ -53,6 +54,7 @@ class StackedFit:
         settings: EngineSettings,
         precision: Any,
     ) -> None:
+        self._resident = resident
         self._module, self._step, self._settings = resident.module, step, settings
         self._local, self._device, self._server = settings.local, settings.device, resident.server
         self._jobs, self._data, self._size, self._precision = jobs, data, len(jobs), precision
@@ -248,6 +250,12 @@ class StackedFit:
             recorder.reset()
 
     def _results(self) -> list[Trained]:
+        moved = self._resident.view().moved(self._server.tensors)
+        if moved:
+            raise EngineError(
+                f"Training changes '{next(iter(moved))}', which has no gradient (requires_grad=False), and which stacked "
+                "clients would share. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
         seconds = (time.perf_counter() - self._begun) / self._size
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
         return [

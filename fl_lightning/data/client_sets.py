@@ -1,0 +1,281 @@
+"""Hold one dataset for each client, instead of one that is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+
+from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.errors import ConfigurationError, DataError, require
+from fl_lightning.functional.partition import Partition
+from fl_lightning.partitioners.base import Partitioner
+
+Source = Any
+"""A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
+_LOADERS = {"validation": "val_dataloader", "test": "test_dataloader"}
+_SHARED = ("batch_size", "collate_fn", "drop_last", "num_workers", "pin_memory", "worker_init_fn", "timeout")
+"""The settings of loaders that all clients share."""
+
+
+class ClientSets(LightningDataModule):
+    """Present the clients' datasets as one, in which each client has its own range; clients are sorted by name.
+
+    Args:
+        clients: each client's training examples by name: a dataset, a DataLoader, or a LightningDataModule, whose validation
+            and test loaders are then the client's own.
+        val: the server's validation set, a dataset or DataLoader; or each client's own, by name, whose union is the server's.
+        test: the same for the test set.
+        batch_size: the examples per batch, >= 1, for clients given as datasets.
+        shuffle: whether they shuffle their training examples.
+        num_workers: the worker processes that read them.
+        collate_fn: the function that makes a batch of examples; torch's by default.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Source],
+        val: Any = None,
+        test: Any = None,
+        batch_size: int = 32,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        require(bool(clients), "data.clients", "at least one client by name", dict(clients))
+        require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
+        self.clients = {str(name): clients[name] for name in sorted(clients, key=str)}
+        self.names = tuple(self.clients)
+        self._val, self._test = val, test
+        self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
+        self._shuffle = shuffle
+        self._loader: DataLoader[Any] | None = None
+        for part, given in (("val", val), ("test", test)):
+            if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
+                raise ConfigurationError(
+                    f"'{part}' has sets for the clients {', '.join(sorted(map(str, given)))}, but the training sets are "
+                    f"those of {', '.join(self.names)}. Give a set for each client, or one for the server."
+                )
+            if given is None and not self._of_modules(f"{part}_dataloader"):
+                name = f"{part}_dataloader"
+                vars(self)[name] = getattr(super(), name)  # lets Lightning see that this loader is missing
+        _refuse_hooks(self.clients)
+
+    def _of_modules(self, loader: str) -> bool:
+        """Return whether every client is a datamodule that provides a loader."""
+        return all(_is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
+
+    # ---------------------------------------------------------------- set-up
+
+    def prepare_data(self) -> None:
+        """Let the clients' datamodules download."""
+        for source in self.clients.values():
+            if _is_module(source):
+                source.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        """Set up the clients' datamodules, and arrange all examples, once.
+
+        Raises:
+            DataError: if a client's examples cannot be used; it names the client.
+        """
+        if self._loader is not None:
+            return
+        tests = self._of_modules("test_dataloader")
+        for source in self.clients.values():
+            if _is_module(source):
+                source.trainer = self.trainer
+                for needed in ("fit", *(("test",) if tests else ())):
+                    source.setup(needed)
+        loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
+        first_name, first = next(iter(loaders.items()))
+        for name, loader in loaders.items():
+            self._require_alike(first_name, first, name, loader)
+        parts = {"training": [loader.dataset for loader in loaders.values()]}
+        for part, given in (("validation", self._val), ("test", self._test)):
+            parts[part] = self._own_sets(part, given)
+        self._arrange(parts, first)
+
+    def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
+        given = source.train_dataloader() if _is_module(source) else source
+        if isinstance(_dataset(given), IterableDataset):
+            _refuse_stream(name)
+        _sized(name, _dataset(given))
+        loader: DataLoader[Any] = (
+            given if isinstance(given, DataLoader) else DataLoader(given, shuffle=self._shuffle, **self._own)
+        )
+        if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+            raise DataError(
+                f"The loader of client '{name}' uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which "
+                "is not carried over to rounds. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
+            )
+        return loader
+
+    @staticmethod
+    def _require_alike(first_name: str, first: DataLoader[Any], name: str, loader: DataLoader[Any]) -> None:
+        differing = [s for s in _SHARED if getattr(first, s) != getattr(loader, s)]
+        values = [(s, getattr(first, s), getattr(loader, s)) for s in differing]
+        if type(first.sampler) is not type(loader.sampler):
+            values.append(("shuffle", type(first.sampler) is RandomSampler, type(loader.sampler) is RandomSampler))
+        for setting, one, other in values[:1]:
+            raise DataError(
+                f"The loaders of the clients differ: '{setting}' is {one} for '{first_name}', but {other} for '{name}'. Use "
+                "the same settings for all clients."
+            )
+
+    def _own_sets(self, part: str, given: Any) -> list[Any]:
+        """Return each client's own set of a part; empty if clients have none."""
+        loader = _LOADERS[part]
+        if isinstance(given, Mapping):
+            by_name = {str(name): own for name, own in given.items()}
+            return [_sized(name, _dataset(by_name[name])) for name in self.names]
+        if given is None and self._of_modules(loader):
+            return [_sized(name, _dataset(getattr(source, loader)())) for name, source in self.clients.items()]
+        return []
+
+    def _arrange(self, parts: Mapping[str, list[Any]], first: DataLoader[Any]) -> None:
+        sets = [own for datasets in parts.values() for own in datasets]
+        begin, self._parts = 0, dict[str, Partition]()
+        for part, datasets in parts.items():
+            sizes = [len(own) for own in datasets]
+            ends = torch.tensor([0, *sizes]).cumsum(0) + begin
+            ranges = [torch.arange(a, b) for a, b in pairwise(ends.tolist())]
+            if datasets:
+                self._parts[part] = Partition.of_parts(ranges, self.names)
+            begin += sum(sizes)
+        shared = {name: getattr(first, name) for name in _SHARED}
+        self._loader = DataLoader(_joined(sets), shuffle=isinstance(first.sampler, RandomSampler), **shared)
+
+    # ---------------------------------------------------------------- what a federation reads
+
+    @property
+    def partition(self) -> Partition:
+        """Return the clients' training examples, after ``setup``."""
+        return self._parts["training"]
+
+    def has_own(self, part: str) -> bool:
+        """Return whether the clients have validation or test sets of their own."""
+        given = self._val if part == "validation" else self._test
+        return isinstance(given, Mapping) or (given is None and self._of_modules(_LOADERS[part]))
+
+    def with_own_sets(self, splits: ClientSplits, shares: Mapping[str, float]) -> ClientSplits:
+        """Return the clients' parts with their own validation and test sets.
+
+        Args:
+            splits: the division of their training examples.
+            shares: the shares of the training examples for validation and test.
+
+        Raises:
+            ConfigurationError: if a client has its own set and a share for the same part.
+        """
+        for part in ("validation", "test"):
+            if part in self._parts and shares[part]:
+                raise ConfigurationError(
+                    f"'data.client_{part}' is {shares[part]}, but the clients have {part} sets of their own. Set it to 0."
+                )
+        return replace(
+            splits,
+            validation=self._parts.get("validation", splits.validation),
+            test=self._parts.get("test", splits.test),
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return the loader over all examples, of which a federation uses each client's ranges."""
+        assert self._loader is not None
+        return self._loader
+
+    def val_dataloader(self) -> Any:
+        """Return the server's validation set, or the union of the clients' own."""
+        return self._server_set(self._val, "validation")
+
+    def test_dataloader(self) -> Any:
+        """Return the server's test set, or the union of the clients' own."""
+        return self._server_set(self._test, "test")
+
+    def _server_set(self, given: Any, part: str) -> Any:
+        if isinstance(given, DataLoader):
+            return given
+        loader = self.train_dataloader()
+        dataset: Any = given
+        if given is None or isinstance(given, Mapping):
+            dataset = torch.utils.data.Subset(loader.dataset, self._parts[part].order.tolist())
+        return DataLoader(dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
+
+    def teardown(self, stage: str) -> None:
+        """Let the clients' datamodules clean up."""
+        for source in self.clients.values():
+            if _is_module(source):
+                source.teardown(stage)
+
+
+class OwnSets(Partitioner):
+    """Give each client of a :class:`ClientSets` its own examples."""
+
+    needs_labels = False
+
+    def __init__(self, sets: ClientSets) -> None:
+        self._sets = sets
+
+    def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
+        """Return the clients' ranges; see :meth:`Partitioner.partition`."""
+        return self._sets.partition
+
+
+def _refuse_hooks(clients: Mapping[str, Source]) -> None:
+    for name, source in clients.items():
+        hooks = [h for h in TRANSFER_HOOKS if _is_module(source) and is_overridden(h, source, LightningDataModule)]
+        if hooks:
+            raise ConfigurationError(
+                f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
+                "LightningModule, or into the dataset."
+            )
+
+
+def _is_module(source: Source) -> bool:
+    return isinstance(source, LightningDataModule)
+
+
+def _dataset(given: Any) -> Any:
+    return given.dataset if isinstance(given, DataLoader) else given
+
+
+def _refuse_stream(name: str) -> None:
+    raise DataError(
+        f"The examples of client '{name}' are an iterable dataset, whose length is unknown. Streams are not supported yet: "
+        "use a map-style dataset with '__len__' and '__getitem__'."
+    )
+
+
+def _sized(name: str, dataset: Any) -> Any:
+    """Return a dataset after checking that it has a length and examples.
+
+    Raises:
+        DataError: if it does not; it names the client.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise DataError(
+            f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
+            "'__getitem__', a DataLoader, or a LightningDataModule."
+        )
+    if not len(dataset):
+        raise DataError(f"Client '{name}' has no examples in one of its sets. Remove the client, or add examples.")
+    return dataset
+
+
+def _joined(sets: list[Any]) -> Any:
+    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once."""
+    if all(type(own) is TensorDataset for own in sets):
+        columns = list(zip(*(own.tensors for own in sets), strict=False))
+        kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
+        if len(kinds) == 1:
+            return TensorDataset(*(torch.cat(column) for column in columns))
+    return ConcatDataset(sets)
