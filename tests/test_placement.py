@@ -15,6 +15,7 @@ from fl_lightning.clients.engines.stacked.stack import ClientStack
 from fl_lightning.clients.inner_trainer import _ResidentStrategy, is_on
 from fl_lightning.data import placement
 from fl_lightning.data.tensor_loader import beside
+from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.model_state import ModelState
 
 META = torch.device("meta")  # stands in for a GPU: tensors arrive there, whatever this machine has
@@ -141,3 +142,11 @@ def test_a_batch_that_is_there_is_not_moved(batch, there):
     )
     assert is_on(real, torch.device("cpu")) == there
     assert not is_on(real, META)
+
+
+@pytest.mark.parametrize(("device", "lengths"), [("cpu", [2**16, 2**16, 1]), ("meta", [2**17 + 1])])
+def test_a_gpu_gets_large_blocks(device, lengths):
+    """Each block costs a launch for each operation there: 755 of them made a round of a large model six times as long."""
+    vector = torch.zeros(2**17 + 1, device=device)
+    assert [len(block) for block in blocks(vector)] == lengths
+    assert [len(block) for block in blocks(torch.zeros(2**17 + 1), device=torch.device(device))] == lengths

@@ -57,7 +57,6 @@ ROWS = {
     "S: trainer": Row("S", _FULL | {"engine": "trainer"}, rounds=2),
     "W bf16: trainer": Row("W", _AMP | {"engine": "trainer"}, BF16),
     "W bf16: fabric": Row("W", _AMP | {"engine": "fabric"}, BF16, target=1.05),
-    "W bf16: fabric, 1,000 a batch": Row("W", _AMP | {"engine": "fabric", "eval_batch": 1000}, BF16),
     "W float32: fabric": Row("W", _FULL | {"engine": "fabric"}, target=1.05),
     "L bf16: trainer": Row("L", _AMP | {"engine": "trainer", "skipped": 1}, BF16),
     "L bf16: fabric": Row("L", _AMP | {"engine": "fabric", "skipped": 1}, BF16),

@@ -60,7 +60,6 @@ STAGES: dict[str, list[Check]] = {
             ("profile: stacked", "timing:profile", 100),
             ("W bf16: trainer", "timing:measurement", 60),
             ("W bf16: fabric", "timing:measurement", 60),
-            ("W bf16: fabric, 1,000 a batch", "timing:measurement", 60),
             ("W float32: fabric", "timing:measurement", 60),
             ("L bf16: trainer", "timing:measurement", 60),
             ("L bf16: fabric", "timing:measurement", 60),
