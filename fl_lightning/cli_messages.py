@@ -91,7 +91,7 @@ def _remedy(message: str, options: Sequence[str]) -> str:
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     if choice:
         return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
-    if "data.datamodule" in message and "are required" in message:
+    if re.search(r"are required: (.*[ .])?(model|data\.datamodule)\b", message):
         return " Use a configuration that sets them: fl-lightning fit --config adafed_mnist. List all: fl-lightning configs."
     if 'expected "subcommand"' in message:
         return " Add it: fl-lightning fit ..."

@@ -110,7 +110,9 @@ class ConfigFile:
     @cached_property
     def parts(self) -> frozenset[str]:
         """Return the parts of a task that the file defines: a ``model``, and the ``data`` for the model."""
-        return frozenset(part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name))
+        found = {part for part, name in (("model", "model"), ("data", "data.datamodule")) if self._has_class(name)}
+        own = any(name.startswith("data.clients.") for name in self.settings)  # each client has a datamodule of its own
+        return frozenset(found | ({"data"} if own else set()))
 
     def _has_class(self, name: str) -> bool:
         return f"{name}.class_path" in self.settings or (name in self.settings and self.settings[name].is_word)

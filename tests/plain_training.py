@@ -70,6 +70,7 @@ def distance_from_plain(
     epochs: int = 2,
     dtype: Any = torch.float64,
     parts: dict[str, Any] | None = None,
+    without: tuple[str, ...] = (),
     **local: Any,
 ) -> float:
     """The largest difference between the weights of a federation of one client and of plain Lightning.
@@ -81,6 +82,7 @@ def distance_from_plain(
         epochs: E.
         dtype: of the weights and inputs.
         parts: settings of the federation besides ``local``.
+        without: tensors that are not compared.
         local: settings of the local training; those that a Trainer has too are the plain run's flags.
     """
     shared = ("gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "precision", "limit_train_batches")
@@ -93,4 +95,4 @@ def distance_from_plain(
     assert plain.keys() == found.keys()
     moved = {name for name, tensor in found.items() if tensor.is_floating_point() and tensor.dtype != dtype}
     assert not moved
-    return max(float((plain[name].double() - found[name].double()).abs().max()) for name in plain)
+    return max(float((plain[name].double() - found[name].double()).abs().max()) for name in plain if name not in without)

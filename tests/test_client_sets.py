@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -20,6 +22,8 @@ from fl_lightning import (
     FedLoss,
     LocalTraining,
 )
+from fl_lightning.command import main
+from fl_lightning.config_files import read
 
 NAMES = ("a", "b", "c")
 
@@ -205,3 +209,52 @@ def test_a_share_and_a_set_for_the_same_part():
     data = FederatedDataModule.from_clients(shares(), val=shares(2, (4, 5, 6)), client_validation=0.2)
     with pytest.raises(ConfigurationError, match=r"'data.client_validation' is 0.2, but the clients have validation sets"):
         data.setup("fit")
+
+
+class Images(L.LightningDataModule):
+    """What a user names in YAML."""
+
+    def __init__(self, seed: int = 0, size: int = 12) -> None:
+        super().__init__()
+        self.seed, self.size = seed, size
+
+    def _set(self, part: int) -> TensorDataset:
+        draw = torch.Generator().manual_seed(10 * self.seed + part)
+        return TensorDataset(torch.randn(self.size, 1, 8, 8, generator=draw), torch.arange(self.size) % 3)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self._set(0), 5, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self._set(1), 5)
+
+
+CONFIG = """
+trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, default_root_dir: out}
+model:
+  class_path: ClassificationTask
+  init_args:
+    num_classes: 3
+    network: {class_path: fl_lightning.MLP, init_args: {in_features: 64, num_classes: 3}}
+data:
+  clients:
+    hospital_b: {class_path: test_client_sets.Images, init_args: {seed: 1, size: 8}}
+    hospital_a: {class_path: test_client_sets.Images}
+"""
+
+
+def test_clients_in_yaml(monkeypatch, capsys):
+    Path("own.yaml").write_text(CONFIG)
+    assert read(Path("own.yaml")).is_complete
+    monkeypatch.setattr("sys.argv", ["fl-lightning", "fit", "--config", "own.yaml", "--trainer.logger", "false"])
+    main()
+    shown = capsys.readouterr().out
+    assert re.search(r"hospital_a +12 +12", shown)
+    assert re.search(r"hospital_b +8 +8", shown)
+
+
+def test_divided_and_own_data_exclude_each_other():
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule' must be null with 'data.clients'.*but is 'Blobs'"):
+        FederatedDataModule(Blobs(), clients={"a": Images()})
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule' is missing. Set it, or give each client data"):
+        FederatedDataModule()

@@ -39,6 +39,7 @@ from fl_lightning.server.checks.compatibility import (
 )
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.privacy import check_privacy
+from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.resume.start import Start, refuse_federations
@@ -142,11 +143,13 @@ class FederatedOrchestrator(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
+        refuse_other_package(trainer, pl_module)
         self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
         if stage == "fit":
             adapt_losses(trainer, self._cleanup)
         if stage != "fit" or not self.enabled:
             return
+        refuse_tools(trainer, pl_module)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from fl_lightning.clients.python_state import PythonState
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot
@@ -32,6 +33,8 @@ class ResidentModel:
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
+        self.python = PythonState(module)
+        """The attributes of the module that are not tensors of the model."""
 
     @property
     def server(self) -> ServerModel:

@@ -68,7 +68,9 @@ class ClientSession(Callback):
         """Prepare for the next fit, whose plan is one epoch by default."""
         self._job, self._plan = job, plan or TurnPlan()
         self._first_step, self._last_epoch = 0, math.inf
-        self._kept: Tensor | None = None
+        self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
+        self._kept: dict[str, Any] = {}
+        self._resident.python.begin(job.seed, self._before.get("attributes", {}))
         self._pull, self._most = job.job.pull, math.inf
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
@@ -88,6 +90,9 @@ class ClientSession(Callback):
         for parameter in self._client.parameters():
             parameter.grad = None
         coefficients = self._steps
+        attributes = self._resident.python.end()
+        if attributes:
+            self._kept["attributes"] = attributes
         return Trained(
             job=job,
             model=self._resident.snapshot(self._client),
@@ -98,13 +103,14 @@ class ClientSession(Callback):
             rates=0.0 if coefficients is None else coefficients.rates,
             optimizer=self._words,
             seconds=time.perf_counter() - begun,
-            kept=self._kept,
+            kept=kept_training.pack(self._kept) if self._kept else None,
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
         self._resident.fill(self._client, self._job.start)
+        self._resident.python.load_buffers(self._before.get("attributes", {}))
         start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull)
         begun = [(rule, rule.begin(start)) for rule in self._rules]
         self._terms = [(rule, terms) for rule, terms in begun if terms]
@@ -138,7 +144,7 @@ class ClientSession(Callback):
         """Move optimizers, schedulers and the counts of epochs and steps to the beginning of the turn."""
         job, batches = self._job.job, trainer.num_training_batches
         optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
-        kept = kept_training.unpack(self._job.kept[kept_training.NAME]) if kept_training.NAME in self._job.kept else {}
+        kept = self._before
         epoch, step = self._plan.first(batches)
         decayed = 1.0
         if "optimizers" in kept and self._keeps_optimizer:
@@ -211,7 +217,7 @@ class ClientSession(Callback):
             state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.job.round_idx}
             if configs:
                 state["schedules"] = state_of(trainer.optimizers, configs)
-        self._kept = kept_training.pack(state) if state else None
+        self._kept |= state
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

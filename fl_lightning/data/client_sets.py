@@ -74,6 +74,11 @@ class ClientSets(LightningDataModule):
         """Return whether every client is a datamodule that provides a loader."""
         return all(_is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
 
+    @property
+    def origin(self) -> str:
+        """Return the origin of the data, in words."""
+        return f"{len(self.names)} clients with data of their own"
+
     # ---------------------------------------------------------------- set-up
 
     def prepare_data(self) -> None:

@@ -18,6 +18,7 @@ from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
+from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
@@ -25,7 +26,7 @@ from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
-from fl_lightning.errors import require
+from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
@@ -55,6 +56,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         rebalancing: makes clients repeat examples of rare classes; off by default.
         memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
             default is half of the free memory; 0 keeps them in the CPU's memory.
+        clients: instead of ``datamodule`` and ``partitioner``, a datamodule for each client by name, whose training loader has
+            the client's examples, and whose validation and test loaders the client's own; see :meth:`from_clients`.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -62,8 +65,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
     def __init__(
         self,
-        datamodule: LightningDataModule,
-        partitioner: Partitioner,
+        datamodule: LightningDataModule | None = None,
+        partitioner: Partitioner | None = None,
         client_validation: float = 0.0,
         client_test: float = 0.0,
         server_set: Literal["datamodule", "clients"] = "datamodule",
@@ -71,8 +74,25 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         feature_noise: float = 0.0,
         rebalancing: LabelAveraging | None = None,
         memory_limit: float | None = None,
+        clients: dict[str, LightningDataModule] | None = None,
     ) -> None:
         super().__init__()
+        if clients is not None:
+            given = "datamodule" if datamodule is not None else "partitioner"
+            both = datamodule is not None or partitioner is not None
+            name = type(datamodule or partitioner).__name__
+            require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
+            datamodule = ClientSets(clients)
+            partitioner = OwnSets(datamodule)
+        if datamodule is None or partitioner is None:
+            missing = "datamodule" if datamodule is None else "partitioner"
+            raise ConfigurationError(
+                f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
+                "configuration: fl-lightning fit --config adafed_mnist."
+            )
+        if not isinstance(datamodule, LightningDataModule):
+            raise ConfigurationError(_not_a_datamodule(datamodule))
+        self.clients = clients
         check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
@@ -138,6 +158,21 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """
         sets = ClientSets(clients, val, test, batch_size, shuffle, num_workers, collate_fn)
         return cls(sets, OwnSets(sets), **settings)
+
+    @classmethod
+    def from_loaders(
+        cls, train: Any, val: Any = None, test: Any = None, *, partitioner: Partitioner, **settings: Any
+    ) -> FederatedDataModule:
+        """Return data that a partitioner divides, from DataLoaders instead of a datamodule.
+
+        Args:
+            train: the training loader, a DataLoader over a map-style dataset.
+            val: the server's validation loader.
+            test: the server's test loader.
+            partitioner: decides which example belongs to which client.
+            settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
+        """
+        return cls(GivenLoaders(train, val, test), partitioner, **settings)
 
     def __getattr__(self, name: str) -> Any:
         """Return attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
@@ -355,3 +390,14 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+def _not_a_datamodule(given: object) -> str:
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    if kind.startswith("pytorch_lightning."):
+        remedy = "fl_lightning works with 'lightning': import from 'lightning.pytorch' instead of 'pytorch_lightning'."
+    elif isinstance(given, DataLoader):
+        remedy = "Write FederatedDataModule.from_loaders(train_loader, val_loader, partitioner=IIDPartitioner(10))."
+    else:
+        remedy = "Give one, or write FederatedDataModule.from_loaders or FederatedDataModule.from_clients."
+    return f"'data.datamodule' must be a LightningDataModule, but is a {kind}. {remedy}"

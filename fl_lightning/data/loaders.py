@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.overrides.distributed import UnrepeatedDistributedSampler, UnrepeatedDistributedSamplerWrapper
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -53,6 +54,11 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
         raise DataError(
             f"{name}.train_dataloader() uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which cannot be "
             "divided among clients. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
+        )
+    if type(loader) is not DataLoader:
+        rank_zero_warn(
+            f"{name}.train_dataloader() returns a {type(loader).__name__}, but clients get a plain torch DataLoader with its "
+            "batch size, shuffling, collate_fn and workers. Move anything else into the dataset or collate_fn."
         )
     return loader
 

@@ -32,3 +32,9 @@ def trained_parts(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]
 def can_be_averaged(buffer: Tensor) -> bool:
     """Return whether a buffer can be averaged over clients: it is real, and its values are finite."""
     return not buffer.is_complex() and bool(torch.isfinite(buffer).all())
+
+
+def client_state(part: nn.Module) -> tuple[str, ...]:
+    """Return the names of attributes and buffers that each client keeps for itself."""
+    names = getattr(part, "client_state", ())
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -5,6 +5,7 @@ parameters                             averaged; the server's optimizer steps on
 floating-point buffers (persistent)    averaged with the same weights, e.g. BatchNorm's statistics; set, not stepped
 integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
 buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
+buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
@@ -31,7 +32,13 @@ from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_parts import can_be_averaged, constant_modules, declared_constant, trained_parts
+from fl_lightning.functional.model_parts import (
+    can_be_averaged,
+    client_state,
+    constant_modules,
+    declared_constant,
+    trained_parts,
+)
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import squared_distance
 from fl_lightning.functional.sums import Grid, grid_of
@@ -71,7 +78,7 @@ class ModelState:
         self._local: list[_Slot] = []
         persistent = module.state_dict().keys()
         for prefix, owner in module.named_modules():
-            owned = getattr(owner, "server_buffers", ())
+            owned = (*getattr(owner, "server_buffers", ()), *client_state(owner))
             if id(owner) in self._constant_modules:
                 for name, _ in owner.named_buffers(recurse=False):
                     moves = f"{prefix}.{name}".lstrip(".") in self._moving

@@ -34,7 +34,9 @@ def federated_data(trainer: Trainer) -> FederatedDataModule:
         came = "no datamodule" if data is None else type(data).__name__
         raise ConfigurationError(
             f"A federation needs data that are divided among clients, but 'fit' got {came}. Wrap your datamodule: "
-            "trainer.fit(module, datamodule=FederatedDataModule(your_datamodule, partitioner=IIDPartitioner(10)))."
+            "trainer.fit(module, datamodule=FederatedDataModule(your_datamodule, partitioner=IIDPartitioner(10))), or your "
+            "loaders: trainer.fit(module, FederatedDataModule.from_loaders(train_loader, val_loader, "
+            "partitioner=IIDPartitioner(10)))."
         )
     return data
 

@@ -88,7 +88,7 @@ TABLE: dict[str, Row] = {
     "WarmStart": Row(stays="route", on_purpose="rounds"),
     # data; the partition and the examples themselves are compared
     "FederatedDataModule": Row(
-        free="partitioner client_validation client_test public_share memory_limit",
+        free="partitioner client_validation client_test public_share memory_limit clients",
         on_purpose="datamodule server_set feature_noise rebalancing",
     ),
     "LabelAveraging": Row(on_purpose="augmentation"),

@@ -1,0 +1,171 @@
+"""Keep the Python state of the clients' module from leaking from client to client.
+
+A module may count batches, collect outputs or draw from a generator of its own. Clients share one module per process, so before
+each turn its attributes get the values that they had at the start of the fit. Then numbers and texts continue for each client,
+as in one long training, and so does everything that the module names in ``client_state``.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.model_parts import client_state
+from fl_lightning.functional.seeding import derive_seed
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
+_INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
+_ABSENT = object()
+
+
+class PythonState:
+    """Save the attributes of a module, and restore them before each turn of a client.
+
+    Args:
+        module: the clients' module, at the start of the fit.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._beginning: dict[tuple[str, str], Any] = {}
+        self._warned: set[tuple[str, str]] = set()
+        for key, value in self._attributes():
+            if isinstance(value, _PLAIN):
+                self._beginning[key] = value
+            elif _is_copied(value):
+                self._beginning[key] = copy.deepcopy(value)
+
+    def _attributes(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics."""
+        for prefix, part in self._module.named_modules():
+            if isinstance(part, Metric):
+                continue
+            for name, value in list(vars(part).items()):
+                if name not in _INTERNAL:
+                    yield (prefix, name), value
+
+    def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
+        """Restore the attributes, continue those that the client keeps, and seed generators.
+
+        Args:
+            seed: the seed of the client's turn.
+            kept: what :meth:`end` returned after the client's last turn.
+        """
+        parts = dict(self._module.named_modules())
+        for (prefix, name), value in self._attributes():
+            key = prefix, name
+            if key not in self._beginning:
+                if isinstance(value, _PLAIN) or _is_copied(value):
+                    delattr(parts[prefix], name)  # it did not exist at the start
+                else:
+                    _reseed(value, derive_seed(seed, f"{prefix}.{name}"))
+        for (prefix, name), value in self._beginning.items():
+            part = parts.get(prefix)
+            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
+                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+        for path, value in kept.items():
+            prefix, _, name = path.rpartition(".")
+            if prefix in parts and name not in parts[prefix]._buffers:
+                setattr(parts[prefix], name, copy.deepcopy(value))
+
+    def load_buffers(self, kept: Mapping[str, Any]) -> None:
+        """Load the client's own buffers, after the global model has been loaded."""
+        parts = dict(self._module.named_modules())
+        for path, value in kept.items():
+            prefix, _, name = path.rpartition(".")
+            buffer = parts[prefix]._buffers.get(name) if prefix in parts else None
+            if buffer is not None:
+                with torch.no_grad():
+                    buffer.copy_(value)
+
+    def end(self) -> dict[str, Any]:
+        """Return what the client keeps: numbers and texts that differ from the start, and the module's ``client_state``.
+
+        Raises:
+            ConfigurationError: if the module wants to keep something other than tensors and plain values.
+        """
+        kept: dict[str, Any] = {}
+        renewed: list[str] = []
+        own = {(prefix, name) for prefix, part in self._module.named_modules() for name in client_state(part)}
+        for key, value in self._attributes():
+            changed = not _equal(value, self._beginning.get(key, _ABSENT))
+            if key in own or not changed:
+                continue
+            if isinstance(value, _PLAIN):
+                kept[".".join(key)] = value
+            elif _is_copied(value) and key not in self._warned:
+                self._warned.add(key)
+                renewed.append(".".join(key).lstrip("."))
+        parts = dict(self._module.named_modules())
+        for prefix, name in own:
+            value = getattr(parts[prefix], name)
+            _require_storable(name, value)
+            kept[f"{prefix}.{name}"] = value.detach().clone().cpu() if isinstance(value, Tensor) else copy.deepcopy(value)
+        if renewed:
+            rank_zero_warn(
+                f"Training changed {', '.join(repr(name) for name in renewed)} of {type(self._module).__name__}, which every "
+                "client's turn finds as it was at the start of the fit. To let each client keep it, name it in a class "
+                f"attribute of the module: client_state = ({renewed[0].rpartition('.')[2]!r},)."
+            )
+        return kept
+
+
+def _is_copied(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return True
+    if not isinstance(value, _CONTAINERS):
+        return False
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    return all(isinstance(item, _PLAIN) or _is_copied(item) for item in items)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal in type and content; NaN equals NaN."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+        return bool(same and ((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, np.ndarray):
+        return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other) or bool(one != one and other != other)
+
+
+def _reseed(value: Any, seed: int) -> None:
+    if isinstance(value, torch.Generator):
+        value.manual_seed(seed)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = type(value.bit_generator)(seed).state
+    elif isinstance(value, np.random.RandomState):
+        value.seed(seed % 2**32)
+    elif isinstance(value, random.Random):
+        value.seed(seed)
+
+
+def _require_storable(name: str, value: Any) -> None:
+    if isinstance(value, dict | list | tuple | set) and type(value) in (dict, OrderedDict, list, tuple, set):
+        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
+            _require_storable(name, item)
+    elif not isinstance(value, Tensor | bool | int | float | complex | str | bytes | None):
+        raise ConfigurationError(
+            f"'client_state' names '{name}', which holds a {type(value).__name__}, but clients keep only tensors, numbers, "
+            "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."
+        )

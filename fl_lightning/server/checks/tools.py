@@ -1,0 +1,68 @@
+"""Refuse tools of the outer Trainer that would act on rounds as if they were training steps."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+
+from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.errors import ConfigurationError
+
+_TUNED = (
+    "tunes plain training, not rounds. Run it without the federation, with 'federation.enabled' false or a Trainer without "
+    "FederatedOrchestrator, and then set what it finds in the module or datamodule."
+)
+_REFUSED = {
+    BatchSizeFinder: _TUNED,
+    LearningRateFinder: _TUNED,
+    GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
+    "counts the clients' batches.",
+    ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
+    "after the federation.",
+}
+
+
+def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse callbacks and flags that act on training steps, of which a round is only one.
+
+    Raises:
+        ConfigurationError: naming the callback or flag, and what to do instead.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        name = type(callback).__name__
+        for kind, reason in _REFUSED.items():
+            if isinstance(callback, kind):
+                raise ConfigurationError(f"The callback {name} {reason}")
+        norms = any(isinstance(part, BatchNorm) for part in module.modules())
+        if isinstance(callback, StochasticWeightAveraging) and norms:
+            raise ConfigurationError(
+                f"The callback {name} updates BatchNorm's statistics in an extra pass over the training data, which for a "
+                "federation would be one more round. Use a network without BatchNorm (GroupNorm), or remove the callback."
+            )
+    if trainer.val_check_interval not in (1, 1.0, None):
+        raise ConfigurationError(
+            f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "
+            "inside one. Remove it; 'trainer.check_val_every_n_epoch' counts rounds."
+        )
+
+
+def refuse_other_package(trainer: object, module: object) -> None:
+    """Refuse a Trainer or module of the package ``pytorch_lightning``, whose classes are not those of ``lightning``.
+
+    Raises:
+        ConfigurationError: naming what to import instead.
+    """
+    for what, given, kind in (("Trainer", trainer, Trainer), ("module", module, LightningModule)):
+        if not isinstance(given, kind):
+            raise ConfigurationError(
+                f"The {what} is a {type(given).__module__}.{type(given).__qualname__}, but fl_lightning works with the package "
+                "'lightning', not with 'pytorch_lightning', which has the same classes under other names. Import from "
+                "'lightning.pytorch' instead of 'pytorch_lightning'."
+            )

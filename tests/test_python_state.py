@@ -1,0 +1,177 @@
+"""Attributes of a module do not leak from client to client."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, weights
+from plain_training import distance_from_plain
+from torch import Tensor
+
+from fl_lightning import ConfigurationError, LocalTraining
+
+SEEN: list[Any] = []
+
+
+class Remembering(Plain):
+    """Its loss depends on everything that it remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.note, self.history, self.running = 0, "", [], torch.zeros(1)
+        self.array, self.nested = np.zeros(2), {"last": [0.0]}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        SEEN.append((self.trainer.num_training_batches, self.count, len(self.note), len(self.history), hasattr(self, "late")))
+        loss = super().training_step(batch, batch_idx)
+        scale = 1 + self.count / 100 + len(self.history) / 50 + float(self.running) + self.array.sum() + self.nested["last"][0]
+        self.count += 1
+        self.note += "x"
+        self.history.append(self.count)
+        self.running += 0.01
+        self.array[0] += 0.01
+        self.nested["last"][0] += 0.01
+        self.late = [1]
+        return loss * scale
+
+
+def test_numbers_and_texts_continue_for_each_client_and_the_rest_starts_anew():
+    """Clients of 2, 4 and 3 batches, 2 rounds: each continues its own count, and none sees another's lists."""
+    SEEN.clear()
+    with pytest.warns(UserWarning, match=r"Training changed 'history', 'running', 'array', 'nested', 'late' of Remembering"):
+        federate(Remembering(), 2, local=LocalTraining())
+    expected = []
+    for round_idx in range(2):
+        for batches in (4, 3, 2):  # longest first
+            counted = [(batches, batches * round_idx + s, batches * round_idx + s, s, s > 0) for s in range(batches)]
+            expected += counted
+    assert sorted(SEEN) == sorted(expected)
+
+
+class Counting(Plain):
+    """Scales its loss by the number of its steps, as a warm-up of its own would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx) * (self.steps / 20)
+
+
+class Queueing(Plain):
+    """Keeps a queue as a buffer, as MoCo does, a list and an exotic container."""
+
+    client_state = ("queue", "seen")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(6))
+        self.seen: Any = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        SEEN.append((self.trainer.num_training_batches, self.queue.tolist(), list(self.seen)))
+        x, y = batch
+        loss = super().training_step(batch, batch_idx) * (1 + self.queue.abs().mean() + len(self.seen) / 10)
+        self.queue = torch.cat([x[:1, 0], self.queue])[:6]
+        self.seen.append(len(y))
+        return loss
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("make", [Counting, Queueing])
+def test_one_client_is_plain_training(make, engine):
+    assert distance_from_plain(make, engine, without=("queue",)) < 1e-12  # the server's own queue stays as it was
+
+
+def test_a_queue_belongs_to_its_client():
+    SEEN.clear()
+    module = Queueing()
+    federate(module, 2, data=Blobs(shuffle=False), local=LocalTraining())
+    assert torch.equal(module.queue, torch.zeros(6))
+    x, _ = Blobs().train
+    own = {}
+    for batches, start, size in ((2, 0, 7), (4, 7, 20), (3, 27, 13)):
+        heads = x[start : start + size : 5, 0]
+        queue, seen, found = torch.zeros(6), [], []
+        for _ in range(2):
+            for step in range(batches):
+                found.append((batches, queue.tolist(), list(seen)))
+                queue = torch.cat([heads[step : step + 1], queue])[:6]
+                seen.append(min(5, size - 5 * step))
+        own[batches] = found
+    for batches, expected in own.items():
+        assert [entry for entry in SEEN if entry[0] == batches] == expected
+
+
+class Drawing(Plain):
+    """Draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = {}
+        self.numpy_rng, self.old_rng, self.python_rng = np.random.default_rng(1), np.random.RandomState(1), random.Random(1)
+        self.torch_rng = torch.Generator().manual_seed(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        drawn = self.numpy_rng.random(), self.old_rng.rand(), self.python_rng.random()
+        drawn = (*drawn, float(torch.rand((), generator=self.torch_rng)))
+        SEEN.append((self.trainer.num_training_batches, self.global_step, *drawn))
+        return super().training_step(batch, batch_idx) * (1 + sum(drawn))
+
+
+def test_generators_draw_by_round_and_client():
+    """Neither the order of clients nor who else takes part matters."""
+    found = []
+    for sizes in ((7, 20, 13), (20, 7, 13)):
+        SEEN.clear()
+        federate(Drawing(), 2, data=Blobs(40, shuffle=False), partitioner=Consecutive(sizes), local=LocalTraining())
+        found.append({entry[:2]: entry[2:] for entry in SEEN})
+    assert {k: v for k, v in found[0].items() if k[0] == 3} == {k: v for k, v in found[1].items() if k[0] == 3}
+    values = [number for draws in found[0].values() for number in draws]
+    assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize("make", [Remembering, Queueing, Counting, Drawing])
+def test_resumed_runs_remember_the_same(make, tmp_path):
+    def run(rounds: int, *callbacks: Any, **more: Any) -> dict[str, Tensor]:
+        torch.manual_seed(1)
+        module = make()
+        federate(module, rounds, *callbacks, clients_per_round=2, **more)
+        return weights(module)
+
+    whole = run(3)
+    run(2, every_round(tmp_path), flags={"enable_checkpointing": True})
+    assert same_bits(run(3, ckpt_path=str(tmp_path / "last.ckpt")), whole)
+
+
+def test_what_clients_cannot_keep():
+    class Keeps(Plain):
+        client_state = "thing"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.thing = {"a": [object]}
+
+    with pytest.raises(ConfigurationError, match=r"'client_state' names 'thing', which holds a type"):
+        federate(Keeps(), 1)
+
+
+def test_what_cannot_be_copied_is_shared_and_named():
+    class Locks(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            with self.lock:
+                return super().training_step(batch, batch_idx)
+
+    with pytest.warns(UserWarning, match=r"'lock' of Locks cannot be copied.*so all clients share it"):
+        assert federate(Locks(), 1).global_step == 1
