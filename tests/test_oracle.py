@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from engine_runs import optimized, scheduled, variant
 from federations import Plain
 from plain_training import distance_from_plain
@@ -108,3 +109,23 @@ def test_one_client_is_plain_training(name, engine):
     kept = {} if engine in SEQUENTIAL else {"optimizer_state": "fresh"}  # plain SGD has no state
     epochs = local.get("max_epochs", 2)
     assert distance_from_plain(make, engine, epochs=epochs, **{**local, **kept}) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "BatchNorm", "two optimizers", "OneCycle"])
+def test_one_client_in_float32(name):
+    make, _, local = MODULES[name]
+    assert distance_from_plain(make, dtype=torch.float32, **local) < 1e-6
+
+
+@pytest.mark.parametrize("engine", SEQUENTIAL)
+def test_one_client_in_bfloat16_autocast(engine):
+    make, _, _ = MODULES["momentum"]
+    assert distance_from_plain(make, engine, dtype=torch.float32, precision="bf16-mixed") < 1e-6
+
+
+@pytest.mark.parametrize("name", ["momentum", "OneCycle", "plateau", "two optimizers"])
+def test_the_oracle_sees_what_is_not_continued(name):
+    """With fresh optimizers or rounds that begin again, these modules end elsewhere."""
+    make, _, local = MODULES[name]
+    forgets = {"optimizer_state": "fresh"} if name == "momentum" else {"progress": "round"}
+    assert distance_from_plain(make, **{**local, **forgets}) > 1e-4

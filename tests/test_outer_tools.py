@@ -88,15 +88,22 @@ def test_a_subclass_of_dataloader_is_named():
 
 
 def test_the_other_package():
-    """Its classes have the same names, but are not Lightning's."""
-    other = type("Trainer", (), {"__module__": "pytorch_lightning.trainer.trainer"})()
-    with pytest.raises(
-        ConfigurationError, match=r"is a pytorch_lightning.trainer.trainer.Trainer, but fl_lightning works with"
-    ):
-        FederatedOrchestrator().setup(other, Plain(), "fit")
-    module = type("Net", (), {"__module__": "lightly_nets"})()
-    with pytest.raises(ConfigurationError, match=r"The module is a lightly_nets.Net"):
-        FederatedOrchestrator().setup(trainer(1), module, "fit")
-    data = type("Data", (), {"__module__": "pytorch_lightning.core.datamodule"})()
-    with pytest.raises(ConfigurationError, match=r"import from 'lightning.pytorch' instead of 'pytorch_lightning'"):
-        FederatedDataModule(data, IIDPartitioner(2))
+    """Its classes have the same names, but are not Lightning's: lightly and others import them."""
+    other = pytest.importorskip("pytorch_lightning")
+    demos = pytest.importorskip("pytorch_lightning.demos.boring_classes")
+    flags = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    message = "import from 'lightning.pytorch' instead of 'pytorch_lightning'"
+    for given in ({"datamodule": FederatedDataModule(Blobs(), Consecutive())}, {}):
+        run = other.Trainer(max_epochs=1, callbacks=[FederatedOrchestrator()], **flags)
+        with pytest.raises(ConfigurationError, match=message):
+            run.fit(demos.BoringModel(), **given)
+
+    class Own(demos.BoringDataModule):
+        pass
+
+    with pytest.raises(ConfigurationError, match=f"is a test_outer_tools.*Own. .*{message}"):
+        FederatedDataModule(Own(), IIDPartitioner(2))
+    with pytest.raises(ConfigurationError, match=f"The data of client 'a' are a Own. .*{message}"):
+        FederatedDataModule.from_clients({"a": Own()})
+    with pytest.raises(TypeError, match="switch to a single import style"):  # Lightning's own words
+        federate(demos.BoringModel(), 1)

@@ -21,6 +21,11 @@ from fl_lightning.partitioners.base import Partitioner
 
 Source = Any
 """A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
+OTHER_PACKAGE = (
+    "fl_lightning works with the package 'lightning', whose classes are not those of 'pytorch_lightning': import from "
+    "'lightning.pytorch' instead of 'pytorch_lightning'."
+)
+"""What to do about objects of the other package."""
 _LOADERS = {"validation": "val_dataloader", "test": "test_dataloader"}
 _SHARED = ("batch_size", "collate_fn", "drop_last", "num_workers", "pin_memory", "worker_init_fn", "timeout")
 """The settings of loaders that all clients share."""
@@ -237,6 +242,8 @@ class OwnSets(Partitioner):
 
 def _refuse_hooks(clients: Mapping[str, Source]) -> None:
     for name, source in clients.items():
+        if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(source).__mro__):
+            raise ConfigurationError(f"The data of client '{name}' are a {type(source).__name__}. {OTHER_PACKAGE}")
         hooks = [h for h in TRANSFER_HOOKS if _is_module(source) and is_overridden(h, source, LightningDataModule)]
         if hooks:
             raise ConfigurationError(

@@ -15,7 +15,7 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.client_datasets import ClientDatasets
-from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_sets import OTHER_PACKAGE, ClientSets, OwnSets
 from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_loaders import GivenLoaders
@@ -173,6 +173,12 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             settings: further arguments of :class:`FederatedDataModule`, such as ``client_test``.
         """
         return cls(GivenLoaders(train, val, test), partitioner, **settings)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; refuse a Trainer of the package ``pytorch_lightning``, which cannot read this datamodule."""
+        if name == "trainer" and type(value).__module__.startswith("pytorch_lightning."):
+            raise ConfigurationError(f"The Trainer is a pytorch_lightning.Trainer. {OTHER_PACKAGE}")
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Return attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
@@ -394,8 +400,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
 def _not_a_datamodule(given: object) -> str:
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
-    if kind.startswith("pytorch_lightning."):
-        remedy = "fl_lightning works with 'lightning': import from 'lightning.pytorch' instead of 'pytorch_lightning'."
+    if any(base.__module__.startswith("pytorch_lightning.") for base in type(given).__mro__):
+        remedy = OTHER_PACKAGE
     elif isinstance(given, DataLoader):
         remedy = "Write FederatedDataModule.from_loaders(train_loader, val_loader, partitioner=IIDPartitioner(10))."
     else:

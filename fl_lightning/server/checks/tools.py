@@ -63,6 +63,6 @@ def refuse_other_package(trainer: object, module: object) -> None:
         if not isinstance(given, kind):
             raise ConfigurationError(
                 f"The {what} is a {type(given).__module__}.{type(given).__qualname__}, but fl_lightning works with the package "
-                "'lightning', not with 'pytorch_lightning', which has the same classes under other names. Import from "
+                "'lightning', not with 'pytorch_lightning', which has the same classes under other names: import from "
                 "'lightning.pytorch' instead of 'pytorch_lightning'."
             )
