@@ -100,6 +100,25 @@ class Following(Plain):
         return super().training_step(batch, batch_idx)
 
 
+class Remembering(Plain):
+    """Counts its steps, collects its losses, and keeps a queue for each client."""
+
+    client_state = ("queue",)
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.count, self.losses = 0, []
+        self.register_buffer("queue", torch.zeros(4))
+        self.draws = torch.Generator().manual_seed(1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.count += 1
+        scale = 1 + self.count / 100 + len(self.losses) / 50 + self.queue.abs().mean() + torch.rand((), generator=self.draws)
+        self.queue = torch.cat([batch[0][:1, 0], self.queue])[:4]
+        self.losses.append(0.0)
+        return super().training_step(batch, batch_idx) * scale
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -136,6 +155,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "moving targets": lambda: {"module": Following, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
     "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
+    "python state": lambda: {"module": Remembering, "clients_per_round": 3},
     "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
     "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
     "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},
