@@ -1,0 +1,1 @@
+"""Run a federation over a network with Flower: each site holds its own data. Needs ``pip install 'fl_lightning[flower]'``."""
