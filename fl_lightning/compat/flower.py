@@ -53,15 +53,16 @@ def installed_version() -> tuple[int, ...] | None:
         return None
 
 
-def _as_record(content: bytes) -> Any:
-    """Return bytes as a record of Flower, which sends them in parts of 5 MB."""
+def _as_record(parts: Mapping[str, bytes]) -> Any:
+    """Return named bytes as a record of Flower, which sends them in pieces of 5 MB, and equal pieces once."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
-    return RecordDict({"message": ArrayRecord({"bytes": Array("uint8", (len(content),), "bytes", content)})})
+    arrays = {name: Array("uint8", (len(content),), "bytes", content) for name, content in parts.items()}
+    return RecordDict({"message": ArrayRecord(arrays)})
 
 
-def _as_bytes(record: Any) -> bytes:
-    return bytes(record["message"]["bytes"].data)
+def _as_parts(record: Any) -> dict[str, bytes]:
+    return {str(name): bytes(array.data) for name, array in record["message"].items()}
 
 
 def _patient(seconds: float) -> Any:
@@ -225,11 +226,11 @@ class ServerLink:
         """Return all sites."""
         return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in self._grid.get_nodes()]
 
-    def push(self, node_id: int, content: bytes, group: str, seconds: float) -> str | None:
-        """Send bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
+    def push(self, node_id: int, parts: Mapping[str, bytes], group: str, seconds: float) -> str | None:
+        """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
         from flwr.app import Message
 
-        message = Message(_as_record(content), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
+        message = Message(_as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
         (order,) = self._grid.push_messages([message]) or [None]
         return order or None
 
@@ -240,7 +241,7 @@ class ServerLink:
             if message.has_error():
                 yield Reply(order, None, message.error.code)
             else:
-                yield Reply(order, _as_bytes(message.content))
+                yield Reply(order, _as_parts(message.content)["reply"])
 
     def close(self, completed: bool) -> None:
         """End the run, so that sites stop working on it."""
@@ -264,7 +265,7 @@ class ServerLink:
 class Task:
     """Hold a message that a site must answer; see :meth:`SiteLink.tasks`."""
 
-    content: bytes
+    parts: Mapping[str, bytes]
     client: Any
     message: Any
     context: Any
@@ -274,7 +275,7 @@ class Task:
         from flwr.app import Message
         from flwr.supernode.runtime.run_clientapp import push_message
 
-        push_message(self.client, Message(_as_record(content), reply_to=self.message), self.context)
+        push_message(self.client, Message(_as_record({"reply": content}), reply_to=self.message), self.context)
 
 
 class SiteLink:
@@ -305,7 +306,7 @@ class SiteLink:
         status, context = "failed", None
         try:
             message, context, _, _ = pull_task_input(client)  # the bundle is not read
-            yield Task(_as_bytes(message.content), client, message, context)
+            yield Task(_as_parts(message.content), client, message, context)
             status = "completed"
         finally:
             push_task_output(client, context, status, "")

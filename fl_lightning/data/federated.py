@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,12 +21,13 @@ from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import require
 from fl_lightning.functional.partition import Partition
-from fl_lightning.messages import Part
+from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -163,11 +164,22 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.datamodule.setup(stage)
         if stage != "fit" and self.server_set == "clients":
             self.datamodule.setup("fit")
+        if clients_elsewhere(self.trainer):
+            return  # :meth:`meet` tells their sizes
         if stage == "fit" or self.server_set == "clients":
             source = training_loader(self.datamodule)
             if self._client_datasets is None:
                 self._client_datasets = self._hold(source)
             self._client_datasets.source = source
+
+    def meet(self, infos: Sequence[ClientInfo]) -> None:
+        """Take what clients outside this process tell about themselves, in the order of their ids."""
+        self._client_datasets = RemoteDatasets(infos)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the clients' examples are outside this process."""
+        return isinstance(self._client_datasets, RemoteDatasets)
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset

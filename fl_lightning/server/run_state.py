@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ class RunState:
         self.client_scores = ClientScores()
         self.totals = Totals()
         self.engine: str | None = None
+        self.federation = uuid4().hex
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
@@ -63,6 +65,7 @@ class RunState:
         self.num_clients = len(training)
         self._partition = training.digest()
         self.fingerprint = None
+        self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def reset(self) -> None:
         """Discard all state before the first round."""
@@ -82,6 +85,7 @@ class RunState:
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
             "engine": self.engine,
+            "federation": self.federation,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
@@ -100,6 +104,7 @@ class RunState:
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state.get("totals", {}))
         self.engine = state.get("engine")
+        self.federation = state.get("federation", self.federation)
         self._random_state = state["random_state"]
 
     def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:

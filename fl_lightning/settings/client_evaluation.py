@@ -66,7 +66,7 @@ class ClientEvaluation:
         Raises:
             ConfigurationError: if they have none; it says what to set.
         """
-        if self.active and not data.client_test:
+        if self.active and data.splits.test is None:
             raise ConfigurationError(
                 "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
                 "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."

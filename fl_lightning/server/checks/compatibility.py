@@ -60,7 +60,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
     for metric in (strategy.metric, worth):
         if metric is not None:
             require_server_set(metric, data, trainer.limit_val_batches)
-    if strategy.local_metric is not None and not data.client_validation:
+    if strategy.local_metric is not None and data.splits.validation is None:
         raise ConfigurationError(
             f"{type(strategy).__name__} evaluates each client's model on the client's own validation part, but clients have "
             "none. Set 'data.client_validation' to the share of examples that each client holds back, e.g. 0.1."
