@@ -124,6 +124,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def origin(self) -> str:
         """Return the origin of the data, in words."""
+        if isinstance(self._client_datasets, RemoteDatasets):
+            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
         return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
 
     @property
