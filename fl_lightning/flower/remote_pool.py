@@ -129,6 +129,8 @@ class RemotePool:
     def _send(self, client: int, orders: Sequence[TrainOrder | EvalOrder]) -> None:
         """Send orders with what the site must know first; without orders it does not need the model."""
         assert self._model is not None
+        if any(isinstance(order, TrainOrder) for order in orders):
+            self._trained.add(client)  # it may train even if its reply is lost
         content = envelope.request(
             "work",
             federation=self._federation(),
@@ -257,7 +259,6 @@ class RemotePool:
         """
         client, replies = answer.client, found.get("replies")
         who = self._who(client)
-        self._trained.add(client)
         try:
             (report,) = replies if isinstance(replies, tuple) else ()
             require_message(report, ChainReport)

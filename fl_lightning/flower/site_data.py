@@ -71,7 +71,7 @@ def read_settings(path: Path) -> SiteSettings:
     parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
     try:
         parsed = parser.parse_path(str(path))
-        return SiteSettings(**vars(parser.instantiate_classes(parsed)))
+        return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(f"'{path}' cannot be read: {' '.join(line.strip() for line in cause)[:600]}") from error
@@ -125,7 +125,10 @@ class SiteData:
         counts = None
         if consent:
             counts = tuple(int(count) for count in self.whole.label_counts()[0])
-        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"))
+        dataset: Any = self.whole.client_datasets.source.dataset
+        names = getattr(dataset, "classes", None)
+        classes = None if names is None else tuple(str(name)[:100] for name in names)
+        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes)
 
     def _here(self, client: int) -> None:
         if client != self.number:

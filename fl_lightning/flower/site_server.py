@@ -106,7 +106,7 @@ class SiteServer:
             self._prepare(asked)
             reply = envelope.reply()
         else:
-            reply = self._carry_out(asked, parts)
+            return self._carry_out(asked, parts)
         self._audit.record("out", asked["kind"], reply, ())
         return reply
 
@@ -159,6 +159,7 @@ class SiteServer:
         releases = work.built.runtime.releases()
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
         reply = envelope.reply(replies=replies, releases=told)
+        self._audit.record("out", "work", reply, {"replies": replies})
         final = all(not one.failures for one in replies if isinstance(one, ChainReport))
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
@@ -184,5 +185,4 @@ class SiteServer:
         assert result is not None
         if isinstance(order, TrainOrder):
             self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
-        self._audit.record("out", type(result).__name__, b"", result)
         return result
