@@ -318,6 +318,42 @@ class SiteLink:
         self._client.close()
 
 
+class RunWatch:
+    """Ask the server whether a run still goes on: a SuperNode does not ask while its worker is busy.
+
+    Args:
+        address: the server's public address, host and port.
+        certificate: the CA's certificate, PEM; None for the system's.
+        key: the site's private key, OpenSSH.
+    """
+
+    def __init__(self, address: str, certificate: bytes | None, key: bytes) -> None:
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+        private: Any = load_ssh_private_key(key, None)
+        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+        signed = NodeAuthHttpInterceptor(private, private.public_key())
+        self._client = FleetHttpClient.from_server_address(address, False, certificate, interceptors=[version, signed])
+
+    def ended(self, task: Task) -> bool:
+        """Return whether the server says that the run of a task has ended; a server that does not answer says nothing."""
+        import httpx
+        from flwr.proto.node_pb2 import Node as NodeProto
+        from flwr.proto.run_pb2 import GetRunRequest
+
+        node = NodeProto(node_id=task.context.node_id)
+        try:
+            self._client.GetRun(GetRunRequest(node=node, run_id=task.context.run_id))
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code == 403
+        except httpx.HTTPError:
+            return False
+        return False
+
+
 def _runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
     """Return a client of a Runtime API, without TLS if there is no certificate, which only loopback allows."""
     from flwr.supercore.interceptors import (

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
     worker = [
         *(sys.executable, "-m", "fl_lightning.flower.worker", "--name", arguments.name, "--data", str(data)),
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
+        *("--server", address, "--key", str(key), *(["--ca", arguments.ca] if arguments.ca else [])),
     ]
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
