@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import yaml
-from lightning.pytorch import Callback
 from federation_demo import same_bits, weights, write_rows
+from lightning.pytorch import Callback
 
 from fl_lightning.cli import main
 from fl_lightning.flower.remote_sites import RemoteSites
@@ -145,7 +145,10 @@ def table(path: str, **more: Any) -> dict[str, Any]:
 
 def configuration(**federation: Any) -> dict[str, Any]:
     """Return the YAML of a fit, the same for a simulation and for sites."""
-    network = {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6, "hidden": [5], "num_classes": 3, "dropout": 0.1}}
+    network = {
+        "class_path": "fl_lightning.MLP",
+        "init_args": {"in_features": 6, "hidden": [5], "num_classes": 3, "dropout": 0.1},
+    }
     optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
     model = {"num_classes": 3, "network": network, "loss": "CrossEntropy", "optimizer": optimizer}
     return {

@@ -16,7 +16,7 @@ import fl_lightning
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.recipe import Recipe, Refused, default_classes
+from fl_lightning.flower.recipe import Recipe, default_classes
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientJob, EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Pull, Snapshot
@@ -44,7 +44,15 @@ def contract(model: Any = MODEL, **changes: Any) -> dict[str, Any]:
         "client_evaluation": {},
         "faults": {},
     }
-    values = {"seed": 0, "num_clients": 3, "precision": "32-true", "threads": 1, "inference_mode": True, "logger": False, "rounds": 3}
+    values = {
+        "seed": 0,
+        "num_clients": 3,
+        "precision": "32-true",
+        "threads": 1,
+        "inference_mode": True,
+        "logger": False,
+        "rounds": 3,
+    }
     federation = {**sections, **{name: value for name, value in changes.items() if name in sections}}
     top = {name: value for name, value in changes.items() if name not in sections}
     return {"model": model, "federation": federation, **values, **top}
@@ -110,7 +118,7 @@ def test_nothing_is_imported_that_is_not_on_the_list(model, site, tmp_path):
     (tmp_path / "evil.py").write_text(EVIL)
     sys.path.insert(0, str(tmp_path))
     try:
-        assert "Refused" in str(ask(site, "prepare", contract=contract(model))["error"])
+        assert "RefusedError" in str(ask(site, "prepare", contract=contract(model))["error"])
     finally:
         sys.path.remove(str(tmp_path))
     assert "evil" not in sys.modules
@@ -120,12 +128,14 @@ def test_nothing_is_imported_that_is_not_on_the_list(model, site, tmp_path):
 def test_a_function_is_not_taken_for_a_callable(site):
     """A parser would resolve the path of a function for a parameter of the type Callable."""
     model = {**MODEL, "init_args": {**MODEL["init_args"], "optimizer": "os.system"}}
-    assert "Refused" in str(ask(site, "prepare", contract=contract(model))["error"])
+    assert "RefusedError" in str(ask(site, "prepare", contract=contract(model))["error"])
 
 
-@pytest.mark.parametrize("local", [{"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]}, {"callbacks": ["x"]}])
+@pytest.mark.parametrize(
+    "local", [{"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]}, {"callbacks": ["x"]}]
+)
 def test_callbacks_are_refused(local, site):
-    assert "Refused" in str(ask(site, "prepare", contract=contract(local=local))["error"])
+    assert "RefusedError" in str(ask(site, "prepare", contract=contract(local=local))["error"])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_callbacks_are_refused(local, site):
 )
 def test_places_and_unknown_arguments_are_refused(network, site):
     model = {**MODEL, "init_args": {**MODEL["init_args"], "network": network}}
-    assert "Refused" in str(ask(site, "prepare", contract=contract(model))["error"])
+    assert "RefusedError" in str(ask(site, "prepare", contract=contract(model))["error"])
 
 
 def test_the_site_decides_about_classes(tmp_path, monkeypatch):
@@ -170,7 +180,10 @@ def with_policy(tmp_path: Any, **policy: Any) -> Any:
 @pytest.mark.parametrize("noise", [None, 0.5])
 def test_weaker_noise_is_refused(noise, site, tmp_path):
     site = with_policy(tmp_path, min_noise=1.0)
-    transform = {"class_path": "fl_lightning.ClientPrivacy", "init_args": {"max_norm": 1.0, "noise_multiplier": noise, "noise": "local"}}
+    transform = {
+        "class_path": "fl_lightning.ClientPrivacy",
+        "init_args": {"max_norm": 1.0, "noise_multiplier": noise, "noise": "local"},
+    }
     transforms = [] if noise is None else [transform]
     assert "policy requires 1.0" in str(ask(site, "prepare", contract=contract(transforms=transforms))["error"])
     transform["init_args"]["noise_multiplier"] = 1.5
@@ -241,7 +254,7 @@ def test_a_model_that_does_not_fit_is_refused(tensors, site):
 )
 def test_orders_of_wrong_types_lengths_or_clients_are_refused(bad, site):
     reply = work(site, bad)
-    assert "WireError" in str(reply["error"]) or "Refused" in str(reply["error"])
+    assert "WireError" in str(reply["error"]) or "RefusedError" in str(reply["error"])
     assert "error" not in work(site, order())
 
 
@@ -291,5 +304,3 @@ def test_random_bytes_never_raise(content):
     site = SERVERS[NAMES[0]]
     reply = envelope.opened(site.answer({"order": content}), ("reply",))
     assert "error" in reply
-
-

@@ -169,7 +169,6 @@ def test_a_site_that_lacks_a_version_says_so(tmp_path, monkeypatch, capsys):
 
 def test_an_error_at_a_site_is_told_by_class_and_code(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
-    read = SERVERS["south"]._data.client
 
     def fails(*args, **kwargs):
         raise OSError("patient 4711 has a broken record")
@@ -181,9 +180,7 @@ def test_an_error_at_a_site_is_told_by_class_and_code(tmp_path, monkeypatch, cap
     assert "Site south (client 1): OSError (code " in told
     assert "4711" not in told
     assert "patient 4711" in (tmp_path / "south" / "state" / "errors.log").read_text()
-    SERVERS["south"]._data.client = read
     with pytest.warns(UserWarning, match=r"without client 1.*OSError \(code"):
-        SERVERS["south"]._data.client = fails
         federate(configuration(faults={"policy": "skip"}), "skipped")
 
 
@@ -257,4 +254,3 @@ def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
     assert len(sent) == 3
     assert all(tensors["replies[0].updates[0].model.vector"] == ["float32", parameters] for tensors in sent)
     assert all(len(line["sha256"]) == 64 for line in lines)
-

@@ -2,8 +2,8 @@
 
     make federation
 
-It writes each site's rows into a folder of its own, simulates the federation in one process, then runs it over the network with the
-same YAML, and compares the two models. docs/real_federation.md walks through the same steps for several machines.
+It writes each site's rows into a folder of its own, simulates the federation in one process, then runs it over the network with
+the same YAML, and compares the two models. docs/real_federation.md walks through the same steps for several machines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from fl_lightning.flower.processes import end_with_parent
 
 NAMES = ("hospital_a", "hospital_b", "hospital_c")
 CONFIG = """config_version: 1
@@ -80,7 +82,7 @@ class Federation:
     Args:
         folder: the folder of the demonstration; each party works in a folder of its own within it.
         names: the names of the sites.
-        life: the seconds after which every process is ended.
+        life: the seconds after which a command that must end counts as hung.
     """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES, life: int = 900) -> None:
@@ -94,7 +96,8 @@ class Federation:
         server = self.folder / "server"
         (server / "all").mkdir(parents=True)
         write_rows(server / "test.csv", features[:test], labels[:test])
-        write_rows(server / "few.csv", features[:test:7] * 0, labels[:test:7])  # never trained on: the sites have the rows
+        few = np.unique(labels, return_index=True)[1]  # one of each digit, blank: never trained on, the sites have the rows
+        write_rows(server / "few.csv", features[few] * 0, labels[few])
         share = np.cumsum([0, *(k + 2 for k in range(len(self.names)))])
         bounds = test + (share / share[-1] * (len(labels) - test)).astype(int)
         for k, name in enumerate(self.names):
@@ -110,22 +113,31 @@ class Federation:
         shutil.rmtree(self.folder / "server" / "all")
 
     def command(self, *arguments: str) -> list[str]:
-        """Return a command of fl-lightning, which ends after the demonstration's life."""
-        limit = ["timeout", "--kill-after=5", str(self.life)] if shutil.which("timeout") else []
-        return [*limit, sys.executable, "-m", "fl_lightning", *arguments]
+        """Return a command of fl-lightning."""
+        return [sys.executable, "-m", "fl_lightning", *arguments]
 
     def _start(self, where: str, log: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.folder / where / log, "ab") as output:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
             return subprocess.Popen(
-                self.command(*arguments), cwd=self.folder / where, env=environment, stdout=output, stderr=subprocess.STDOUT
+                self.command(*arguments),
+                cwd=self.folder / where,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent,
             )
 
     def call(self, where: str, *arguments: str) -> str:
         """Run a command to its end, and return its output."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
         done = subprocess.run(
-            self.command(*arguments), cwd=self.folder / where, env=environment, capture_output=True, text=True, timeout=self.life
+            self.command(*arguments),
+            cwd=self.folder / where,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=self.life,
         )
         if done.returncode:
             raise RuntimeError(f"fl-lightning {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,7 +1,7 @@
 """Use Flower as a transport of bytes. Everything private of flwr is here, for the minor version in ``pyproject.toml``.
 
-Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that Flower
-requires of a run is a stub without code, which neither side unpacks.
+Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that
+Flower requires of a run is a stub without code, which neither side unpacks.
 """
 
 from __future__ import annotations
@@ -338,6 +338,18 @@ class RunWatch:
         signed = NodeAuthHttpInterceptor(private, private.public_key())
         self._client = FleetHttpClient.from_server_address(address, False, certificate, interceptors=[version, signed])
 
+    def status(self) -> int:
+        """Return the HTTP status of a signed request about a run that does not exist: 401 for an unknown key."""
+        import httpx
+        from flwr.proto.node_pb2 import Node as NodeProto
+        from flwr.proto.run_pb2 import GetRunRequest
+
+        try:
+            self._client.GetRun(GetRunRequest(node=NodeProto(node_id=1), run_id=1))
+        except httpx.HTTPStatusError as error:
+            return int(error.response.status_code)
+        return 200
+
     def ended(self, task: Task) -> bool:
         """Return whether the server says that the run of a task has ended; a server that does not answer says nothing."""
         import httpx
@@ -438,7 +450,13 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
 
     arguments = [
         *("flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
-        *("--disable-runtime-dependency-installation", "--ssl-ca-certfile", files["ca"], "--ssl-certfile", files["certificate"]),
+        *(
+            "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile",
+            files["ca"],
+            "--ssl-certfile",
+            files["certificate"],
+        ),
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
     with patch.object(sys, "argv", arguments):

@@ -77,20 +77,21 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo]) -> None:
         lacking = [info.name for info in infos if not getattr(info, counted)]
         if needed and lacking:
             raise ConfigurationError(
-                f"'{name}' needs a {part} part at each site, but {', '.join(lacking)} has none. Set 'client_{part}' or '{part}' "
-                "in the site's data.yaml."
+                f"'{name}' needs a {part} part at each site, but {', '.join(lacking)} has none. Set 'client_{part}' or "
+                f"'{part}' in the site's data.yaml."
             )
     different = next((info for info in infos if info.classes != infos[0].classes), None)
     if different is not None:
         raise ConfigurationError(
-            f"Site {infos[0].name} numbers the classes as {_listed(infos[0])}, but site {different.name} as {_listed(different)}, "
-            "so the same number means different classes. Give all sites examples of every class, or data that fix the order."
+            f"Site {infos[0].name} numbers the classes as {_listed(infos[0])}, but site {different.name} as "
+            f"{_listed(different)}, so the same number means different classes. Give all sites examples of every class, or data "
+            "that fix the order."
         )
     silent = [info.name for info in infos if info.label_counts is None]
     if settings.route.needs_labels and silent:
         raise ConfigurationError(
-            f"'federation.route' is {type(settings.route).__name__}, which needs label counts, but {', '.join(silent)} does not "
-            "tell them. The site can set 'policy.label_counts' to true in its data.yaml."
+            f"'federation.route' is {type(settings.route).__name__}, which needs label counts, but {', '.join(silent)} does "
+            "not tell them. The site can set 'policy.label_counts' to true in its data.yaml."
         )
 
 

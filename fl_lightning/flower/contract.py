@@ -15,7 +15,7 @@ from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.recipe import Recipe, Refused
+from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.routes.base import Route
@@ -72,23 +72,23 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     """
     sections = contract.get("federation") if isinstance(contract, Mapping) else None
     if not isinstance(contract, Mapping) or set(contract) != {"model", "federation", *_VALUES}:
-        raise Refused("The server's settings do not have the expected sections. Install the same version on both sides.")
+        raise RefusedError("The server's settings do not have the expected sections. Install the same version on both sides.")
     if not isinstance(sections, Mapping) or set(sections) != set(SECTIONS):
-        raise Refused("The server's section 'federation' does not have the expected settings.")
+        raise RefusedError("The server's section 'federation' does not have the expected settings.")
     for name, kind in _VALUES.items():
         if type(contract[name]) is not kind:
-            raise Refused(f"The server's setting '{name}' must be of type {kind.__name__}.")
+            raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
     if not 0 <= client < contract["num_clients"] <= 10**6 or not 1 <= contract["threads"] <= 1024:
-        raise Refused("The server's number of clients or threads is outside its range.")
+        raise RefusedError("The server's number of clients or threads is outside its range.")
     if contract["rounds"] > policy.max_rounds:
-        raise Refused(f"The server plans {contract['rounds']} rounds, but this site allows {policy.max_rounds}.")
+        raise RefusedError(f"The server plans {contract['rounds']} rounds, but this site allows {policy.max_rounds}.")
     recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
-        raise Refused("The server's 'model' must be a class with 'class_path'.")
+        raise RefusedError("The server's 'model' must be a class with 'class_path'.")
     recipe.check(contract["model"], "model")
     recipe.check(sections, "federation")
     if isinstance(sections["local"], Mapping) and sections["local"].get("callbacks"):
-        raise Refused("'federation.local.callbacks' is code of the server's, which sites do not run.")
+        raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
 
 
 def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any) -> Built:

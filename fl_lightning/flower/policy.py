@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from fl_lightning.errors import require
-from fl_lightning.flower.recipe import Refused, default_classes
+from fl_lightning.flower.recipe import RefusedError, default_classes
 from fl_lightning.messages import EvalOrder, Part, TrainOrder
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.transforms.client_privacy import ClientPrivacy
@@ -21,8 +21,8 @@ class Policy:
         classes: the dotted paths of classes that a model may use besides this package's, torch's losses and optimizers.
         default_classes: whether to accept those; false leaves only ``classes``.
         max_rounds: the most rounds in which the site trains in one federation, >= 1.
-        min_noise: the least noise multiplier of differential privacy at the client, >= 0: of ``ClientPrivacy`` with local noise,
-            or of ``federation.local.privacy``. With 0, none is needed.
+        min_noise: the least noise multiplier of differential privacy at the client, >= 0: of ``ClientPrivacy`` with local
+            noise, or of ``federation.local.privacy``. With 0, none is needed.
         evaluations: the parts of the site's examples on which a server may have models evaluated: training, validation, test.
         label_counts: whether to tell the server the number of examples of each class.
         largest_message: the largest accepted message in MiB, > 0.
@@ -61,7 +61,9 @@ class Policy:
         given += [] if local.privacy is None else [local.privacy.noise_multiplier]
         most = max(given, default=0.0)
         if most < self.min_noise:
-            raise Refused(f"The noise multiplier at the client is {most}, but this site's policy requires {self.min_noise}.")
+            raise RefusedError(
+                f"The noise multiplier at the client is {most}, but this site's policy requires {self.min_noise}."
+            )
 
     def check_order(self, order: TrainOrder | EvalOrder) -> None:
         """Refuse rounds and evaluations that this site does not allow.
@@ -71,6 +73,6 @@ class Policy:
         """
         for job in order.jobs:
             if not 0 <= job.round_idx < self.max_rounds:
-                raise Refused(f"Round {job.round_idx} is beyond this site's limit of {self.max_rounds} rounds.")
+                raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {self.max_rounds} rounds.")
         if isinstance(order, EvalOrder) and order.part not in self.evaluations:
-            raise Refused(f"This site does not allow evaluation on its {order.part} examples.")
+            raise RefusedError(f"This site does not allow evaluation on its {order.part} examples.")

@@ -52,7 +52,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if output else None,
-                preexec_fn=end_with_parent,  # noqa: PLW1509
+                preexec_fn=end_with_parent,
                 start_new_session=True,
             )
         finally:

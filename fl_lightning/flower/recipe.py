@@ -1,7 +1,7 @@
 """Build objects from values that came over the network, without a parser that imports what a value names.
 
-A value is plain (None, bool, int, float, str, lists and mappings of these) or ``{"class_path": ..., "init_args": {...}}``. A class is
-imported only if its dotted path is on an exact list. Functions, paths and URLs are never accepted.
+A value is plain (None, bool, int, float, str, lists and mappings of these) or ``{"class_path": ..., "init_args": {...}}``.
+A class is imported only if its dotted path is on an exact list. Functions, paths and URLs are never accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def default_classes() -> frozenset[str]:
     """Return the dotted paths that a site accepts by default: this package's classes, torch's losses and optimizers."""
     import fl_lightning
 
-    names = {f"fl_lightning.{name}" for part in _PACKAGE for name in fl_lightning._NAMES[part].split()}
+    public: dict[str, str] = vars(fl_lightning)["_NAMES"]
+    names = {f"fl_lightning.{name}" for part in _PACKAGE for name in public[part].split()}
     names |= {f"fl_lightning.{name}" for name in _SETTINGS}
     names |= {f"torch.nn.{name}" for name in _TORCH_LOSSES.split()}
     names |= {f"torch.optim.{name}" for name in _TORCH_OPTIMIZERS.split()}
@@ -43,7 +44,7 @@ def default_classes() -> frozenset[str]:
     return frozenset(names)
 
 
-class Refused(ConfigurationError):
+class RefusedError(ConfigurationError):
     """A site does not accept what a server sent."""
 
 
@@ -70,34 +71,36 @@ class Recipe:
             Refused: naming the setting.
         """
         if depth > _DEPTH:
-            raise Refused(f"'{where[:80]}' is nested more than {_DEPTH} times.")
+            raise RefusedError(f"'{where[:80]}' is nested more than {_DEPTH} times.")
         if _is_class(value):
             path, extra = value["class_path"], set(value) - {"class_path", "init_args"}
             if extra:
-                raise Refused(f"'{where}' has the keys {sorted(map(str, extra))[:3]}. A class has 'class_path' and 'init_args'.")
+                raise RefusedError(
+                    f"'{where}' has the keys {sorted(map(str, extra))[:3]}. A class has 'class_path' and 'init_args'."
+                )
             if not isinstance(path, str) or path not in self._allowed:
-                raise Refused(
+                raise RefusedError(
                     f"'{where}' is the class '{str(path)[:100]}', which this site does not accept. If you trust it, add this "
                     "exact path to 'policy.classes' of the site's data.yaml."
                 )
             value = value.get("init_args") or {}
             if not isinstance(value, Mapping):
-                raise Refused(f"'{where}.init_args' must be a mapping.")
+                raise RefusedError(f"'{where}.init_args' must be a mapping.")
         if isinstance(value, Mapping):
             for name, item in value.items():
                 if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
-                    raise Refused(f"'{where}' has the key {str(name)[:40]!r}. Use names of arguments.")
+                    raise RefusedError(f"'{where}' has the key {str(name)[:40]!r}. Use names of arguments.")
                 if _LOCATION.search(name) and item is not None:
-                    raise Refused(f"'{where}.{name}' names a place, which a server must not choose. Set it to null.")
+                    raise RefusedError(f"'{where}.{name}' names a place, which a server must not choose. Set it to null.")
                 self.check(item, f"{where}.{name}", depth + 1)
         elif isinstance(value, list | tuple):
             for number, item in enumerate(value):
                 self.check(item, f"{where}[{number}]", depth + 1)
         elif isinstance(value, str):
             if not _PLAIN_TEXT.fullmatch(value):
-                raise Refused(f"'{where}' is text that could name a place or contain code. Use a plain word.")
+                raise RefusedError(f"'{where}' is text that could name a place or contain code. Use a plain word.")
         elif value is not None and not isinstance(value, bool | int | float):
-            raise Refused(f"'{where}' is a {type(value).__name__}. Use plain values.")
+            raise RefusedError(f"'{where}' is a {type(value).__name__}. Use plain values.")
 
     def build(self, value: Any, hint: Any, where: str) -> Any:
         """Return the object that a value describes; call :meth:`check` for the whole value first.
@@ -129,7 +132,9 @@ class Recipe:
         if any(typing.get_origin(kind) is collections_callable or kind is Callable for kind in kinds) and not any(
             isinstance(kind, type) and isinstance(value, kind) for kind in kinds
         ):
-            raise Refused(f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. A function is not accepted.")
+            raise RefusedError(
+                f"'{where}' needs a class with 'class_path', but is {str(value)[:60]!r}. A function is not accepted."
+            )
         if float in kinds and isinstance(value, int) and not isinstance(value, bool) and int not in kinds:
             return float(value)
         return self._untyped(value, where)
@@ -147,11 +152,11 @@ class Recipe:
         """Return an object of a class on the list, or a function that creates it from further arguments."""
         path = value["class_path"]
         if path not in self._allowed:
-            raise Refused(f"'{where}' is the class '{str(path)[:100]}', which this site does not accept.")
+            raise RefusedError(f"'{where}' is the class '{str(path)[:100]}', which this site does not accept.")
         module, _, name = path.rpartition(".")
         found = getattr(import_module(module), name)
         if not isinstance(found, type):
-            raise Refused(f"'{where}' is '{path}', which is not a class.")
+            raise RefusedError(f"'{where}' is '{path}', which is not a class.")
         arguments = value.get("init_args") or {}
         wanted = [kind for kind in kinds if isinstance(kind, type)]
         if wanted and issubclass(found, tuple(wanted)):
@@ -161,7 +166,7 @@ class Recipe:
         if creates and issubclass(found, tuple(creates)):
             return partial(found, **self._arguments(found, arguments, where))
         if kinds and (wanted or creates):
-            raise Refused(f"'{where}' is '{path}', but needs {' or '.join(k.__name__ for k in [*wanted, *creates])}.")
+            raise RefusedError(f"'{where}' is '{path}', but needs {' or '.join(k.__name__ for k in [*wanted, *creates])}.")
         return self._call(found, arguments, where)
 
     def _call(self, kind: Any, arguments: Mapping[str, Any], where: str) -> Any:
@@ -169,7 +174,7 @@ class Recipe:
         try:
             inspect.signature(kind).bind(**built)
         except TypeError as error:
-            raise Refused(f"'{where}' does not fit {kind.__name__}: {error}.") from error
+            raise RefusedError(f"'{where}' does not fit {kind.__name__}: {error}.") from error
         return kind(**built)
 
     def _arguments(self, kind: Any, arguments: Mapping[str, Any], where: str) -> dict[str, Any]:

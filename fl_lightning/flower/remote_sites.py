@@ -53,7 +53,7 @@ class RemoteSites(RemoteClients):
         found = self._ask_all({client: envelope.request("describe") for client in range(len(names))}, names)
         infos = []
         for client, name in enumerate(names):
-            info = found[client].get("info")
+            info: Any = found[client].get("info")
             require_message(info, ClientInfo)
             if info.name != name or info.num_examples < 1:
                 raise ConfigurationError(f"Site {name} calls itself '{info.name[:60]}', with {info.num_examples} examples.")

@@ -16,7 +16,7 @@ from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder
 
-NGINX = """# The SuperLink listens on loopback only; TLS must end on this machine, because the sites sign timestamps, not connections.
+NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
 # Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}
 server {{
     listen 443 ssl;

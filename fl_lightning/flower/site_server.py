@@ -18,7 +18,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.audit import AuditLog
 from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
-from fl_lightning.flower.recipe import Refused
+from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_state import SiteStore
 from fl_lightning.flower.validation import require_message, require_model, require_order
@@ -83,7 +83,7 @@ class SiteServer:
 
         The text of an error is told only if it is about the server's own message.
         """
-        if isinstance(error, Refused | WireError):
+        if isinstance(error, RefusedError | WireError):
             self._say(f"Refused: {error}")
             return f"{type(error).__name__}: {error}"
         code = secrets.token_hex(4)
@@ -95,7 +95,7 @@ class SiteServer:
     def _answer(self, parts: Parts) -> bytes:
         size = sum(map(len, parts.values()))
         if size > self._policy.largest_message * 2**20:
-            raise Refused(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
+            raise RefusedError(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
         if set(parts) not in ({"order"}, {"order", "model"}):
             raise WireError("The message does not have the expected parts.")
         asked = envelope.opened(parts["order"], envelope.KINDS)

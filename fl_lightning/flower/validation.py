@@ -6,7 +6,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,9 +17,13 @@ from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Snapshot
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -122,4 +125,6 @@ def _require_snapshot(model: Snapshot, state: ModelState) -> None:
 
 def _require_vector(vector: Tensor, size: int, name: str) -> None:
     if vector.shape != (size,) or not vector.is_floating_point():
-        raise WireError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, but must be {size} floating-point numbers.")
+        raise WireError(
+            f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, but must be {size} floating-point numbers."
+        )

@@ -63,7 +63,6 @@ class ClientRandom:
             random.setstate(before[1])
             np.random.set_state(before[2])
 
-
     @contextmanager
     def _on_gpu(self) -> Iterator[None]:
         if self._gpu is None:
