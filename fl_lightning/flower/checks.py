@@ -84,8 +84,7 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo]) -> None:
     if different is not None:
         raise ConfigurationError(
             f"Site {infos[0].name} numbers the classes as {_listed(infos[0])}, but site {different.name} as "
-            f"{_listed(different)}, so the same number means different classes. Give all sites examples of every class, or data "
-            "that fix the order."
+            f"{_listed(different)}, so the same number means different classes. Give all sites examples of every class."
         )
     silent = [info.name for info in infos if info.label_counts is None]
     if settings.route.needs_labels and silent:

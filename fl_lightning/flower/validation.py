@@ -16,7 +16,6 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Snapshot
 
-
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 
