@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ def installed_version() -> tuple[int, ...] | None:
         return None
 
 
-def _as_record(parts: Mapping[str, bytes]) -> Any:
+def as_record(parts: Mapping[str, bytes]) -> Any:
     """Return named bytes as a record of Flower, which sends them in pieces of 5 MB, and equal pieces once."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
@@ -61,7 +61,8 @@ def _as_record(parts: Mapping[str, bytes]) -> Any:
     return RecordDict({"message": ArrayRecord(arrays)})
 
 
-def _as_parts(record: Any) -> dict[str, bytes]:
+def as_parts(record: Any) -> dict[str, bytes]:
+    """Return the named bytes of such a record."""
     return {str(name): bytes(array.data) for name, array in record["message"].items()}
 
 
@@ -203,7 +204,7 @@ class ServerLink:
 
         self._grid = HttpGrid(address, False, certificate, token=token)
         self._grid._retry_invoker = _patient(patience)
-        self._heartbeat = _heartbeat(self._grid._runtime_client)
+        self._heartbeat = heartbeat(self._grid._runtime_client)
         given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
         self._grid.set_run(run_from_proto(given.run))
@@ -211,10 +212,10 @@ class ServerLink:
     def _acquire(self, address: str, certificate: bytes, secret: bytes) -> str:
         from flwr.supercore.constant import TaskType
 
-        client = _runtime(address, certificate, secret, "SuperExec")
+        client = runtime(address, certificate, secret, "SuperExec")
         try:
             while True:
-                got = _acquired(client, TaskType.SERVER_APP)
+                got = acquired(client, TaskType.SERVER_APP)
                 if got is None:
                     raise RuntimeError("The SuperLink has no task for the server. Another process has taken it; start again.")
                 if got[0] == self.run_id:
@@ -230,7 +231,7 @@ class ServerLink:
         """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
         from flwr.app import Message
 
-        message = Message(_as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
+        message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
         (order,) = self._grid.push_messages([message]) or [None]
         return order or None
 
@@ -241,7 +242,7 @@ class ServerLink:
             if message.has_error():
                 yield Reply(order, None, message.error.code)
             else:
-                yield Reply(order, _as_parts(message.content)["reply"])
+                yield Reply(order, as_parts(message.content)["reply"])
 
     def close(self, completed: bool) -> None:
         """End the run, so that sites stop working on it."""
@@ -258,115 +259,10 @@ class ServerLink:
         self.control.close()
 
 
-# ---------------------------------------------------------------- a site's end
+# ---------------------------------------------------------------- both ends
 
 
-@dataclass(frozen=True)
-class Task:
-    """Hold a message that a site must answer; see :meth:`SiteLink.tasks`."""
-
-    parts: Mapping[str, bytes]
-    client: Any
-    message: Any
-    context: Any
-
-    def reply(self, content: bytes) -> None:
-        """Send the answer."""
-        from flwr.app import Message
-        from flwr.supernode.runtime.run_clientapp import push_message
-
-        push_message(self.client, Message(_as_record({"reply": content}), reply_to=self.message), self.context)
-
-
-class SiteLink:
-    """Take messages from this site's SuperNode, in place of ``flower-superexec`` and ``flwr-clientapp``.
-
-    Args:
-        address: the SuperNode's address on this machine.
-        secret: the secret that allows a process to acquire tasks.
-    """
-
-    def __init__(self, address: str, secret: bytes) -> None:
-        prepare_environment()
-        self._address, self._secret = address, secret
-        self._client = _runtime(address, None, secret, "SuperExec")
-
-    @contextmanager
-    def task(self) -> Iterator[Task | None]:
-        """Take the next message if there is one; it ends as completed, or as failed if the body raises an exception."""
-        from flwr.supercore.constant import TaskType
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_task_output
-
-        got = _acquired(self._client, TaskType.CLIENT_APP)
-        if got is None:
-            yield None
-            return
-        client = _runtime(self._address, None, self._secret, "flwr-clientapp", got[1])
-        heartbeat = _heartbeat(client)
-        status, context = "failed", None
-        try:
-            message, context, _, _ = pull_task_input(client)  # the bundle is not read
-            yield Task(_as_parts(message.content), client, message, context)
-            status = "completed"
-        finally:
-            push_task_output(client, context, status, "")
-            heartbeat.stop()
-            client.close()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
-
-
-class RunWatch:
-    """Ask the server whether a run still goes on: a SuperNode does not ask while its worker is busy.
-
-    Args:
-        address: the server's public address, host and port.
-        certificate: the CA's certificate, PEM; None for the system's.
-        key: the site's private key, OpenSSH.
-    """
-
-    def __init__(self, address: str, certificate: bytes | None, key: bytes) -> None:
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-        from flwr.supernode.fleet_http_client import FleetHttpClient
-        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-
-        private: Any = load_ssh_private_key(key, None)
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        signed = NodeAuthHttpInterceptor(private, private.public_key())
-        self._client = FleetHttpClient.from_server_address(address, False, certificate, interceptors=[version, signed])
-
-    def status(self) -> int:
-        """Return the HTTP status of a signed request about a run that does not exist: 401 for an unknown key."""
-        import httpx
-        from flwr.proto.node_pb2 import Node as NodeProto
-        from flwr.proto.run_pb2 import GetRunRequest
-
-        try:
-            self._client.GetRun(GetRunRequest(node=NodeProto(node_id=1), run_id=1))
-        except httpx.HTTPStatusError as error:
-            return int(error.response.status_code)
-        return 200
-
-    def ended(self, task: Task) -> bool:
-        """Return whether the server says that the run of a task has ended; a server that does not answer says nothing."""
-        import httpx
-        from flwr.proto.node_pb2 import Node as NodeProto
-        from flwr.proto.run_pb2 import GetRunRequest
-
-        node = NodeProto(node_id=task.context.node_id)
-        try:
-            self._client.GetRun(GetRunRequest(node=node, run_id=task.context.run_id))
-        except httpx.HTTPStatusError as error:
-            return error.response.status_code == 403
-        except httpx.HTTPError:
-            return False
-        return False
-
-
-def _runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
+def runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
     """Return a client of a Runtime API, without TLS if there is no certificate, which only loopback allows."""
     from flwr.supercore.interceptors import (
         RuntimeTokenHttpInterceptor,
@@ -387,7 +283,7 @@ def _runtime(address: str, certificate: bytes | None, secret: bytes, component: 
     )
 
 
-def _acquired(client: Any, kind: Any) -> tuple[int, str] | None:
+def acquired(client: Any, kind: Any) -> tuple[int, str] | None:
     """Acquire a task, and return its run's id and its token; None if there is none."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
@@ -395,7 +291,7 @@ def _acquired(client: Any, kind: Any) -> tuple[int, str] | None:
     return (int(got.task.run_id), got.token) if got.HasField("task") and got.token else None
 
 
-def _heartbeat(client: Any) -> Any:
+def heartbeat(client: Any) -> Any:
     """Start to tell that this process works on its task. Failures show in the next call of the client, not here."""
     from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
     from flwr.supercore.heartbeat import HeartbeatSender
@@ -408,26 +304,6 @@ def _heartbeat(client: Any) -> Any:
     sender = HeartbeatSender(beat)
     sender.start()
     return sender
-
-
-def supernode_command(address: str, certificate: str, key: str, port: int, secret: str) -> list[str]:
-    """Return the command of a site's SuperNode, which runs nothing by itself.
-
-    Args:
-        address: the server's public address, host and port.
-        certificate: the file of the CA's certificate; empty for the system's.
-        key: the file of the private key.
-        port: the port on loopback at which the worker finds it.
-        secret: the file of the secret that allows the worker to take tasks.
-    """
-    import sys
-
-    start = "from flwr.supernode.cli.flower_supernode import flower_supernode as main; main()"
-    roots = ["--root-certificates", certificate] if certificate else []
-    return [
-        *(sys.executable, "-c", start, "--superlink", address, *roots, "--auth-supernode-private-key", key),
-        *("--host", "127.0.0.1", "--port", str(port), "--isolation", "process", "--superexec-auth-secret-file", secret),
-    ]
 
 
 # ---------------------------------------------------------------- the SuperLink

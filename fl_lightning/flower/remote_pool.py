@@ -12,7 +12,7 @@ import torch
 
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.collectives import Collectives
-from fl_lightning.errors import ClientError, WireError
+from fl_lightning.errors import ClientError, FederationError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.transport import Answer, Transport
 from fl_lightning.flower.validation import require_message
@@ -367,6 +367,8 @@ class RemotePool:
         try:
             if completed:
                 self._conclude()
+        except FederationError as error:  # the fit itself is complete
+            warnings.warn(f"The sites did not learn that the last round is complete. {error}", stacklevel=2)
         finally:
             self._transport.close(completed)
 

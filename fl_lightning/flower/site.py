@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fl_lightning.compat.flower import supernode_command
+from fl_lightning.compat.flower_site import supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower

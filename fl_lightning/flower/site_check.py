@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import FLEET, RunWatch
+from fl_lightning.compat.flower import FLEET
+from fl_lightning.compat.flower_site import RunWatch
 from fl_lightning.errors import FederationError
 from fl_lightning.flower.site import address_of
 from fl_lightning.flower.site_data import SiteData, read_settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,7 +20,6 @@ from fl_lightning.flower import envelope
 _PAUSE = 0.05
 _LOOK = 2.0
 """The seconds between two looks at whether the run still goes on."""
-_STOPPED = 3
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
 
-    from fl_lightning.compat.flower import RunWatch, SiteLink
+    from fl_lightning.compat.flower_site import RunWatch, SiteLink
     from fl_lightning.errors import FederationError
     from fl_lightning.flower.site import say
     from fl_lightning.flower.site_data import SiteData, read_settings
@@ -78,7 +78,7 @@ def _ended_with(watch: Any, task: Any, say: Callable[[str], None]) -> Iterator[N
                 say("The server has ended the run. Stopping the training.")
                 with suppress(Exception):  # frees the SuperNode, which waits for an answer
                     task.reply(envelope.reply(error="stopped"))
-                os._exit(_STOPPED)
+                os.kill(os.getpid(), signal.SIGKILL)  # training may be in the middle of a long call
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
