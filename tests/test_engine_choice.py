@@ -63,10 +63,10 @@ def test_auto_gives_the_bits_of_a_trainer(kind, engine, caplog):
 
 def test_auto_takes_a_trainer_where_equality_has_not_been_tested():
     resident = ResidentModel(Plain())
-    settings = EngineSettings(local=LocalTraining(), precision="32-true", device=torch.device("cuda", 0))
+    settings = EngineSettings(local=LocalTraining(), precision="32-true", device=torch.device("mps", 0))
     name, reason = automatic_engine(resident, settings)
     assert name == "trainer"
-    assert "'cuda'" in reason
+    assert "'mps'" in reason
 
 
 def test_flags_say_what_the_settings_may_stand_for():

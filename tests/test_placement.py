@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from federations import Blobs, Consecutive, Plain, federate, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining, TensorLoader
+from fl_lightning.clients.engines.stacked.stack import ClientStack
+from fl_lightning.clients.inner_trainer import _ResidentStrategy, is_on
 from fl_lightning.data import placement
+from fl_lightning.data.tensor_loader import beside
+from fl_lightning.functional.blocks import blocks
+from fl_lightning.functional.model_state import ModelState
 
 META = torch.device("meta")  # stands in for a GPU: tensors arrive there, whatever this machine has
 
@@ -80,3 +88,65 @@ def test_hooks_that_move_batches_get_them_where_they_were(monkeypatch):
 def test_a_share_outside_its_range_is_refused():
     with pytest.raises(ConfigurationError, match=r"'data\.memory_limit' must be 0 or above, in GiB, or null"):
         federate(Plain(), 1, data=FederatedDataModule(Blobs(), Consecutive(), memory_limit=-1))
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_the_training_set_leaves_the_device_with_the_fit(monkeypatch, engine):
+    """Even if Trainer and orchestrator live on: a second fit would need the memory twice."""
+    copies = []
+
+    def copied(dataset, device, most):
+        copy = TensorDataset(*(tensor.clone() for tensor in dataset.tensors))
+        copies.append(weakref.ref(copy.tensors[0]))
+        return copy
+
+    monkeypatch.setattr("fl_lightning.data.client_datasets.placed", copied)
+    run = federate(Plain(), 2, data=Blobs(), local=LocalTraining(engine=engine))
+    gc.collect()  # as at the end of a fit on a GPU
+    assert run.global_step == 2
+    assert len(copies) == 1
+    assert copies[0]() is None
+
+
+def test_indices_follow_the_tensors():
+    rows = torch.tensor([3, 1, 2])
+    assert beside(rows, torch.device("cpu")) is rows
+    assert beside(rows, META).device.type == "meta"
+    (batch,) = next(iter(TensorLoader([torch.ones(5, 2, device=META)], 2, rows)))
+    assert (batch.device.type, batch.shape) == ("meta", (2, 2))
+
+
+def test_a_module_moves_if_only_a_metric_is_elsewhere():
+    """Lightning moves logged metrics to the CPU after each fit, and the next client trains on the GPU."""
+    module = Plain()
+    strategy = _ResidentStrategy(device=META)
+    strategy._lightning_module = strategy.model = module
+    for part in (module.net, module.train_acc):  # val_acc stays behind
+        part.to(META)
+    strategy.model_to_device()
+    assert module.val_acc.device.type == "meta"
+
+
+def test_a_stack_without_buffers_stays_on_its_device():
+    module = Plain().to(META)
+    (first, _) = ClientStack(module, ModelState(module), [None, None]).snapshots()
+    assert first.vector.device.type == first.counters.device.type == "meta"
+    assert first.counters.numel() == 0
+
+
+@pytest.mark.parametrize(("batch", "there"), [([0, 0], True), ((0,), True), ({"x": 0}, False), ([0, "name"], False), (0, True)])
+def test_a_batch_that_is_there_is_not_moved(batch, there):
+    tensor = torch.zeros(2)
+    real = (
+        {"x": tensor} if isinstance(batch, dict) else tensor if batch == 0 else type(batch)(p if p else tensor for p in batch)
+    )
+    assert is_on(real, torch.device("cpu")) == there
+    assert not is_on(real, META)
+
+
+@pytest.mark.parametrize(("device", "lengths"), [("cpu", [2**16, 2**16, 1]), ("meta", [2**17 + 1])])
+def test_a_gpu_gets_large_blocks(device, lengths):
+    """Each block costs a launch for each operation there: 755 of them made a round of a large model six times as long."""
+    vector = torch.zeros(2**17 + 1, device=device)
+    assert [len(block) for block in blocks(vector)] == lengths
+    assert [len(block) for block in blocks(torch.zeros(2**17 + 1), device=torch.device(device))] == lengths

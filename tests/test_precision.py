@@ -27,6 +27,12 @@ from fl_lightning.settings.local_training import resolve_precision
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
+def test_auto_precision_of_stacked_clients_is_full_unless_the_trainer_says_otherwise():
+    stacked = LocalTraining(engine="stacked")
+    assert resolve_precision(stacked, "32-true", CUDA) == "32-true"
+    assert resolve_precision(stacked, "bf16-true", CUDA) == "bf16-true"
+
+
 @pytest.mark.parametrize(
     ("local", "outer", "device", "bf16", "expected"),
     [

@@ -66,6 +66,30 @@ def test_copies_of_a_client_change_nothing(compilations):
     assert sorted(compilations) == [1, 1, 5, 5, 6, 6]
 
 
+def test_a_cuda_graph_may_overwrite_its_outputs(monkeypatch):
+    """As a recorded graph does in its next run: losses, buffers, accumulated gradients and logs are still needed then."""
+    compile, modes = torch.compile, []
+
+    def overwriting(graph, inputs, mode):
+        kept: list[Tensor] = []
+        modes.append(mode)
+
+        def run(*arguments):
+            found = graph.forward(*arguments)
+            if not kept:
+                kept.extend(tensor.clone() for tensor in found)
+            for own, new in zip(kept, found, strict=True):
+                own.copy_(new)
+            return kept
+
+        return run
+
+    monkeypatch.setattr(stacked_step.torch, "compile", lambda graph, **options: compile(graph, backend=overwriting, **options))
+    local = {"sizes": (10, 10, 10), "compile": "reduce-overhead", "accumulate_grad_batches": 2}
+    assert differences("stacked", regularized, 1e-5, **local) == []
+    assert set(modes) == {"reduce-overhead"}
+
+
 def test_the_whole_cohort_is_not_padded(compilations):
     """Where all clients of a round fit into one stack, nothing is computed in vain."""
     sizes = [5] * 5

@@ -53,7 +53,7 @@ ROWS = {
     "S: stacked": Row("S", _STACK, rounds=10, target=0.1),
     "S: stacked, compiled": Row("S", _STACK | {"compile": True}, rounds=10, target=0.1),
     "S: stacked, CUDA graphs": Row("S", _STACK | {"compile": "reduce-overhead"}, rounds=10, target=0.1),
-    "S: fabric": Row("S", _FULL | {"engine": "fabric"}, target=1.05),
+    "S: fabric": Row("S", _FULL | {"engine": "fabric"}, rounds=2, target=1.05),
     "S: trainer": Row("S", _FULL | {"engine": "trainer"}, rounds=2),
     "W bf16: trainer": Row("W", _AMP | {"engine": "trainer"}, BF16),
     "W bf16: fabric": Row("W", _AMP | {"engine": "fabric"}, BF16, target=1.05),
@@ -77,7 +77,7 @@ def workload(name: str, device: str, rounds: int, cohort: int = 100) -> Workload
     return Workload(name, device, clients=1000, cohort=cohort, rounds=rounds)
 
 
-def measure(name: str, device: str, limit: float = 40.0, repeats: int = 5) -> dict[str, Any]:
+def measure(name: str, device: str, limit: float = 25.0, repeats: int = 5) -> dict[str, Any]:
     """Measure a row: the loop by hand, the row, in turn, and the loop by hand once more as the control.
 
     Args:
@@ -87,7 +87,7 @@ def measure(name: str, device: str, limit: float = 40.0, repeats: int = 5) -> di
         repeats: at most.
     """
     row = ROWS[name]
-    hand_work, own_work = workload(row.workload, device, 3), workload(row.workload, device, row.rounds)
+    hand_work, own_work = workload(row.workload, device, 2), workload(row.workload, device, row.rounds)
     hand: Callable[[], float] = lambda: hand_work.by_hand(autocast=row.autocast)  # noqa: E731
     ours: Callable[[], float] = hand if row.settings is None else lambda: own_work.ours(**row.settings)  # type: ignore[misc]
     begun = time.perf_counter()

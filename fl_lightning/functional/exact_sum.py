@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ClientError
+from fl_lightning.functional.blocks import blocks
 
 FRACTION = 62
 """The grid to use if no coarser one is known to suffice: it resolves 2**-62, about 2e-19, with two integers a number."""
@@ -25,8 +26,6 @@ _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = int(torch.tensor(_MAGIC, dtype=torch.float64).view(torch.int64))
 _QUICK = 2.0**51
 """Adding _MAGIC rounds a double below this to an integer, and leaves that integer in the low bits."""
-_BLOCK = 2**16
-"""The number of elements summed at once, so that intermediate results stay in the processor's cache."""
 
 _TOO_LARGE = (
     "Weighted updates contain values that are not finite or add up to more than 4e12, so they cannot be summed exactly. Lower "
@@ -108,12 +107,12 @@ class ExactSum:
         self.bound += reach
         self._make_room(self._weight_of(reach), reach * 2.0**self.fraction >= _QUICK)
         scale = weight * 2.0**self.fraction
-        parts, lows = self._blocks(values), self._blocks(self.low)
+        parts, lows = blocks(values), blocks(self.low)
         if self.high is None:
             _add_narrow(parts, lows, scale)
             self._biases += 1
         else:
-            _add_wide(parts, lows, self._blocks(self.high), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
+            _add_wide(parts, lows, blocks(self.high), scale, reach * 2.0 ** (self.fraction - _SPLIT) < _QUICK)
 
     def merge(self, other: ExactSum) -> None:
         """Add another sum of the same length and fraction, which may be masked.
@@ -159,16 +158,13 @@ class ExactSum:
         if self.high is not None and not self.masked:
             self._carry()
         result = torch.empty(self.low.shape, dtype=torch.float64, device=self.low.device) if out is None else out
-        highs = self._blocks(self.low if self.high is None else self.high)
-        for low, high, total in zip(self._blocks(self.low), highs, self._blocks(result), strict=True):
+        highs = blocks(self.low if self.high is None else self.high)
+        for low, high, total in zip(blocks(self.low), highs, blocks(result), strict=True):
             units = low.sub(_as_int64(self._biases)).double()
             if self.high is not None:
                 units.add_(high.double(), alpha=2.0**_SPLIT)
             torch.mul(units, 2.0**-self.fraction, out=total)
         return result
-
-    def _blocks(self, vector: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(vector, _BLOCK if vector.device.type == "cpu" else max(1, vector.numel()))
 
     def _weight_of(self, reach: float) -> float:
         """Return the most that a summand can add to the low integers."""
@@ -189,7 +185,7 @@ class ExactSum:
     def _carry(self) -> None:
         self._settle()
         self.high = torch.zeros_like(self.low) if self.high is None else self.high
-        for low, high in zip(self._blocks(self.low), self._blocks(self.high), strict=True):
+        for low, high in zip(blocks(self.low), blocks(self.high), strict=True):
             carries = (low + 2 ** (_SPLIT - 1)) >> _SPLIT
             high += carries
             low -= carries << _SPLIT

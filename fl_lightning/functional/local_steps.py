@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.recycling import large_empty
 
@@ -69,7 +70,7 @@ def control_change(control: Tensor, start: Sequence[Tensor], end: Tensor, rates:
     change = large_empty(end.numel(), end.dtype, end.device)
     sizes = [tensor.numel() for tensor in start]
     for before, *others in zip(start, *(torch.split(v, sizes) for v in (change, control, end)), strict=True):
-        for w, own, c, y in zip(*(torch.split(v, _BLOCK) for v in (before.reshape(-1), *others)), strict=True):
+        for w, own, c, y in zip(*(blocks(v, _BLOCK, end.device) for v in (before.reshape(-1), *others)), strict=True):
             difference = to_float64(w.to(y.device)) - y
             own.copy_(difference.div_(rates).sub_(c.to(difference.device)))
     return change
@@ -88,6 +89,6 @@ def control_correction(control: Tensor, own: Tensor | None) -> Tensor:
     if own is None:
         return control
     correction = large_empty(own.numel(), own.dtype)
-    for result, c, mine in zip(*(torch.split(v, _BLOCK) for v in (correction, control, own)), strict=True):
+    for result, c, mine in zip(*(blocks(v, _BLOCK, control.device) for v in (correction, control, own)), strict=True):
         result.copy_(c.to(mine.device) - mine)
     return correction

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import can_be_averaged, constant_modules, trained_parts
 from fl_lightning.functional.recycling import large_empty
@@ -37,8 +38,6 @@ from fl_lightning.messages import ModelLayout
 from fl_lightning.types import Snapshot
 
 _Slot = tuple[nn.Module, str]
-_BLOCK = 2**16
-"""The number of elements processed at once, so that they stay in the processor's cache."""
 
 
 class ModelState:
@@ -250,7 +249,7 @@ class ModelState:
             if parameter.is_contiguous():  # block by block: avoids a second model in float64
                 parameter.grad = torch.empty_like(parameter)
                 flat = (parameter.detach().view(-1), parameter.grad.view(-1), target)
-                pieces = (torch.split(vector, _BLOCK) for vector in flat)
+                pieces = (blocks(vector, device=parameter.device) for vector in flat)
                 for weights, gradient, wanted in zip(*pieces, strict=True):
                     difference = weights.to(wanted) - wanted
                     gradient.copy_(difference)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.blocks import blocks
+
 _BLOCK = 2**16
 """The number of elements processed at once, so that they stay in the processor's cache."""
 
@@ -19,9 +21,8 @@ def squared_distance(one: Tensor, other: Tensor) -> float:
     the time and keeps five digits.
     """
     wide = torch.float32 if one.device.type == "mps" else torch.float64
-    size = _BLOCK if one.device.type == "cpu" else max(1, one.numel())
     squares = []
-    for mine, theirs in zip(torch.split(one, size), torch.split(other, size), strict=True):
+    for mine, theirs in zip(blocks(one, _BLOCK), blocks(other, _BLOCK), strict=True):
         if mine.numel() == _BLOCK and mine.dtype == theirs.dtype == torch.float32:
             difference = torch.sub(mine, theirs)
         else:

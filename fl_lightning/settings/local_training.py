@@ -26,9 +26,9 @@ class LocalTraining:
 
     Args:
         engine: what trains a client; the results are the same. ``trainer`` uses a Lightning Trainer for each client;
-            ``fabric``, a lean loop that calls what the module and callbacks override, equal to the last bit on a CPU;
-            ``stacked`` trains many clients at once, equal within rounding; ``auto`` is ``fabric`` on a CPU if it
-            can train the module, and otherwise ``trainer``, so that the result is always that of ``trainer``; ``fastest`` times
+            ``fabric``, a lean loop that calls what the module and callbacks override, equal to the last bit;
+            ``stacked`` trains many clients at once, equal within rounding; ``auto`` is ``fabric`` if it can train the
+            module, and otherwise ``trainer``, so that the result is always that of ``trainer``; ``fastest`` times
             them in the first round and keeps the fastest, so that two machines may choose differently.
         stack_size: number of clients that ``stacked`` trains at once, >= 1; memory grows with it.
         compile: let ``stacked`` compile each shape of a step: half a minute once, then faster. Groups are padded to few sizes.

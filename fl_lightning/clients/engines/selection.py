@@ -32,7 +32,7 @@ def automatic_engine(resident: ResidentModel, settings: EngineSettings) -> tuple
 
     The choice depends only on the module and the settings, so every rank and every run makes the same choice.
     """
-    if settings.device.type != "cpu":
+    if settings.device.type not in ("cpu", "cuda"):  # tools/gpu_checks.py compares them on a GPU
         return "trainer", f"the lean loop has not been compared with a Trainer on '{settings.device.type}'"
     try:
         FabricEngine(resident, settings)
