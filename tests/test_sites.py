@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from sites_over_bytes import (
     HOOK,
     NAMES,
@@ -17,6 +20,9 @@ from sites_over_bytes import (
     simulate,
     start_site,
 )
+
+from fl_lightning.flower import envelope
+from fl_lightning.types import Snapshot
 
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
 
@@ -254,3 +260,71 @@ def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
     assert len(sent) == 3
     assert all(tensors["replies[0].updates[0].model.vector"] == ["float32", parameters] for tensors in sent)
     assert all(len(line["sha256"]) == 64 for line in lines)
+
+
+# ---------------------------------------------------------------- hostile sites
+
+
+def forged(reply: bytes, **changes: Any) -> bytes:
+    """Return a site's reply with another update in it."""
+    (report,) = envelope.opened(reply, ("reply",))["replies"]
+    update = replace(report.updates[0], **changes)
+    return envelope.reply(replies=[replace(report, updates=(update,))], releases={})
+
+
+def broken_model(reply: bytes, change: Any) -> bytes:
+    model = envelope.opened(reply, ("reply",))["replies"][0].updates[0].model
+    return forged(reply, model=change(model))
+
+
+def nested(reply: bytes) -> bytes:
+    text = b'{"format": 1, "content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    return len(text).to_bytes(8, "little") + text + (2).to_bytes(8, "little") + b"{}"
+
+
+HOSTILE = {
+    "noise": lambda reply: b"\x80\x04" + bytes(range(200)),
+    "nothing": lambda reply: b"",
+    "deep nesting": nested,
+    "no report": lambda reply: envelope.reply(replies=[], releases={}),
+    "other messages": lambda reply: envelope.reply(replies=["report"], releases=7),
+    "another client": lambda reply: forged(reply, client=0),
+    "another round": lambda reply: forged(reply, round_idx=7),
+    "more examples": lambda reply: forged(reply, num_examples=10**9),
+    "negative steps": lambda reply: forged(reply, num_steps=-5),
+    "a score that is not a number": lambda reply: forged(reply, local_score=math.nan),
+    "no model": lambda reply: forged(reply, model=None),
+    "a longer model": lambda r: broken_model(r, lambda m: Snapshot(torch.zeros(m.vector.numel() + 1), m.counters)),
+    "not a number": lambda r: broken_model(r, lambda m: Snapshot(m.vector * math.nan, m.counters)),
+    "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
+    "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
+    "an error with control characters": lambda reply: envelope.reply(error="\x1b[2J" + "x" * 5000),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_site_harms_only_itself(case, tmp_path, monkeypatch):
+    """With 'skip', the others' round counts as if the site had been silent."""
+    results = []
+    for hostile in (True, False):
+        folder = tmp_path / str(hostile)
+        folder.mkdir()
+        prepare(folder, monkeypatch)
+
+        def between(name, parts, ask, hostile=hostile):
+            if name != "south" or b'"TrainOrder"' not in parts["order"]:
+                return ask()
+            return HOSTILE[case](ask()) if hostile else None
+
+        HOOK["hook"] = between
+        config = configuration(faults={"policy": "skip"})
+        config["trainer"]["max_epochs"] = 1
+        with pytest.warns(UserWarning, match=r"without client 1"):
+            results.append(federate(config))
+        HOOK.clear()
+    assert same_bits(*results)
+
+
+def test_a_sites_text_cannot_control_the_terminal():
+    assert envelope.printable("\x1b[2Jgone\r\n\u202eevil") == "?[2Jgone???evil"
+    assert len(envelope.printable("x" * 5000)) == 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -179,7 +180,7 @@ class RemotePool:
             self._dispatch(client)
             return None
         if "error" in found or "needs" in found:
-            raise ClientError(f"{who}: {str(found.get('error', 'it lacks the model'))[:1000]}")
+            raise ClientError(f"{who}: {envelope.printable(found.get('error', 'it lacks the model'))}")
         assert self._model is not None
         if self._requests[client].model:
             self._has[client] = self._model.version
@@ -267,12 +268,15 @@ class RemotePool:
         if report.failures or not report.updates:
             told = report.failures[0] if report.failures else ClientFailure(client, chain.job.round_idx, "no update")
             if not self._faults.skips:
-                raise ClientError(f"{who}: {told.cause[:300]}")
-            return None, [ClientFailure(client, chain.job.round_idx, f"{who}: {told.cause[:300]}", max(1, told.attempts))]
+                raise ClientError(f"{who}: {envelope.printable(told.cause)}")
+            return None, [
+                ClientFailure(client, chain.job.round_idx, f"{who}: {envelope.printable(told.cause)}", max(1, told.attempts))
+            ]
         (update,) = report.updates[-1:]
         expected = (client, chain.job.round_idx, self._infos[client].num_examples)
         if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
             raise ClientError(f"{who}: its update is for another client, round or number of examples.")
+        _require_numbers(who, update)
         self._require_extras(who, update)
         request = self._requests[client]
         sized = replace(update, bytes_down=request.size, bytes_up=len(answer.content or b""))
@@ -380,3 +384,17 @@ class RemotePool:
         silent = [self._infos[answer.client].name for answer in self._transport.answers() if answer.content is None]
         if silent:
             warnings.warn(f"These sites did not learn that the last round is complete: {', '.join(silent)}.", stacklevel=2)
+
+
+def _require_numbers(who: str, update: ClientUpdate) -> None:
+    """Refuse numbers by which a site could gain weight or end the run.
+
+    Raises:
+        ClientError: naming the number.
+    """
+    finite = {"local_score": update.local_score, "global_score": update.global_score, "seconds": update.seconds}
+    broken = [name for name, value in finite.items() if value is not None and not math.isfinite(value)]
+    broken += ["num_steps"] if update.num_steps < 0 else []
+    broken += ["normalizer"] if update.normalizer is not None and not 0 < update.normalizer < math.inf else []
+    if broken:
+        raise ClientError(f"{who}: '{broken[0]}' is outside its range.")

@@ -56,7 +56,9 @@ class RemoteSites(RemoteClients):
             info: Any = found[client].get("info")
             require_message(info, ClientInfo)
             if info.name != name or info.num_examples < 1:
-                raise ConfigurationError(f"Site {name} calls itself '{info.name[:60]}', with {info.num_examples} examples.")
+                raise ConfigurationError(
+                    f"Site {name} calls itself '{envelope.printable(info.name)[:60]}', with {info.num_examples} examples."
+                )
             infos.append(info)
         self._infos = tuple(infos)
         require_parts(settings, self._infos)
@@ -78,7 +80,7 @@ class RemoteSites(RemoteClients):
                     raise ClientError(answer.cause)
                 opened = envelope.opened(answer.content, ("reply",))
                 if "error" in opened:
-                    raise ClientError(str(opened["error"])[:1000])
+                    raise ClientError(envelope.printable(opened["error"]))
                 found[answer.client] = opened
             except (ClientError, WireError) as error:
                 problems.append(f"Site {names[answer.client]}: {error}")
