@@ -133,11 +133,11 @@ def test_private_files_are_private(federation):
     assert not list((server / "fed").glob("*ca.key"))
 
 
-def in_a_round(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:
-    """Start a fit, and return while the second round trains at the last site."""
-    after = told(federation.folder / federation.names[-1] / "site.log", "Round 0: trained.")
+def in_a_round(federation: Federation, name: str, *arguments: str, after: str = "Round 0: trained.") -> subprocess.Popen:
+    """Start a fit, and return while the round after a site's line trains at the last site."""
+    begun = told(federation.folder / federation.names[-1] / "site.log", after)
     process = start(federation, name, *LONG, *arguments)
-    wait_for(lambda: after() or process.poll() is not None, federation.life, "the first round")
+    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"'{after}'")
     time.sleep(4)
     return process
 
@@ -189,7 +189,9 @@ def test_the_superlink_dies_and_the_run_resumes(federation):
 
 def test_interrupting_the_fit_stops_the_sites(federation):
     stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
-    fit = in_a_round(federation, "interrupted", "--federation.local.max_epochs", "100000")
+    endless = ("--federation.local.max_epochs", "100000")
+    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
+    time.sleep(8)  # each site has looked for its order
     fit.send_signal(signal.SIGINT)
     assert fit.wait(30) == 130
     wait_for(lambda: all(one() for one in stopped), 20, "the sites to stop")
