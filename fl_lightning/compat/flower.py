@@ -7,7 +7,6 @@ Flower requires of a run is a stub without code, which neither side unpacks.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -338,8 +337,3 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)
-
-
-def restore_interrupts() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` again, where Flower has installed its own handler."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.compat.flower import ControlLink, Reply, ServerLink, restore_interrupts
+from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
 from fl_lightning.errors import ConfigurationError, RankError
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.requirements import require_flower
@@ -51,7 +51,6 @@ class FlowerPool(RemoteSites):
             raise ConfigurationError("No site is registered. Run 'fl-lightning register NAME.pub' for each.")
         nodes = self._wait(address, certificate, names)
         link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
-        restore_interrupts()
         return FlowerTransport(link, [nodes[name] for name in names]), names
 
     def _wait(self, address: str, certificate: bytes, names: Sequence[str]) -> dict[str, int]:
