@@ -124,6 +124,29 @@ def test_only_the_sites_paths_are_reachable_from_outside(federation):
     assert status("POST", "/v1/fleet/pull-messages") != 404
 
 
+def check(federation: Federation, name: str, *more: str, key: str = "") -> tuple[int, str]:
+    address = ("--server", f"https://localhost:{federation.port}", "--ca", "ca.crt")
+    given = ("site", "--check", "--name", name, *address, "--key", key or f"{name}.key", "--data", "data.yaml", *more)
+    done = subprocess.run(federation.command(*given), cwd=federation.folder / name, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_site_checks_itself_and_says_what_the_server_learns(federation):
+    status, said = check(federation, "hospital_a")
+    assert status == 0, said
+    assert said.count("ok ") == 6
+    assert "111 training examples" in said
+    assert "no counts of classes" in said
+    federation.call("hospital_a", "site", "--create_key", "unknown.key")
+    status, said = check(federation, "hospital_a", key="unknown.key")
+    assert status == 1
+    assert "FAILED  registration: The server does not know this key." in said
+    status, said = check(federation, "hospital_a", "--server", "https://no-such-host.invalid:1")
+    assert status == 1
+    assert "FAILED  name resolution" in said
+    assert "Traceback" not in said
+
+
 def test_private_files_are_private(federation):
     server = federation.folder / "server"
     for path in (server / "fed" / "server.key", server / "fed" / "secret", server / "fed-ca" / "ca.key"):

@@ -79,25 +79,37 @@ class RunWatch:
     def __init__(self, address: str, certificate: bytes | None, key: bytes) -> None:
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
         from flwr.supernode.fleet_http_client import FleetHttpClient
         from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
         private: Any = load_ssh_private_key(key, None)
+        self._public = public_key_to_bytes(private.public_key())
         version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
         signed = NodeAuthHttpInterceptor(private, private.public_key())
         self._client = FleetHttpClient.from_server_address(address, False, certificate, interceptors=[version, signed])
 
-    def status(self) -> int:
-        """Return the HTTP status of a signed request about a run that does not exist: 401 for an unknown key."""
+    def registered(self) -> bool:
+        """Return whether the server knows the key.
+
+        It asks for an activation with an interval that no server accepts, so that nothing changes: a known key fails later than
+        an unknown one.
+
+        Raises:
+            OSError: if the server does not answer.
+        """
         import httpx
-        from flwr.proto.node_pb2 import Node as NodeProto
-        from flwr.proto.run_pb2 import GetRunRequest
+        from flwr.proto.fleet_pb2 import ActivateNodeRequest
+        from flwr.supercore.error import ApiErrorCode, FlowerError
 
         try:
-            self._client.GetRun(GetRunRequest(node=NodeProto(node_id=1), run_id=1))
+            self._client.ActivateNode(ActivateNodeRequest(public_key=self._public, heartbeat_interval=-1.0))
         except httpx.HTTPStatusError as error:
-            return int(error.response.status_code)
-        return 200
+            told = FlowerError.from_json(error.response.text)
+            return told is not None and told.code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL
+        except httpx.HTTPError as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        return True
 
     def ended(self, task: Task) -> bool:
         """Return whether the server says that the run of a task has ended; a server that does not answer says nothing."""
