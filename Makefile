@@ -1,8 +1,9 @@
 # make fit: AdaFed beside FedAvg on real digits. make test: the whole suite. Both set up .venv first.
+# make federation: a server and three sites as processes of their own, over Flower (Python 3.11 or later).
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test lint studies clean
+.PHONY: fit test lint studies clean federation test-flower
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -11,6 +12,17 @@ BIN := .venv/bin
 
 fit: .venv/installed
 	$(BIN)/fl-lightning compare --config first_run
+
+.venv-flower/installed: pyproject.toml # an environment of its own: Flower pins many packages
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/pip install --quiet --editable '.[flower,test]'
+	touch $@
+
+federation: .venv-flower/installed
+	.venv-flower/bin/python tools/federation_demo.py
+
+test-flower: .venv-flower/installed
+	.venv-flower/bin/pytest -m flower tests/test_flower.py
 
 test: .venv/installed # a worker more than cores: some tests wait for processes of their own
 	$(BIN)/pytest --numprocesses 3 --dist loadfile
@@ -25,4 +37,4 @@ studies: .venv/installed # the tables and figures of docs/studies again, from th
 		$(BIN)/fl-lightning report --config configs/studies/$$name.yaml --table $$folder/table.csv.gz --out $$folder || exit 1; done
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

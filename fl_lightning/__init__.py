@@ -25,6 +25,7 @@ _NAMES = {
         "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule TensorLoader USPSDataModule"
     ),
     "errors": "CheckpointError ClientError ConfigurationError DataError FederationError RankError",
+    "flower": "FlowerPool",
     "functional": "Partition Sums",
     "losses": (
         "AdaptiveLoss CrossEntropy F1WeightedCrossEntropy HalfSquaredError Hinge MetricWeightedCrossEntropy "
@@ -57,7 +58,7 @@ _NAMES = {
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 
 _HOME = {name: part for part, names in _NAMES.items() for name in names.split()}
-_PARTS = ("attacks", "callbacks", "clients", "compat", "data", "errors", "functional", "losses", "metrics", "models")
+_PARTS = ("attacks", "callbacks", "clients", "compat", "data", "errors", "flower", "functional", "losses", "metrics", "models")
 _PARTS += ("optimizers", "partitioners", "plugins", "routes", "rules", "server", "settings", "strategies", "studies", "tasks")
 _PARTS += ("transforms", "types")
 

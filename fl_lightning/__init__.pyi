@@ -144,6 +144,9 @@ from fl_lightning.errors import (
 from fl_lightning.errors import (
     RankError as RankError,
 )
+from fl_lightning.flower import (
+    FlowerPool as FlowerPool,
+)
 from fl_lightning.functional import (
     Partition as Partition,
 )

@@ -18,11 +18,18 @@ SUBCOMMANDS = {
     "report": "Write a study's report again, from its table alone.",
     "init": "Write a small project that runs, as a starting point for your own.",
     "dashboard": "Make a W&B workspace for the runs of a project.",
+    "serve": "Serve a federation over a network: sites connect here.",
+    "register": "Register a site with the server by its public key.",
+    "sites": "List the registered sites, or revoke one.",
+    "site": "Take part in a federation as a site, with data of your own.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 
 _STUDIES = ("compare", "report")
 """Commands of :mod:`fl_lightning.studies.commands`."""
+_FLOWER = {**dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.serve"), "site": "fl_lightning.flower.site"}
+"""Modules whose ``main`` takes the command and its arguments; they need Flower."""
+
 _SMALL = {
     "init": "fl_lightning.starter",
     "configs": "fl_lightning.config_command",
@@ -69,6 +76,9 @@ def main() -> None:
         return
     _refuse_unknown(arguments)
     _see_this_folder()
+    if arguments[:1] and arguments[0] in _FLOWER:
+        import_module(_FLOWER[arguments[0]]).main(arguments)
+        return
     if arguments[:1] and arguments[0] in _STUDIES:
         try:
             from fl_lightning.studies.commands import main as study

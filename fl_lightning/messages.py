@@ -189,8 +189,14 @@ class ClientInfo:
         name: the client's name in tables and messages.
         num_examples: the number of its training examples.
         label_counts: the number of its examples of each class; None if it does not report them.
+        num_validation: the number of examples in its own validation part, if it is remote.
+        num_test: the number of examples in its own test part, if it is remote.
+        classes: the names of the classes in the order of their numbers, if it is remote and its dataset names them.
     """
 
     name: str
     num_examples: int
     label_counts: tuple[int, ...] | None = None
+    num_validation: int = 0
+    num_test: int = 0
+    classes: tuple[str, ...] | None = None

@@ -65,12 +65,15 @@ def from_bytes(content: bytes) -> Any:
         size = int.from_bytes(content[:8], "little")
         envelope = json.loads(content[8 : 8 + size])
         tensors = load(content[8 + size :])
-    except (ValueError, SafetensorError) as error:
+    except (ValueError, RecursionError, SafetensorError) as error:
         raise WireError(f"The bytes are not a message of fl_lightning ({error}).") from error
     if not isinstance(envelope, dict) or envelope.get("format") != FORMAT:
         came = envelope.get("format") if isinstance(envelope, dict) else envelope
         raise WireError(f"The message has format {came!r}, but this version of fl_lightning reads format {FORMAT}.")
-    return _restored(envelope.get("content"), tensors)
+    try:
+        return _restored(envelope.get("content"), tensors)
+    except RecursionError as error:
+        raise WireError("The message is nested too deeply.") from error
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:

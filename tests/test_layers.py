@@ -49,6 +49,7 @@ LAYER = {
     "plugins": 6,
     "server": 7,
     "callbacks": 8,
+    "flower": 8,
     "cli_names": 8,
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
     "cli_parser": 9.5,

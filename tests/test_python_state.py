@@ -175,3 +175,24 @@ def test_what_cannot_be_copied_is_shared_and_named():
 
     with pytest.warns(UserWarning, match=r"'lock' of Locks cannot be copied.*so all clients share it"):
         assert federate(Locks(), 1).global_step == 1
+
+
+class Reading(Plain):
+    """Reads ``hparams`` in training for the first time, which Lightning answers with an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("_hparams", "_hparams_initial"):
+            vars(self).pop(name, None)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert not self.hparams
+        return Plain.training_step(self, batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_attributes_of_lightning_are_not_the_modules(recwarn):
+    federate(Reading(), 2, local=LocalTraining(engine="trainer"))
+    assert not [warning for warning in recwarn if "client_state" in str(warning.message)]

@@ -51,6 +51,7 @@ from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
+from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
@@ -86,6 +87,8 @@ class FederatedOrchestrator(Callback):
             ``client_state`` as long as a checkpoint refers to it.
         trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
             classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
+        pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
+            sites of their own.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
@@ -113,6 +116,7 @@ class FederatedOrchestrator(Callback):
         server_optimizer: OptimizerCallable | None = None,
         memory_limit: float = 4.0,
         trusted_classes: list[str] | None = None,
+        pool: RemoteClients | None = None,
         client_columns: int = 20,
         seed: int = 0,
         enabled: bool = True,
@@ -133,6 +137,7 @@ class FederatedOrchestrator(Callback):
         require(memory_limit >= 0, "federation.memory_limit", "0 or above, in GiB", memory_limit)
         self.memory_limit = memory_limit
         self.trusted_classes = require_trusted(trusted_classes)
+        self.pool = pool
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns
         self.seed = seed
@@ -157,6 +162,9 @@ class FederatedOrchestrator(Callback):
                 f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
                 f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
             )
+        if self.pool is not None:
+            self._cleanup.callback(self.pool.close)
+            data.meet(self.pool.open(trainer, self))
         self._check(trainer, data)
         self._run.begin(data.indices)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
@@ -206,8 +214,11 @@ class FederatedOrchestrator(Callback):
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:
-        """Return the pool of clients, simulated on the ranks of the Trainer."""
-        return assembly.local_pool()
+        """Return the pool of clients, by default simulated on the ranks of the Trainer."""
+        if self.pool is None:
+            return assembly.local_pool()
+        found: ClientPool = self.pool.pool(assembly, lambda: self._run.federation)
+        return found
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the module logs the metrics that settings name, before the first round."""
@@ -243,6 +254,11 @@ class FederatedOrchestrator(Callback):
         if self.client_evaluation.active:
             self._rounds.conclude()
         self._run.account.conclude()
+
+    @property
+    def clients_elsewhere(self) -> bool:
+        """Return whether the clients hold their own data outside this process, so that no training set is divided here."""
+        return self.enabled and self.pool is not None
 
     # ---------------------------------------------------------------- state and end
 

@@ -71,6 +71,10 @@ class PartitionReport(Callback):
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """Summarize each client's data after ``setup('fit')``, by the true labels, not those of attackers."""
     division = data.splits
+    if data.is_remote:
+        parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
+        sizes = {name: part.sizes for name, part in parts.items() if part is not None}
+        return PartitionSummary(list(division.training.names or ()), sizes, None, [], torch.tensor([0]))
     dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
     while isinstance(dataset, Subset):

@@ -16,6 +16,7 @@ from fl_lightning.clients.client_evaluators import ClientEvaluators, Metrics
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.fastest import Trial, time_engines
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
+from fl_lightning.clients.failures import describe
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
@@ -99,6 +100,7 @@ class ClientAssembly:
         secret: the key of the noise that protects privacy.
         drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
         listener: the functions to call while clients train.
+        tell: returns the description of a client's error that the server receives.
     """
 
     def __init__(
@@ -112,9 +114,10 @@ class ClientAssembly:
         secret: SecretKey,
         drop_single: bool = False,
         listener: Listener = Listener(),  # noqa: B008 (frozen)
+        tell: Callable[[Exception], str] = describe,
     ) -> None:
         self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
-        self._drop_single, self._listener = drop_single, listener
+        self._drop_single, self._listener, self._tell = drop_single, listener, tell
         self.resident = ResidentModel(module, settings.local.channels_last)
         privacy = settings.local.privacy
         self._private = None if privacy is None else PrivateSteps(privacy, secret)
@@ -155,6 +158,7 @@ class ClientAssembly:
             in_place=in_place and not settings.faults.skips,
             listener=self._listener,
             name_of=name_of,
+            tell=self._tell,
         )
         return ClientRuntime(
             resident=self.resident,
@@ -167,6 +171,11 @@ class ClientAssembly:
             alone=self._alone_for,
             name_of=name_of,
         )
+
+    @property
+    def engine(self) -> str:
+        """Return the name of the chosen engine."""
+        return self._engine.name
 
     @property
     def trial(self) -> Callable[[Sequence[ClientJob]], dict[str, Trial]] | None:

@@ -49,6 +49,7 @@ class ChainTrainer:
         in_place: whether to change the clients' stored tensors in place, which is safe if no update or round is ever undone.
         listener: the functions to call while clients train.
         name_of: returns the name of a client.
+        tell: returns the description of an error that the server receives.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class ChainTrainer:
         in_place: bool,
         listener: Listener,
         name_of: Callable[[int], str] = str,
+        tell: Callable[[Exception], str] = describe,
     ) -> None:
-        self._name_of = name_of
+        self._name_of, self._tell = name_of, tell
         self._trainer, self._memory, self._evaluators, self._faults = trainer, memory, evaluators, faults
         self._in_place, self._listener = in_place, listener
         self._before: dict[int, Kept | StoredState] = {}  # client state before updates that may still be rejected
@@ -210,7 +212,7 @@ class ChainTrainer:
             raise error
         if job.client in self._before:
             self._memory.restore(job.client, self._before.pop(job.client))
-        return ClientFailure(job.client, job.round_idx, describe(error), attempts)
+        return ClientFailure(job.client, job.round_idx, self._tell(error), attempts)
 
     def _recover(self) -> None:
         """Discard unfinished work after a client's error, and free its memory."""

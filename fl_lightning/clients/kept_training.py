@@ -24,8 +24,9 @@ def pack(state: dict[str, Any]) -> Tensor:
 
 
 def unpack(content: Tensor) -> dict[str, Any]:
-    """Return what :func:`pack` packed, as new tensors."""
-    found: dict[str, Any] = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    """Return what :func:`pack` packed, as new tensors on the CPU, since this process may lack the GPU that trained."""
+    stored = io.BytesIO(content.numpy().tobytes())
+    found: dict[str, Any] = torch.load(stored, map_location="cpu", weights_only=True)
     return found
 
 

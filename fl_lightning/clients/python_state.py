@@ -53,7 +53,7 @@ class PythonState:
             if isinstance(part, Metric):
                 continue
             for name, value in list(vars(part).items()):
-                if name not in _INTERNAL:
+                if name not in _INTERNAL and not name.startswith("_hparams"):  # which Lightning creates when they are read
                     yield (prefix, name), value
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.errors import WireError
-from fl_lightning.messages import ChainReport, EvalOrder, ServerModel, Settlement, TrainOrder
+from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
 from fl_lightning.wire import from_bytes, to_bytes
 
 
@@ -25,6 +25,8 @@ class Site:
         self._session = ""
         self._before: dict[int, dict[Any, Any]] = {}  # the client's state before each round since the last checkpoint
         self._next_round = 0
+        self._forgotten = -1  # the last round whose earlier state was dropped
+        self._unsettled: tuple[int, int] | None = None  # the round and client of an update that the server may not use
 
     def answer(self, content: bytes) -> bytes:
         """Return the reply to a message.
@@ -33,19 +35,50 @@ class Site:
             WireError: if a server does not send such messages, or if it asks for a round that cannot be repeated.
             FederationError: if the client fails and the policy is ``fatal``.
         """
-        message = from_bytes(content)
+        reply = self.handle(from_bytes(content))
+        return b"" if reply is None else to_bytes(reply)
+
+    def handle(self, message: Any) -> ChainReport | EvalReport | None:
+        """Return the reply to a decoded message, or None; see :meth:`answer`."""
         if isinstance(message, ServerModel):
             self._publish(message)
-            return b""
+            return None
         if isinstance(message, TrainOrder):
-            return to_bytes(self._train(message))
+            return self._train(message)
         if isinstance(message, EvalOrder):
-            return to_bytes(self._runtime.evaluate(message))
+            return self._runtime.evaluate(message)
         if isinstance(message, Settlement):
-            self._runtime.settle(message.accepted)
-            self._forget(message.saved_round)
-            return b""
+            self._settle(message)
+            return None
         raise WireError(f"A server does not send a {type(message).__name__}.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must outlive this process, as plain values and tensors with keys of text."""
+        return {
+            "session": self._session,
+            "next_round": self._next_round,
+            "unsettled": self._unsettled,
+            "forgotten": self._forgotten,
+            "before": {str(k): _with_text(kept) for k, kept in self._before.items()},
+            "memory": _with_text(self._runtime.memory.state_dict()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of an earlier process."""
+        self._session, self._next_round = state["session"], state["next_round"]
+        self._unsettled, self._forgotten = state["unsettled"], state["forgotten"]
+        self._before = {int(k): _with_numbers(kept) for k, kept in state["before"].items()}
+        self._runtime.memory.load_state_dict(_with_numbers(state["memory"]))
+
+    def _settle(self, settlement: Settlement) -> None:
+        """Restore the client's state if the server did not use its update, also after a restart of this process."""
+        self._runtime.settle(settlement.accepted)
+        trained = self._unsettled
+        if trained is not None and trained[0] == settlement.round_idx:
+            if trained[1] not in settlement.accepted:
+                self._runtime.memory.load_state_dict(self._before[trained[0]])
+            self._unsettled = None
+        self._forget(settlement.saved_round)
 
     def _publish(self, model: ServerModel) -> None:
         if model.session != self._session:
@@ -57,27 +90,40 @@ class Site:
         """Restore the state that the client had before a round."""
         memory = self._runtime.memory
         repeated = [k for k in self._before if k >= round_idx]
-        if repeated:
-            memory.load_state_dict(self._before[min(repeated)])
-        elif round_idx == 0:
+        if round_idx == 0:
             memory.forget()
+        elif repeated and round_idx > self._forgotten:
+            memory.load_state_dict(self._before[min(repeated)])
         elif round_idx < self._next_round:
             raise WireError(
                 f"The server restarts at round {round_idx}, but this client only has the state for round {self._next_round}. "
                 "Resume from the last checkpoint, or start again without one."
             )
         self._before = {k: kept for k, kept in self._before.items() if k < round_idx}
+        self._unsettled = None
         self._next_round = round_idx
+        self._forgotten = min(self._forgotten, round_idx - 1)
 
     def _forget(self, saved_round: int) -> None:
         """Drop states that no resumed server needs, which leaves at most one round's besides the current one."""
+        self._forgotten = max([self._forgotten, *(k for k in self._before if k <= saved_round)])
         needed = min((k for k in self._before if k > saved_round), default=None)
-        self._before = {} if needed is None else {needed: self._before[needed]}
+        unsettled = -1 if self._unsettled is None else self._unsettled[0]  # a repeated settlement may be of an earlier round
+        self._before = {k: kept for k, kept in self._before.items() if k in (needed, unsettled)}
 
     def _train(self, order: TrainOrder) -> ChainReport:
         round_idx = order.jobs[0].round_idx
         if round_idx not in self._before:
             self._before[round_idx] = self._runtime.memory.state_dict()
             self._next_round = round_idx + 1
+        self._unsettled = round_idx, order.jobs[0].client
         (report,) = self._runtime.train([order])
         return report
+
+
+def _with_text(state: dict[int, Any]) -> dict[str, Any]:
+    return {str(client): kept for client, kept in state.items()}
+
+
+def _with_numbers(state: dict[str, Any]) -> dict[int, Any]:
+    return {int(client): dict(kept) for client, kept in state.items()}

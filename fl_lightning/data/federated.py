@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,12 +23,13 @@ from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
+from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.partition import Partition
-from fl_lightning.messages import Part
+from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -210,6 +211,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def origin(self) -> str:
         """Return the origin of the data, in words."""
+        if isinstance(self._client_datasets, RemoteDatasets):
+            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
         return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
 
     @property
@@ -227,6 +230,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
     def clients_hold(self, part: Literal["validation", "test"]) -> bool:
         """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
+        if self.is_remote:
+            return getattr(self.splits, part) is not None
         own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
         return own or (self.client_validation if part == "validation" else self.client_test) > 0
 
@@ -255,11 +260,22 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         self.datamodule.setup(stage)
         if stage != "fit" and self.server_set == "clients":
             self.datamodule.setup("fit")
+        if clients_elsewhere(self.trainer):
+            return  # :meth:`meet` tells their sizes
         if stage == "fit" or self.server_set == "clients":
             source = training_loader(self.datamodule)
             if self._client_datasets is None:
                 self._client_datasets = self._hold(source)
             self._client_datasets.source = source
+
+    def meet(self, infos: Sequence[ClientInfo]) -> None:
+        """Take what clients outside this process tell about themselves, in the order of their ids."""
+        self._client_datasets = RemoteDatasets(infos)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the clients' examples are outside this process."""
+        return isinstance(self._client_datasets, RemoteDatasets)
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset

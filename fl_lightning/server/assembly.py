@@ -117,6 +117,15 @@ class Assembly:
             trial=self._clients.trial,
         )
 
+    def view(self) -> ModelState:
+        """Return a view of the copy of the module in which this process evaluates models."""
+        return self._clients.resident.view()
+
+    @property
+    def engine(self) -> str:
+        """Return the engine that would train clients here."""
+        return self._clients.engine
+
     def federation(self, pool: ClientPool) -> Federation:
         """Return the parts that stay the same from round to round.
 

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ class RunState:
         self.moving: tuple[str, ...] = ()
         self.rounds: int | None = None
         self.rounds_are_known = False
+        self.federation = uuid4().hex
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
@@ -66,6 +68,7 @@ class RunState:
         self.num_clients = len(training)
         self._partition = training.digest()
         self.fingerprint = None
+        self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def reset(self) -> None:
         """Discard all state before the first round."""
@@ -91,6 +94,7 @@ class RunState:
             "engine": self.engine,
             "moving": list(self.moving),
             "rounds": [self.rounds] if self.rounds_are_known else [],
+            "federation": self.federation,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
@@ -113,6 +117,7 @@ class RunState:
         self.rounds, self.rounds_are_known = None, False
         for rounds in state.get("rounds", []):
             self.note_rounds(rounds)
+        self.federation = state.get("federation", self.federation)
         self._random_state = state["random_state"]
 
     def compare(self, state: dict[str, Any], device: torch.device, other_weights: str = "") -> list[Change]:

@@ -93,6 +93,8 @@ def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
 
 def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
     described: dict[str, Any] = describer.describe(data, "data")
+    if data.is_remote:  # the clients' loaders are at their sites; their names and sizes are compared
+        return described
     source, base = data.client_datasets.source, described["datamodule"]
     if not base[CLASS].startswith("fl_lightning."):
         base = {name: value for name, value in base.items() if not _WHERE_AND_HOW.match(name)}
@@ -104,7 +106,7 @@ def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
 
 
 def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
-    found = {"data.training_examples": content(data.client_datasets.source.dataset)}
+    found = {} if data.is_remote else {"data.training_examples": content(data.client_datasets.source.dataset)}
     if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
         found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
     describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
@@ -121,9 +123,8 @@ def _model(
     """
     settings = {"model": describer.describe(client, "model")}
     run = ClientRun("fabric", local, data.datamodule, [], trainer.precision_plugin, trainer.strategy.root_device)
-    batches = batches_per_epoch(
-        math.ceil(int(data.indices.sizes.max()) / (data.client_datasets.source.batch_size or 1)), local, False
-    )
+    batch_size = 1 if data.is_remote else data.client_datasets.source.batch_size or 1
+    batches = batches_per_epoch(math.ceil(int(data.indices.sizes.max()) / batch_size), local, False)
     run.note(num_training_batches=batches, _count_batches=lambda: batches)
     stand_in: Any = run
     client.trainer = stand_in

@@ -33,7 +33,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
         stays="strategy route transforms clients_per_round seed",
-        free="faults memory_limit client_columns enabled resume_changed trusted_classes",
+        free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
     ),
     "LocalTraining": Row(

@@ -1,0 +1,339 @@
+"""Use Flower as a transport of bytes. Everything private of flwr is here, for the minor version in ``pyproject.toml``.
+
+Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that
+Flower requires of a run is a stub without code, which neither side unpacks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+TESTED = (1, 41)
+"""The minor version of flwr whose private names are used here."""
+
+FLEET = "/v1/fleet/"
+"""The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
+
+ONLINE = "online"
+_TYPE = "train"
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_STUB = b"""[project]
+name = "fl-lightning"
+version = "0.1.0"
+description = "A stub: server and sites run the fl_lightning that they have installed."
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "fllightning"
+[tool.flwr.app.components]
+serverapp = "fl_lightning.flower:none"
+clientapp = "fl_lightning.flower:none"
+[tool.flwr.app.config]
+"""
+
+
+def prepare_environment() -> None:
+    """Disable Flower's telemetry and update check, before flwr is imported."""
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+
+
+def installed_version() -> tuple[int, ...] | None:
+    """Return the version of flwr, or None if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return tuple(int(part) for part in version("flwr").split(".")[:2])
+    except PackageNotFoundError:
+        return None
+
+
+def as_record(parts: Mapping[str, bytes]) -> Any:
+    """Return named bytes as a record of Flower, which sends them in pieces of 5 MB, and equal pieces once."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    arrays = {name: Array("uint8", (len(content),), "bytes", content) for name, content in parts.items()}
+    return RecordDict({"message": ArrayRecord(arrays)})
+
+
+def as_parts(record: Any) -> dict[str, bytes]:
+    """Return the named bytes of such a record."""
+    return {str(name): bytes(array.data) for name, array in record["message"].items()}
+
+
+def _patient(seconds: float) -> Any:
+    """Return a retry policy that gives up, in place of Flower's, which retries forever and interrupts the process."""
+    import httpx
+    from flwr.supercore.retry import RetryInvoker, exponential
+
+    def final(error: Exception) -> bool:
+        return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504)
+
+    recoverable = (httpx.TransportError, httpx.HTTPStatusError)
+    return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, should_giveup=final)
+
+
+# ---------------------------------------------------------------- the server's end
+
+
+@dataclass(frozen=True)
+class Node:
+    """Describe a registered site.
+
+    Attributes:
+        node_id: Flower's id, which survives restarts.
+        name: the registered name.
+        online: whether its SuperNode is connected.
+        key: the public key.
+    """
+
+    node_id: int
+    name: str
+    online: bool
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Hold a site's reply.
+
+    Attributes:
+        order: the id that :meth:`ServerLink.push` returned.
+        content: the bytes; None after an error of the transport.
+        error: the error's code, or 0.
+    """
+
+    order: str
+    content: bytes | None
+    error: int = 0
+
+
+class ControlLink:
+    """Register and list sites, in place of the command ``flwr supernode``. Only processes on the server's host may do so.
+
+    Args:
+        address: the SuperLink's local address, host and port.
+        certificate: the CA's certificate, PEM.
+    """
+
+    def __init__(self, address: str, certificate: bytes) -> None:
+        prepare_environment()
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        self.client = ControlHttpClient.from_server_address(
+            server_address=address,
+            insecure=False,
+            root_certificates=certificate,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, public_key: bytes, name: str) -> int:
+        """Register a site by its public key (OpenSSH or PEM), and return its node id."""
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+        key = public_key_to_bytes(load_ssh_public_key(public_key))
+        return int(self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+
+    def unregister(self, node_id: int) -> None:
+        """Revoke a site's registration."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self.client.UnregisterNode(UnregisterNodeRequest(node_id=node_id))
+
+    def nodes(self) -> list[Node]:
+        """Return all registered sites."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        found = self.client.ListNodes(ListNodesRequest()).nodes_info
+        return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in found if n.status != "unregistered"]
+
+    def stop_runs(self) -> None:
+        """Stop all runs that have not finished: a server that was killed leaves one."""
+        from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+
+        for run in self.client.ListRuns(ListRunsRequest()).run_dict.values():
+            if run.status.status != "finished":
+                with suppress(Exception):  # it may have ended in the meantime
+                    self.client.StopRun(StopRunRequest(run_id=run.run_id))
+
+    def start_run(self) -> int:
+        """Start a run of a bundle without code, in place of ``flwr run``, and return its id."""
+        from hashlib import sha256
+
+        from flwr.cli.build import build_fab_from_files
+        from flwr.common.serde import fab_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content = build_fab_from_files({"pyproject.toml": _STUB})[0]
+        fab = fab_to_proto(Fab(sha256(content).hexdigest(), content, {}))
+        return int(self.client.StartRun(StartRunRequest(fab=fab)).run_id)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.client.close()
+
+
+class ServerLink:
+    """Be the ServerApp of a run in this process, in place of ``flwr-serverapp``.
+
+    Args:
+        address: the SuperLink's local address, host and port.
+        certificate: the CA's certificate, PEM.
+        secret: the secret that allows a process to acquire the server's task.
+        patience: the seconds for which a lost SuperLink is waited for.
+    """
+
+    def __init__(self, address: str, certificate: bytes, secret: bytes, patience: float = 60.0) -> None:
+        self.control = ControlLink(address, certificate)
+        self.control.stop_runs()
+        self.run_id = self.control.start_run()
+        token = self._acquire(address, certificate, secret)
+        from flwr.common.serde import run_from_proto
+        from flwr.proto.runtime_pb2 import PullTaskInputRequest
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        self._grid = HttpGrid(address, False, certificate, token=token)
+        self._grid._retry_invoker = _patient(patience)
+        self._heartbeat = heartbeat(self._grid._runtime_client)
+        given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
+        self._grid.set_run(run_from_proto(given.run))
+
+    def _acquire(self, address: str, certificate: bytes, secret: bytes) -> str:
+        from flwr.supercore.constant import TaskType
+
+        client = runtime(address, certificate, secret, "SuperExec")
+        try:
+            while True:
+                got = acquired(client, TaskType.SERVER_APP)
+                if got is None:
+                    raise RuntimeError("The SuperLink has no task for the server. Another process has taken it; start again.")
+                if got[0] == self.run_id:
+                    return got[1]
+        finally:
+            client.close()
+
+    def nodes(self) -> list[Node]:
+        """Return all sites."""
+        return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in self._grid.get_nodes()]
+
+    def push(self, node_id: int, parts: Mapping[str, bytes], group: str, seconds: float) -> str | None:
+        """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
+        from flwr.app import Message
+
+        message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
+        (order,) = self._grid.push_messages([message]) or [None]
+        return order or None
+
+    def pull(self, orders: Collection[str]) -> Iterator[Reply]:
+        """Yield the replies that have arrived."""
+        for message in self._grid.pull_messages(list(orders)):
+            order = message.metadata.reply_to_message_id
+            if message.has_error():
+                yield Reply(order, None, message.error.code)
+            else:
+                yield Reply(order, as_parts(message.content)["reply"])
+
+    def close(self, completed: bool) -> None:
+        """End the run, so that sites stop working on it."""
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+        with suppress(Exception):  # the SuperLink may be gone
+            self._grid._retry_invoker.max_tries = 1
+            status = "completed" if completed else "stopped"
+            self._grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        with suppress(Exception):
+            self.control.stop_runs()
+        self._heartbeat.stop()
+        self._grid.close()
+        self.control.close()
+
+
+# ---------------------------------------------------------------- both ends
+
+
+def runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
+    """Return a client of a Runtime API, without TLS if there is no certificate, which only loopback allows."""
+    from flwr.supercore.interceptors import (
+        RuntimeTokenHttpInterceptor,
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name=component)]
+    interceptors.append(RuntimeTokenHttpInterceptor(token) if token else signed)
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=certificate is None,
+        root_certificates=certificate,
+        interceptors=interceptors,
+        retry_invoker=_patient(30.0),
+    )
+
+
+def acquired(client: Any, kind: Any) -> tuple[int, str] | None:
+    """Acquire a task, and return its run's id and its token; None if there is none."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+    got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+    return (int(got.task.run_id), got.token) if got.HasField("task") and got.token else None
+
+
+def heartbeat(client: Any) -> Any:
+    """Start to tell that this process works on its task. Failures show in the next call of the client, not here."""
+    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+    from flwr.supercore.heartbeat import HeartbeatSender
+
+    def beat() -> bool:
+        with suppress(Exception):
+            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        return True
+
+    sender = HeartbeatSender(beat)
+    sender.start()
+    return sender
+
+
+# ---------------------------------------------------------------- the SuperLink
+
+
+def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
+    """Return the SuperLink as an ASGI app, in place of ``flower-superlink``.
+
+    Args:
+        files: the paths of ``ca``, ``certificate``, ``key``, ``database`` and ``secret``.
+        host: the address of the local socket.
+        port: the port of the local socket.
+    """
+    prepare_environment()
+    import sys
+    from unittest.mock import patch
+
+    from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
+    from flwr.superlink.main import create_app
+
+    arguments = [
+        *("flower-superlink", "--host", host, "--port", str(port), "--isolation", "process", "--enable-supernode-auth"),
+        *(
+            "--disable-runtime-dependency-installation",
+            "--ssl-ca-certfile",
+            files["ca"],
+            "--ssl-certfile",
+            files["certificate"],
+        ),
+        *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
+    ]
+    with patch.object(sys, "argv", arguments):
+        config = _parse_superlink_lifespan_config()
+    return create_app(config, SuperLinkLifespan)

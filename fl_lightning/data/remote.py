@@ -1,0 +1,70 @@
+"""Stand in for clients' data that are elsewhere: the server knows their names and sizes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.errors import DataError
+from fl_lightning.functional.partition import Partition, offsets
+from fl_lightning.messages import ClientInfo
+
+
+def clients_elsewhere(trainer: Trainer | None) -> bool:
+    """Return whether a callback of the Trainer says that the clients hold their own data outside this process."""
+    callbacks: list[Any] = [] if trainer is None else trainer.callbacks  # type: ignore[attr-defined]
+    return any(getattr(callback, "clients_elsewhere", False) for callback in callbacks)
+
+
+class RemoteDatasets(ClientDatasets):
+    """Know the clients' names and sizes, and refuse to read their examples.
+
+    Args:
+        infos: what the clients tell about themselves, in the order of their ids.
+    """
+
+    def __init__(self, infos: Sequence[ClientInfo]) -> None:
+        self.labels, self.infos = None, tuple(infos)
+        names = tuple(info.name for info in infos)
+
+        def part(sizes: list[int]) -> Partition | None:
+            return Partition(torch.arange(sum(sizes)), offsets(torch.tensor(sizes)), names) if any(sizes) else None
+
+        training = part([info.num_examples for info in infos])
+        assert training is not None
+        validation, test = part([i.num_validation for i in infos]), part([i.num_test for i in infos])
+        self.splits = ClientSplits(training, validation, test, torch.zeros(0, dtype=torch.int64))
+
+    def label_counts(self) -> Tensor:
+        """Return the clients' label counts, int64, shape (K, C).
+
+        Raises:
+            DataError: if a client does not tell them.
+        """
+        counts = [info.label_counts for info in self.infos]
+        if any(one is None for one in counts):
+            silent = [info.name for info in self.infos if info.label_counts is None]
+            raise DataError(f"{', '.join(silent)} does not tell its label counts. Use settings that do not need them.")
+        classes = max(len(one) for one in counts if one is not None)
+        return torch.tensor([[*one, *[0] * (classes - len(one))] for one in counts if one is not None])
+
+    def place(self, device: torch.device, limit: float | None) -> None:
+        """Do nothing: no examples are here."""
+
+    def release(self) -> None:
+        """Do nothing: no examples are here."""
+
+    def mislabel(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: attackers are simulated only, and refused with remote clients."""
+
+    def _elsewhere(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
+
+    all_labels = num_classes = poisson_batches = training_loader = evaluation_loader = union = _elsewhere
+    union_loader = _elsewhere

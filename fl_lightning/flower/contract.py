@@ -1,0 +1,125 @@
+"""The settings that a server sends to its sites as values, and the clients' half that a site builds from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+
+from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workplace
+from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import Recipe, RefusedError
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.routes.base import Route
+from fl_lightning.server.assembly import client_settings
+from fl_lightning.server.checks.compatibility import check_batch_norm
+from fl_lightning.settings.attackers import Attackers
+from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.faults import Faults
+from fl_lightning.settings.local_training import LocalTraining, resolve_precision
+from fl_lightning.strategies.base import Strategy
+from fl_lightning.transforms.base import Transform
+
+SECTIONS = {
+    "strategy": Strategy,
+    "route": Route,
+    "local": LocalTraining,
+    "transforms": list[Transform],
+    "client_evaluation": ClientEvaluation,
+    "faults": Faults,
+}
+"""The settings under ``federation`` that a site needs, with their types."""
+
+_VALUES = {
+    "seed": int,
+    "num_clients": int,
+    "precision": str,
+    "threads": int,
+    "inference_mode": bool,
+    "logger": bool,
+    "rounds": int,
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """Hold a site's half of a federation.
+
+    Attributes:
+        module: the module that the site trains.
+        runtime: the runtime that carries out orders.
+        settings: the settings.
+    """
+
+    module: LightningModule
+    runtime: ClientRuntime
+    settings: ClientSettings
+
+
+def check_contract(contract: Any, policy: Policy, client: int) -> None:
+    """Refuse a contract before anything that it names is imported.
+
+    Raises:
+        Refused: naming the setting.
+    """
+    sections = contract.get("federation") if isinstance(contract, Mapping) else None
+    if not isinstance(contract, Mapping) or set(contract) != {"model", "federation", *_VALUES}:
+        raise RefusedError("The server's settings do not have the expected sections. Install the same version on both sides.")
+    if not isinstance(sections, Mapping) or set(sections) != set(SECTIONS):
+        raise RefusedError("The server's section 'federation' does not have the expected settings.")
+    for name, kind in _VALUES.items():
+        if type(contract[name]) is not kind:
+            raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
+    if not 0 <= client < contract["num_clients"] <= 10**6 or not 1 <= contract["threads"] <= 1024:
+        raise RefusedError("The server's number of clients or threads is outside its range.")
+    if contract["rounds"] > policy.max_rounds:
+        raise RefusedError(f"The server plans {contract['rounds']} rounds, but this site allows {policy.max_rounds}.")
+    recipe = Recipe(policy.accepted_classes)
+    if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
+        raise RefusedError("The server's 'model' must be a class with 'class_path'.")
+    recipe.check(contract["model"], "model")
+    recipe.check(sections, "federation")
+    if isinstance(sections["local"], Mapping) and sections["local"].get("callbacks"):
+        raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
+
+
+def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any) -> Built:
+    """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
+
+    Raises:
+        Refused: if the values do not fit, or the settings have less noise than the site requires.
+    """
+    recipe, sections = Recipe(policy.accepted_classes), contract["federation"]
+    built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
+    owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"])
+    owner.transforms = owner.transforms or []
+    policy.check_privacy(owner.local, owner.transforms)
+    module = recipe.build(contract["model"], LightningModule, "model")
+    settings = client_settings(owner, contract["num_clients"])
+    torch.set_num_threads(contract["threads"])
+    place = Workplace(
+        precision=resolve_precision(owner.local, contract["precision"], device),
+        device=device,
+        logger=contract["logger"],
+        inference_mode=contract["inference_mode"],
+        cohort=1,
+    )
+    assembly = ClientAssembly(
+        module=client_copy(module).to(device),
+        data=data,
+        settings=settings,
+        place=place,
+        memory=ClientMemory(),
+        secret=SecretKey.draw(),  # the site's own: the server cannot know its noise
+        drop_single=check_batch_norm(module, data.whole),
+        tell=tell,
+    )
+    return Built(module, assembly.runtime(in_place=False), settings)

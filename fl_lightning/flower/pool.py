@@ -1,0 +1,157 @@
+"""Train clients at sites that a Flower SuperLink connects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
+from fl_lightning.errors import ConfigurationError, RankError
+from fl_lightning.flower.remote_sites import RemoteSites
+from fl_lightning.flower.requirements import require_flower
+from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.transport import Answer, Parts, Transport
+
+_DAY = 24 * 3600.0
+_CAUSES = {
+    2: "its worker ended with an error",
+    3: "the order was not delivered in time",
+    4: "its reply was lost",
+    5: "it is offline",
+    8: "its worker died",
+}
+
+
+class FlowerPool(RemoteSites):
+    """Train clients at sites over Flower: ``--federation.pool FlowerPool``; see docs/real_federation.md.
+
+    The server runs beside this process: ``fl-lightning serve``. The same YAML works as in a simulation, except that
+    ``data.partitioner`` is not used: every registered site is a client, with its own data.
+
+    Args:
+        folder: the folder of ``fl-lightning serve``.
+        wait: the seconds to wait for the registered sites to be online, >= 0.
+        grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+    """
+
+    def __init__(self, folder: str = "fed", wait: float = 60.0, grace: float = 30.0) -> None:
+        super().__init__(grace)
+        if not wait >= 0:
+            raise ConfigurationError(f"'federation.pool.wait' must be 0 seconds or above, but is {wait!r}.")
+        self.folder, self.wait = folder, wait
+
+    def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
+        require_flower()
+        folder = ServerFolder(Path(self.folder))
+        names = sorted(folder.numbers(), key=folder.numbers().__getitem__)
+        address, certificate = folder.local_address, folder.certificate
+        if not names:
+            raise ConfigurationError("No site is registered. Run 'fl-lightning register NAME.pub' for each.")
+        nodes = self._wait(address, certificate, names)
+        link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
+        return FlowerTransport(link, [nodes[name] for name in names]), names
+
+    def _wait(self, address: str, certificate: bytes, names: Sequence[str]) -> dict[str, int]:
+        """Return the node ids of the sites, as soon as all are online."""
+        control, end, told = _link(lambda: ControlLink(address, certificate), ServerFolder(Path(self.folder))), 0.0, False
+        end = time.monotonic() + self.wait
+        try:
+            while True:
+                nodes = {node.name: node for node in _link(control.nodes, ServerFolder(Path(self.folder)))}
+                revoked = [name for name in names if name not in nodes]
+                if revoked:
+                    raise ConfigurationError(
+                        f"These sites were revoked: {', '.join(revoked)}. Their numbers belong to this federation. Start a new "
+                        "one: 'fl-lightning serve' with another folder, and register the remaining sites there."
+                    )
+                missing = [name for name in names if not nodes[name].online]
+                if not missing:
+                    return {name: nodes[name].node_id for name in names}
+                if time.monotonic() > end:
+                    raise ConfigurationError(
+                        f"These sites are not online after {self.wait:g} s: {', '.join(missing)}. Start 'fl-lightning site' "
+                        "there, or raise 'federation.pool.wait'."
+                    )
+                if not told:
+                    print(f"Waiting for {', '.join(missing)} ...", flush=True)
+                    told = True
+                time.sleep(0.3)
+        finally:
+            control.close()
+
+
+def _link(call: Any, folder: ServerFolder) -> Any:
+    """Return the result of a call to the SuperLink, and say so if it does not answer."""
+    try:
+        return call()
+    except Exception as error:
+        if type(error).__module__.startswith("httpx"):
+            raise ConfigurationError(
+                f"The server at {folder.local_address} did not answer ({type(error).__name__}). Start it first: fl-lightning "
+                f"serve --folder {folder.path} --host {folder.settings()['host']}"
+            ) from error
+        raise
+
+
+class FlowerTransport:
+    """Exchange bytes through a SuperLink; see :class:`Transport`.
+
+    Args:
+        link: the connection to the SuperLink.
+        nodes: the node id of each client.
+    """
+
+    def __init__(self, link: ServerLink, nodes: Sequence[int]) -> None:
+        self._link, self._nodes = link, list(nodes)
+        self._waiting: dict[str, tuple[int, float]] = {}
+        self._refused: list[int] = []
+
+    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+        """See :meth:`Transport.send`."""
+        limit = _DAY if seconds is None else seconds
+        order = self._guarded(lambda: self._link.push(self._nodes[client], parts, str(round_idx), limit))
+        if order is None:
+            self._refused.append(client)
+        else:
+            self._waiting[order] = client, time.monotonic() + limit
+
+    def answers(self) -> Iterator[Answer]:
+        """See :meth:`Transport.answers`."""
+        pause = 0.05
+        while self._waiting or self._refused:
+            while self._refused:
+                yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
+            replies: list[Reply] = self._guarded(lambda: list(self._link.pull(self._waiting))) if self._waiting else []
+            for reply in replies:
+                client, _ = self._waiting.pop(reply.order, (None, 0.0))
+                if client is not None:
+                    cause = "" if reply.content is not None else _CAUSES.get(reply.error, f"error {reply.error} of Flower")
+                    yield Answer(client, reply.content, cause)
+            now = time.monotonic()
+            for order, (client, end) in list(self._waiting.items()):
+                if now > end:
+                    del self._waiting[order]
+                    yield Answer(client, None, "no answer within its deadline")
+            pause = 0.05 if replies else min(0.5, pause * 1.3)
+            if self._waiting and not replies:
+                time.sleep(pause)
+
+    def _guarded(self, call: Any) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise RankError(
+                f"The connection to the SuperLink was lost ({type(error).__name__}: {str(error)[:200]}). Start 'fl-lightning "
+                "serve' again, and resume from the last checkpoint: --ckpt_path last."
+            ) from error
+
+    def forget(self) -> None:
+        """See :meth:`Transport.forget`."""
+        self._waiting.clear()
+        self._refused.clear()
+
+    def close(self, completed: bool) -> None:
+        """See :meth:`Transport.close`."""
+        self._link.close(completed)

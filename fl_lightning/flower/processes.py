@@ -1,0 +1,114 @@
+"""Run the child processes of a site: they end with it, and start again after a crash."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST = 60.0
+_STABLE = 120.0
+"""The seconds after which a process counts as healthy, so that the next restart is quick again."""
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, however that ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class Child:
+    """Describe a process that must always run.
+
+    Attributes:
+        name: its name in messages.
+        command: returns its command.
+        environment: variables added to this process's.
+    """
+
+    name: str
+    command: Callable[[], Sequence[str]]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+    next_start: float = 0.0
+
+    def start(self) -> None:
+        """Start the process, in a group of its own so that Ctrl-C reaches this process only."""
+        output = open(self.log, "ab") if self.log else None  # noqa: SIM115
+        try:
+            self.process = subprocess.Popen(
+                list(self.command()),
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                preexec_fn=end_with_parent,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self.started = time.monotonic()
+
+
+class Supervisor:
+    """Keep children running until it is told to stop.
+
+    Args:
+        children: the processes.
+        say: prints a line.
+    """
+
+    def __init__(self, children: Sequence[Child], say: Callable[[str], None]) -> None:
+        self._children, self._say = children, say
+        self._stopping = False
+
+    def stop(self, *_: object) -> None:
+        """End all children soon; a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Run the children; start one that ended again, after 1, 2, 4, ... 60 s."""
+        try:
+            while not self._stopping:
+                for child in self._children:
+                    self._look_after(child)
+                time.sleep(0.1)
+        finally:
+            self._end()
+
+    def _look_after(self, child: Child) -> None:
+        now = time.monotonic()
+        if child.process is None:
+            if now >= child.next_start:
+                child.start()
+            return
+        status = child.process.poll()
+        if status is None:
+            return
+        child.failures = 1 if now - child.started > _STABLE else child.failures + 1
+        wait = min(_LONGEST, 2.0 ** (child.failures - 1))
+        self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.")
+        child.process, child.next_start = None, now + wait
+
+    def _end(self) -> None:
+        running = [child.process for child in self._children if child.process is not None]
+        for process in running:
+            process.terminate()
+        end = time.monotonic() + 8
+        for process in running:
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)

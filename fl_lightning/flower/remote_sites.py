@@ -1,0 +1,151 @@
+"""Connect a fit to sites: describe them, send them the settings, and build the pool."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+
+from fl_lightning.collectives import Collectives
+from fl_lightning.errors import ClientError, ConfigurationError, WireError
+from fl_lightning.flower import envelope
+from fl_lightning.flower.checks import refuse_simulated, require_parts
+from fl_lightning.flower.contract import SECTIONS
+from fl_lightning.flower.remote_pool import RemotePool
+from fl_lightning.flower.transport import Transport
+from fl_lightning.flower.validation import require_message
+from fl_lightning.messages import ClientInfo
+from fl_lightning.settings.pool import RemoteClients
+
+_WAIT = 300.0
+"""The seconds for which a site may load its data or build the model."""
+
+
+class RemoteSites(RemoteClients):
+    """Connect to sites over any transport.
+
+    Args:
+        grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+    """
+
+    def __init__(self, grace: float = 30.0) -> None:
+        if not grace > 0:
+            raise ConfigurationError(f"'federation.pool.grace' must be above 0 seconds, but is {grace!r}.")
+        self.grace = grace
+        self._transport: Transport | None = None
+        self._infos: tuple[ClientInfo, ...] = ()
+
+    @abstractmethod
+    def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
+        """Return the transport, and the names of the sites in the order of their ids."""
+
+    def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
+        """See :class:`RemoteClients`."""
+        refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
+        self._values = configuration(trainer)
+        self._settings, self._trainer = settings, trainer
+        self._transport, names = self._connect(settings)
+        found = self._ask_all({client: envelope.request("describe") for client in range(len(names))}, names)
+        infos = []
+        for client, name in enumerate(names):
+            info: Any = found[client].get("info")
+            require_message(info, ClientInfo)
+            if info.name != name or info.num_examples < 1:
+                raise ConfigurationError(
+                    f"Site {name} calls itself '{envelope.printable(info.name)[:60]}', with {info.num_examples} examples."
+                )
+            infos.append(info)
+        self._infos = tuple(infos)
+        require_parts(settings, self._infos)
+        return self._infos
+
+    def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
+        """Send a request to each client, and return the contents of the replies.
+
+        Raises:
+            ConfigurationError: with the errors of all sites.
+        """
+        assert self._transport is not None
+        for client, content in requests.items():
+            self._transport.send(client, {"order": content}, 0, _WAIT)
+        found, problems = {}, []
+        for answer in self._transport.answers():
+            try:
+                if answer.content is None:
+                    raise ClientError(answer.cause)
+                opened = envelope.opened(answer.content, ("reply",))
+                if "error" in opened:
+                    raise ClientError(envelope.printable(opened["error"]))
+                found[answer.client] = opened
+            except (ClientError, WireError) as error:
+                problems.append(f"Site {names[answer.client]}: {error}")
+        if problems:
+            raise ConfigurationError("Some sites cannot take part. " + " ".join(sorted(problems)))
+        return found
+
+    def pool(self, assembly: Any, federation: Callable[[], str]) -> RemotePool:
+        """See :class:`RemoteClients`."""
+        assert self._transport is not None
+        settings, trainer, place = self._settings, self._trainer, assembly.place
+        contract = {
+            "model": self._values["model"],
+            "federation": self._values["federation"],
+            "seed": settings.seed,
+            "num_clients": len(self._infos),
+            "precision": str(trainer.precision),
+            "threads": torch.get_num_threads(),
+            "inference_mode": place.inference_mode,
+            "logger": place.logger,
+            "rounds": max(1, trainer.max_epochs or 1),
+        }
+        requests = {
+            client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
+            for client in range(len(self._infos))
+        }
+        self._ask_all(requests, [info.name for info in self._infos])
+        transport, self._transport = self._transport, None  # the pool closes it
+        return RemotePool(
+            transport=transport,
+            infos=self._infos,
+            comm=Collectives(trainer),
+            contract=contract,
+            federation=federation,
+            faults=settings.faults,
+            view=assembly.view,
+            engine=assembly.engine,
+            grace=self.grace,
+            prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
+        )
+
+    def close(self) -> None:
+        """See :class:`RemoteClients`."""
+        if self._transport is not None:
+            self._transport.close(False)
+            self._transport = None
+
+
+def configuration(trainer: Trainer) -> dict[str, Any]:
+    """Return the model and the clients' settings of this run as values.
+
+    Raises:
+        ConfigurationError: if the run was not started by the command line, which alone knows them as values.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    saved = next((callback for callback in callbacks if isinstance(callback, SaveConfigCallback)), None)
+    if saved is None:
+        raise ConfigurationError(
+            "Sites get the model and its settings as values, which only the command line knows. Start this run with "
+            "'fl-lightning fit --config FILE', or simulate the clients without 'federation.pool'."
+        )
+    text = saved.parser.dump(saved.config, skip_none=False, skip_validation=True)
+    values = yaml.safe_load(text)
+    federation = {name: values["federation"].get(name) for name in SECTIONS}
+    federation["strategy"] = federation["strategy"] or {"class_path": "fl_lightning.FedAvg", "init_args": {}}
+    federation["route"] = federation["route"] or {"class_path": "fl_lightning.ServerRoute", "init_args": {}}
+    federation["transforms"] = federation["transforms"] or []
+    return {"model": values["model"], "federation": federation}

@@ -1,0 +1,182 @@
+"""The commands of the server's side: ``fl-lightning serve``, ``register`` and ``sites``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.compat.flower import ControlLink, superlink_app
+from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.flower.front import OnlyFleet
+from fl_lightning.flower.requirements import require_flower
+from fl_lightning.flower.server_folder import ServerFolder
+
+NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
+# Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}
+server {{
+    listen 443 ssl;
+    server_name {host};
+    ssl_certificate     {certificate};
+    ssl_certificate_key {key};
+    client_max_body_size 0;
+    location ~ ^/v1/fleet/[a-z-]+$ {{
+        limit_except POST {{ deny all; }}
+        proxy_pass https://127.0.0.1:{port};
+        proxy_ssl_verify on;
+        proxy_ssl_trusted_certificate {ca};
+        proxy_ssl_name localhost;
+        proxy_http_version 1.1;
+        proxy_request_buffering off;
+        proxy_read_timeout 300s;
+        proxy_send_timeout 300s;
+    }}
+    location / {{ return 404; }}
+}}
+"""
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Run the server's SuperLink in the foreground."""
+    folder = ServerFolder(Path(arguments.folder))
+    if arguments.print == "nginx":
+        print(NGINX.format(folder=arguments.folder, host=arguments.host, port=arguments.port, **folder.files), end="")
+        return
+    import uvicorn
+
+    listening = [_listen(arguments.bind, arguments.port), _listen("127.0.0.1", arguments.local_port)]
+    port, local_port = (one.getsockname()[1] for one in listening)
+    for made in folder.prepare(arguments.host, port, local_port):
+        print(f"Created: {made}")
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    app = OnlyFleet(superlink_app(folder.files, "127.0.0.1", local_port), port)
+    files = folder.files
+    config = uvicorn.Config(
+        app,
+        ssl_certfile=files["certificate"],
+        ssl_keyfile=files["key"],
+        log_level="warning",
+        timeout_graceful_shutdown=3,
+    )
+    print(
+        f"Serving sites at https://{arguments.host}:{port}\n"
+        f"Give each site: this address and {files['ca']} (not secret).\n"
+        f"Each site runs 'fl-lightning site --create_key NAME.key' and returns NAME.pub; then:\n"
+        f"  fl-lightning register NAME.pub --folder {arguments.folder}\n"
+        f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {arguments.folder}",
+        flush=True,
+    )
+    uvicorn.Server(config).run(sockets=listening)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        raise ConfigurationError(f"Cannot listen on {host}:{port} ({error.strerror}). Choose another port.") from error
+    return found
+
+
+def register(arguments: argparse.Namespace) -> None:
+    """Register a site by its public key."""
+    folder, path = ServerFolder(Path(arguments.folder)), Path(arguments.public_key)
+    name = arguments.name or path.stem
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise ConfigurationError(f"The name is {name!r}. Use letters, digits, '-' and '_' only.")
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read '{path}' ({error.strerror}). Pass the site's public key.") from error
+    if b"PRIVATE" in key:
+        raise ConfigurationError(f"'{path}' is a private key, which must not leave the site. Ask for the file '.pub'.")
+    with _control(folder) as link:
+        if any(node.name == name for node in link.nodes()):
+            raise ConfigurationError(f"A site named '{name}' is registered already. Revoke it first, or choose another name.")
+        link.register(key, name)
+    print(f"Registered {name} as client {folder.number(name)}.")
+
+
+def sites(arguments: argparse.Namespace) -> None:
+    """List the sites, or revoke one."""
+    folder = ServerFolder(Path(arguments.folder))
+    numbers = folder.numbers()
+    with _control(folder) as link:
+        nodes = {node.name: node for node in link.nodes()}
+        if arguments.action == "list":
+            print(f"{'client':>6}  {'site':<24}status")
+            for name, number in numbers.items():
+                status = "revoked" if name not in nodes else "online" if nodes[name].online else "offline"
+                print(f"{number:>6}  {name:<24}{status}")
+            return
+        if arguments.name not in nodes:
+            raise ConfigurationError(f"No site named {arguments.name!r} is registered. Sites: {', '.join(nodes) or 'none'}.")
+        link.unregister(nodes[arguments.name].node_id)
+    print(f"Revoked {arguments.name}. Its number {numbers.get(arguments.name)} is not given to another site.")
+
+
+class _control:  # noqa: N801
+    """Connect to the SuperLink of a folder, and say so if it does not run."""
+
+    def __init__(self, folder: ServerFolder) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> ControlLink:
+        self._link = ControlLink(self._folder.local_address, self._folder.certificate)
+        return self._link
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._link.close()
+        if isinstance(error, Exception) and type(error).__module__.startswith("httpx"):
+            where = self._folder.local_address
+            raise ConfigurationError(
+                f"The server at {where} did not answer ({type(error).__name__}: {error}). Start it: fl-lightning serve "
+                f"--folder {self._folder.path} --host {self._folder.settings()['host']}"
+            ) from error
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", required=True, help="The name or address by which sites reach this machine.")
+    parser.add_argument("--bind", default="0.0.0.0", help="The address to listen on; 127.0.0.1 behind a proxy.")
+    parser.add_argument("--port", type=int, default=8443, help="The port for sites; 0 for any free one.")
+    parser.add_argument("--local_port", type=int, default=8444, help="The port on loopback, for 'fit' and 'register'.")
+    parser.add_argument("--print", choices=["nginx"], help="Print a configuration for a proxy of your own, and exit.")
+
+
+def _register_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("public_key", help="The site's public key.")
+    parser.add_argument("--name", help="The site's name; by default the file's.")
+
+
+def _sites_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["list", "revoke"])
+    parser.add_argument("name", nargs="?", help="The site to revoke.")
+
+
+_COMMANDS: dict[str, tuple[Callable[[Any], None], Callable[[argparse.ArgumentParser], None]]] = {
+    "serve": (serve, _serve_arguments),
+    "register": (register, _register_arguments),
+    "sites": (sites, _sites_arguments),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one of the server's commands."""
+    command, rest = arguments[0], arguments[1:]
+    run, add = _COMMANDS[command]
+    parser = argparse.ArgumentParser(prog=f"fl-lightning {command}", description=run.__doc__)
+    parser.add_argument("--folder", default="fed", help="The server's folder.")
+    add(parser)
+    try:
+        require_flower()
+        run(parser.parse_args(rest))
+    except FederationError as error:
+        print(f"fl-lightning: error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,147 @@
+"""The command of a site: ``fl-lightning site``, the parent of a SuperNode and of a resident worker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fl_lightning.compat.flower_site import supernode_command
+from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.flower.processes import Child, Supervisor
+from fl_lightning.flower.requirements import require_flower
+from fl_lightning.flower.server_folder import create_key, write_private
+
+SYSTEMD = """[Unit]
+Description=fl_lightning site {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+WorkingDirectory={cwd}
+ExecStart={command}
+Restart=on-failure
+RestartSec=10
+KillMode=mixed
+TimeoutStopSec=20
+NoNewPrivileges=true
+PrivateTmp=true
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def address_of(server: str) -> str:
+    """Return host and port of a server's address.
+
+    Raises:
+        ConfigurationError: if it is not https, or names no port.
+    """
+    parts = urlsplit(server if "://" in server else f"https://{server}")
+    if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/"):
+        raise ConfigurationError(f"'--server' is {server!r}. Use https://HOST:PORT, as 'fl-lightning serve' prints it.")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{host}:{parts.port or 443}"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Run the site in the foreground until SIGTERM or Ctrl-C."""
+    folder = Path(arguments.folder or f"site_{arguments.name}").resolve()
+    key, data = Path(arguments.key), Path(arguments.data)
+    for path, what in ((key, "--key"), (data, "--data")):
+        if not path.is_file():
+            raise ConfigurationError(f"'{what}' is '{path}', which does not exist.")
+    if os.name == "posix" and key.stat().st_mode & 0o077:
+        raise ConfigurationError(f"Other accounts can read the private key '{key}'. Run: chmod 600 {key}")
+    if arguments.ca and not Path(arguments.ca).is_file():
+        raise ConfigurationError(f"'--ca' is '{arguments.ca}', which does not exist. Use the ca.crt that the server gave you.")
+    address = address_of(arguments.server)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    secret = folder / "secret"
+    write_private(secret, secrets.token_bytes(32))
+    port = _free_port()
+    environment = {"FLWR_HOME": str(folder / "flwr"), "PYTHONUNBUFFERED": "1"}
+    node = supernode_command(address, arguments.ca or "", str(key), port, str(secret))
+    worker = [
+        *(sys.executable, "-m", "fl_lightning.flower.worker", "--name", arguments.name, "--data", str(data)),
+        *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
+        *("--server", address, "--key", str(key), *(["--ca", arguments.ca] if arguments.ca else [])),
+    ]
+    say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
+    children = [
+        Child("SuperNode", lambda: node, environment, str(folder / "supernode.log")),
+        Child("worker", lambda: worker, environment),
+    ]
+    supervisor = Supervisor(children, say)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, supervisor.stop)
+    supervisor.run()
+    say("Stopped.")
+
+
+def say(line: str) -> None:
+    """Print a line for the site's staff."""
+    print(f"[site] {line}", flush=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fl-lightning site", description="Take part in a federation with your own data.")
+    parser.add_argument("--name", help="The name under which the server registered this site.")
+    parser.add_argument("--server", help="The server's address, https://HOST:PORT.")
+    parser.add_argument("--key", help="The file of the private key.")
+    parser.add_argument("--data", help="The data.yaml of this site, which never leaves it.")
+    parser.add_argument("--ca", help="The certificate of the server's CA, ca.crt; by default the system's CAs.")
+    parser.add_argument("--folder", help="The folder for state, logs and the audit log; by default site_NAME.")
+    parser.add_argument("--create_key", metavar="NAME.key", help="Create a key pair, and exit. The private key never leaves.")
+    parser.add_argument("--check", action="store_true", help="Test network, certificates, registration and data, and exit.")
+    parser.add_argument("--print", choices=["systemd"], help="Print a service file, and exit.")
+    return parser
+
+
+def _unit(arguments: argparse.Namespace, given: Sequence[str]) -> str:
+    kept = [word for number, word in enumerate(given) if word != "--print" and (number == 0 or given[number - 1] != "--print")]
+    command = f"{sys.executable} -m fl_lightning site {' '.join(kept)}"
+    return SYSTEMD.format(name=arguments.name, cwd=Path.cwd(), command=command)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command."""
+    given = list(arguments[1:])
+    parser = _parser()
+    parsed = parser.parse_args(given)
+    try:
+        require_flower()
+        if parsed.create_key:
+            path = Path(parsed.create_key)
+            if path.exists():
+                raise ConfigurationError(f"'{path}' exists already. Choose another name; a key is not overwritten.")
+            public = create_key(path)
+            print(f"Created {path} (private, keep it here) and {public} (give it to the server).")
+            return
+        missing = [f"--{name}" for name in ("name", "server", "key", "data") if not getattr(parsed, name)]
+        if missing:
+            parser.error(f"the following arguments are required: {', '.join(missing)}")
+        if parsed.print == "systemd":
+            print(_unit(parsed, given), end="")
+        elif parsed.check:
+            from fl_lightning.flower.site_check import check
+
+            sys.exit(0 if check(parsed) else 1)
+        else:
+            run(parsed)
+    except FederationError as error:
+        print(f"fl-lightning: error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,159 @@
+"""Read a site's data.yaml, which never leaves it, and serve the data under the number that the server gave the site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.flower.policy import Policy
+from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.partitioners.base import Partitioner
+
+
+class WholePartitioner(Partitioner):
+    """Assign all examples, in their order, to one client."""
+
+    needs_labels = False
+
+    def partition(self, num_examples: int, labels: Any = None) -> list[torch.Tensor]:
+        """Return one part."""
+        return [torch.arange(num_examples)]
+
+
+@dataclass
+class SiteSettings:
+    """Describe a site: the contents of its data.yaml.
+
+    Args:
+        datamodule: the datamodule whose training set is the site's.
+        validation: a datamodule whose training set is the site's own validation part.
+        test: a datamodule whose training set is the site's own test part.
+        client_validation: the share of the training set held back for validation, in [0, 1), instead of ``validation``.
+        client_test: the share held back for a test, in [0, 1), instead of ``test``.
+        policy: what a server may have this site do.
+        device: the device to train on, ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    datamodule: LightningDataModule
+    validation: LightningDataModule | None = None
+    test: LightningDataModule | None = None
+    client_validation: float = 0.0
+    client_test: float = 0.0
+    policy: Policy = field(default_factory=Policy)
+    device: str = "auto"
+
+    def torch_device(self) -> torch.device:
+        """Return the device."""
+        found = "cuda" if self.device == "auto" and torch.cuda.is_available() else self.device
+        return torch.device("cpu" if found == "auto" else found)
+
+
+def read_settings(path: Path) -> SiteSettings:
+    """Read data.yaml, which the site's own staff wrote and which may name any class.
+
+    Raises:
+        ConfigurationError: if it cannot be read.
+    """
+    from jsonargparse import ArgumentParser
+
+    import fl_lightning.data  # noqa: F401 (so that short names of its datamodules are known)
+
+    if not path.is_file():
+        raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
+    parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
+    parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
+    try:
+        parsed = parser.parse_path(str(path))
+        return SiteSettings(**vars(parser.instantiate(parsed)))
+    except Exception as error:
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigurationError(f"'{path}' cannot be read: {' '.join(line.strip() for line in cause)[:600]}") from error
+
+
+class SiteData:
+    """Serve the examples of one site; see :class:`~fl_lightning.clients.client_data.ClientData`.
+
+    Args:
+        settings: the contents of data.yaml.
+    """
+
+    def __init__(self, settings: SiteSettings) -> None:
+        whole = FederatedDataModule(
+            settings.datamodule,
+            WholePartitioner(),
+            client_validation=settings.client_validation,
+            client_test=settings.client_test,
+        )
+        whole.prepare_data()
+        whole.setup("fit")
+        self._views: dict[Part, FederatedDataModule] = {"training": whole}
+        self._separate: dict[Part, FederatedDataModule] = {}
+        given: dict[Part, LightningDataModule | None] = {"validation": settings.validation, "test": settings.test}
+        for part, datamodule in given.items():
+            if datamodule is not None:
+                self._separate[part] = FederatedDataModule(datamodule, WholePartitioner())
+                self._separate[part].prepare_data()
+                self._separate[part].setup("fit")
+        self.number: int | None = None
+
+    @property
+    def whole(self) -> FederatedDataModule:
+        """Return the datamodule of the training set."""
+        return self._views["training"]
+
+    def size(self, part: Part) -> int:
+        """Return the number of examples of a part; 0 if the site does not have it."""
+        if part in self._separate:
+            return self._separate[part].num_examples(0)
+        found = getattr(self.whole.splits, part)
+        return 0 if found is None else int(found.sizes[0])
+
+    def info(self, name: str, consent: bool) -> ClientInfo:
+        """Return what the server learns before the first round.
+
+        Args:
+            name: the site's name.
+            consent: whether to tell the label counts.
+        """
+        counts = None
+        if consent:
+            counts = tuple(int(count) for count in self.whole.label_counts()[0])
+        dataset: Any = self.whole.client_datasets.source.dataset
+        names = getattr(dataset, "classes", None)
+        classes = None if names is None else tuple(str(name)[:100] for name in names)
+        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes)
+
+    def _here(self, client: int) -> None:
+        if client != self.number:
+            raise DataError(f"The data of client {client} were requested, but this site is client {self.number}.")
+
+    def num_examples(self, client: int) -> int:
+        """See :class:`ClientData`."""
+        self._here(client)
+        return self.whole.num_examples(0)
+
+    def client(
+        self, client: int, seed: int, full_batch: bool = False, drop_single: bool = False, poisson: PoissonBatches | None = None
+    ) -> LightningDataModule:
+        """See :class:`ClientData`."""
+        self._here(client)
+        return self.whole.client(0, seed, full_batch, drop_single, poisson)
+
+    def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
+        """See :class:`ClientData`."""
+        self._here(client)
+        if part in self._separate:
+            return self._separate[part].client_evaluation_view(0, "training")
+        return self.whole.client_evaluation_view(0, part)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """See :class:`ClientData`."""
+        self._here(client)
+        return self.whole.poisson_batches(0, full_batch, coins)

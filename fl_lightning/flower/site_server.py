@@ -1,0 +1,188 @@
+"""Answer a server's requests at a site, as bytes, over any transport. What a server sends is data, never code."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_lightning.clients.site import Site
+from fl_lightning.errors import WireError
+from fl_lightning.flower import envelope
+from fl_lightning.flower.audit import AuditLog
+from fl_lightning.flower.contract import Built, build, check_contract
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.flower.validation import require_message, require_model, require_order
+from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.wire import from_bytes
+
+Parts = Mapping[str, bytes]
+
+
+@dataclass
+class _Work:
+    """Hold the federation that the site works for."""
+
+    federation: str
+    contract: Mapping[str, Any]
+    built: Built
+    site: Site
+    store: SiteStore
+    version: int | None = None
+
+
+class SiteServer:
+    """Answer requests.
+
+    Args:
+        name: the site's name.
+        data: the site's data.
+        policy: what a server may have this site do.
+        folder: the site's folder, for state, audit log and the details of errors; None keeps nothing.
+        device: the device to train on.
+        say: prints a line for the site's staff.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: SiteData,
+        policy: Policy,
+        folder: Path,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._name, self._data, self._policy, self._folder = name, data, policy, folder
+        self._device, self._say = device, say
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._audit = AuditLog(folder / "audit.jsonl")
+        self._work: _Work | None = None
+
+    def answer(self, parts: Parts) -> bytes:
+        """Return the reply to a request; an error is told by class and code, without data.
+
+        Args:
+            parts: ``order``, an envelope; ``model``, the global model if the order needs one that this site may lack.
+        """
+        try:
+            return self._answer(parts)
+        except Exception as error:
+            return envelope.reply(error=self.told(error))
+
+    def told(self, error: Exception) -> str:
+        """Return what the server learns of an error, and write the rest to the site's log.
+
+        The text of an error is told only if it is about the server's own message.
+        """
+        if isinstance(error, RefusedError | WireError):
+            self._say(f"Refused: {error}")
+            return f"{type(error).__name__}: {error}"
+        code = secrets.token_hex(4)
+        with open(self._folder / "errors.log", "a") as file:
+            file.write(f"--- code {code}\n{''.join(traceback.format_exception(error))}")
+        self._say(f"{type(error).__name__} (code {code}): see {self._folder / 'errors.log'}")
+        return f"{type(error).__name__} (code {code}; its text is in the site's errors.log)"
+
+    def _answer(self, parts: Parts) -> bytes:
+        size = sum(map(len, parts.values()))
+        if size > self._policy.largest_message * 2**20:
+            raise RefusedError(f"The message has {size} bytes, but this site accepts {self._policy.largest_message} MiB.")
+        if set(parts) not in ({"order"}, {"order", "model"}):
+            raise WireError("The message does not have the expected parts.")
+        asked = envelope.opened(parts["order"], envelope.KINDS)
+        self._audit.record("in", asked["kind"], parts["order"], asked)
+        if asked["kind"] == "describe":
+            reply = envelope.reply(info=self._data.info(self._name, self._policy.label_counts))
+        elif asked["kind"] == "prepare":
+            self._prepare(asked)
+            reply = envelope.reply()
+        else:
+            return self._carry_out(asked, parts)
+        self._audit.record("out", asked["kind"], reply, ())
+        return reply
+
+    # ---------------------------------------------------------------- the federation
+
+    def _prepare(self, asked: Mapping[str, Any]) -> None:
+        """Build the model and the settings that the server names, unless they are here already."""
+        federation, contract, client = asked.get("federation"), asked.get("contract"), asked.get("client")
+        if not isinstance(federation, str) or type(client) is not int:
+            raise WireError("The request does not name a federation and a client.")
+        known = self._work
+        if known is not None and (known.federation, known.contract, self._data.number) == (federation, contract, client):
+            return
+        check_contract(contract, self._policy, client)
+        assert isinstance(contract, Mapping)
+        self._work, self._data.number = None, client
+        store = SiteStore(self._folder, federation)
+        built = build(contract, self._data, self._policy, self._device, self.told)
+        site = Site(built.runtime)
+        kept = store.load()
+        if kept is not None:
+            site.load_state_dict(kept)
+        self._work = _Work(federation, contract, built, site, store)
+        self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
+
+    def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> bytes:
+        self._prepare(asked)
+        work = self._work
+        assert work is not None
+        key = hashlib.sha256(parts["order"]).hexdigest()
+        cached = work.store.reply(key)
+        if cached is not None:
+            self._say("Answered a repeated order from the store.")
+            return cached
+        orders, settlements = asked.get("orders"), asked.get("settlements")
+        if not isinstance(orders, tuple) or not isinstance(settlements, tuple):
+            raise WireError("The request does not have orders and settlements.")
+        for settlement in settlements:
+            require_message(settlement, Settlement)
+        for order in orders:
+            require_message(order, TrainOrder, EvalOrder)
+            self._policy.check_order(order)
+        if orders and not self._has_model(work, asked, parts):
+            return envelope.reply(needs="model")
+        for settlement in settlements:
+            work.site.handle(settlement)
+        if "model" in parts:
+            self._publish(work, parts["model"])
+        replies = [self._one(work, order) for order in orders]
+        releases = work.built.runtime.releases()
+        told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
+        reply = envelope.reply(replies=replies, releases=told)
+        self._audit.record("out", "work", reply, {"replies": replies})
+        final = all(not one.failures for one in replies if isinstance(one, ChainReport))
+        work.store.save(work.site.state_dict(), key, reply if final else None)
+        return reply
+
+    @staticmethod
+    def _has_model(work: _Work, asked: Mapping[str, Any], parts: Parts) -> bool:
+        return "model" in parts or (work.version is not None and work.version == asked.get("model_version"))
+
+    def _publish(self, work: _Work, content: bytes) -> None:
+        model = from_bytes(content)
+        require_message(model, ServerModel)
+        require_model(model, work.built.module)
+        self._audit.record("in", "model", content, model)
+        work.site.handle(replace(model, tensors={k: t.to(self._device) for k, t in model.tensors.items()}))
+        work.version = model.version
+
+    def _one(self, work: _Work, order: TrainOrder | EvalOrder) -> ChainReport | EvalReport:
+        resident = work.built.runtime.resident
+        client = self._data.number
+        assert client is not None
+        require_order(order, resident.view(), resident.server.broadcast, client)
+        result = work.site.handle(order)
+        assert result is not None
+        if isinstance(order, TrainOrder):
+            self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
+        return result

@@ -1,0 +1,69 @@
+"""Keep on a site's disk what must outlive a restart: the client's state by round, and its last reply."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import WireError
+from fl_lightning.flower.server_folder import write_whole
+from fl_lightning.wire import from_bytes, to_bytes
+
+
+class SiteStore:
+    """Store the state of one site in one federation.
+
+    Args:
+        folder: the site's folder.
+        federation: the id of the federation, which the server keeps in its checkpoints.
+
+    Raises:
+        WireError: if the id is not 32 hexadecimal digits.
+    """
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        if not re.fullmatch(r"[0-9a-f]{32}", federation):
+            raise WireError("The federation's id is not 32 hexadecimal digits.")
+        self._folder = folder / "federations" / federation
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._written: bytes | None = None
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the stored state, or None."""
+        path = self._folder / "state.bin"
+        if not path.exists():
+            return None
+        self._written = path.read_bytes()
+        return dict(from_bytes(self._written))
+
+    def save(self, state: dict[str, Any], key: str, reply: bytes | None) -> None:
+        """Store a state and the reply that belongs to it, at once: the state names the reply.
+
+        Args:
+            state: the state, as plain values and tensors.
+            key: the digest of the request.
+            reply: the reply, or None if the request must not be answered from the store.
+        """
+        if reply is not None:
+            for old in self._folder.glob("reply-*"):
+                if old.name != f"reply-{self._answered}":
+                    old.unlink()
+            write_whole(self._folder / f"reply-{key}", reply)
+        content = to_bytes({**state, "answered": key if reply is not None else ""})
+        if content != self._written:
+            write_whole(self._folder / "state.bin", content)
+            self._written = content
+        self._answered = key if reply is not None else ""
+
+    _answered = ""
+
+    def reply(self, key: str) -> bytes | None:
+        """Return the stored reply to a request, or None."""
+        path = self._folder / f"reply-{key}"
+        state = self._folder / "state.bin"
+        if not path.exists() or not state.exists():
+            return None
+        if self._written is None:
+            self._written = state.read_bytes()
+        return path.read_bytes() if from_bytes(self._written).get("answered") == key else None

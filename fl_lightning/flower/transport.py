@@ -1,0 +1,51 @@
+"""The interface through which a server's pool exchanges bytes with its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+Parts = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Hold what came back from a client.
+
+    Attributes:
+        client: the client's id.
+        content: the reply; None if there is none.
+        cause: why there is none, in words.
+    """
+
+    client: int
+    content: bytes | None
+    cause: str = ""
+
+
+class Transport(Protocol):
+    """Exchange bytes with sites; each client has at most one request under way."""
+
+    def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
+        """Send a request.
+
+        Args:
+            client: the client's id.
+            parts: named bytes.
+            round_idx: the round, for logs.
+            seconds: the time limit of the answer; None for no limit.
+        """
+        ...
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield answers until no request is under way, including those to requests sent in the meantime."""
+        ...
+
+    def forget(self) -> None:
+        """Ignore the answers to requests that are under way."""
+        ...
+
+    def close(self, completed: bool) -> None:
+        """End the connection; sites stop working on it."""
+        ...

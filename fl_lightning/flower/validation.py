@@ -1,0 +1,129 @@
+"""Check decoded messages against their declared types, and their tensors against the model here."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import WireError
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
+from fl_lightning.types import Snapshot
+
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = typing.get_type_hints(kind)
+    return _HINTS[kind]
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Return whether a decoded value has a declared type: messages, tensors, mappings, tuples and plain values."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is object or hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(conforms(value, one) for one in arguments)
+    if origin is typing.Literal:
+        return any(value is one or (isinstance(value, str) and value == one) for one in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if arguments[-1] is Ellipsis:
+            return all(conforms(item, arguments[0]) for item in value)
+        return len(value) == len(arguments) and all(map(conforms, value, arguments))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(conforms(item, arguments[1]) for item in value.values())
+    if is_dataclass(hint) and isinstance(hint, type):
+        return type(value) is hint and all(conforms(getattr(value, f.name), _hints(hint)[f.name]) for f in fields(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint in (int, bool, str, type(None)):
+        return type(value) is hint
+    return isinstance(hint, type) and isinstance(value, hint)
+
+
+def require_message(value: Any, *kinds: type) -> None:
+    """Refuse a value that is not a message of one of these kinds, with fields of their declared types.
+
+    Raises:
+        WireError: naming the kind.
+    """
+    if type(value) not in kinds:
+        raise WireError(f"A {type(value).__name__} was received instead of a {' or '.join(kind.__name__ for kind in kinds)}.")
+    for one in fields(value):
+        if not conforms(getattr(value, one.name), _hints(type(value))[one.name]):
+            raise WireError(f"The field '{one.name}' of {type(value).__name__} has the wrong type.")
+
+
+def require_model(model: ServerModel, module: torch.nn.Module) -> None:
+    """Refuse a global model whose tensors differ from the module's in names, shapes or types.
+
+    Raises:
+        WireError: naming the tensor.
+    """
+    mine = ModelState(module).tensors()
+    different = sorted(set(mine) ^ set(model.tensors))
+    if different:
+        raise WireError(f"The server's model and the model here differ: only one has '{different[0][:100]}'.")
+    for name, tensor in mine.items():
+        came = model.tensors[name]
+        if came.shape != tensor.shape or came.dtype != tensor.dtype:
+            raise WireError(
+                f"'{name}' is {came.dtype} of shape {tuple(came.shape)}, but {tensor.dtype} of {tuple(tensor.shape)} here."
+            )
+    if len(model.layout.trained) != len(list(module.parameters())):
+        raise WireError("The layout of the server's model does not fit the model here.")
+    unknown = set(model.layout.modes) - {name for name, _ in module.named_modules()}
+    if unknown:
+        raise WireError(f"The layout names a part '{min(unknown)[:100]}' that the model here does not have.")
+
+
+def require_order(order: TrainOrder | EvalOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
+    """Refuse an order for another client, or with tensors that do not fit the model.
+
+    Args:
+        order: the order.
+        state: the view of the module here.
+        broadcast: the tensors of the strategy that came with the global model.
+        client: the number of this site.
+
+    Raises:
+        WireError: saying what does not fit.
+    """
+    jobs = order.jobs
+    asked = {job.client for job in jobs} | ({order.client} if isinstance(order, EvalOrder) else set())
+    if asked != {client} or (isinstance(order, TrainOrder) and len(jobs) != 1):
+        raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
+    for job in jobs:
+        if job.period < 0 or (job.epochs is not None and job.epochs < 0) or not 1 <= job.slowness < 1e9:
+            raise WireError("The order has a period, epochs or slowness outside its range.")
+        if job.pull is not None:
+            _require_vector(job.pull.anchor, state.num_parameters, "anchor")
+    start = order.start if isinstance(order, TrainOrder) else order.model
+    if start is not None:
+        _require_snapshot(start, state)
+    for name, tensor in broadcast.items():
+        _require_vector(tensor, state.num_parameters, name)
+
+
+def _require_snapshot(model: Snapshot, state: ModelState) -> None:
+    _require_vector(model.vector, state.size, "model")
+    counters = state.counters()
+    if model.counters.dtype != torch.int64 or model.counters.shape != counters.shape:
+        raise WireError(f"The counters of the model are {model.counters.dtype} of shape {tuple(model.counters.shape)}.")
+
+
+def _require_vector(vector: Tensor, size: int, name: str) -> None:
+    if vector.shape != (size,) or not vector.is_floating_point():
+        raise WireError(
+            f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, but must be {size} floating-point numbers."
+        )

@@ -1,0 +1,92 @@
+"""The resident worker of a site: it loads the data once, and answers what the SuperNode hands it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.flower import envelope
+
+_PAUSE = 0.05
+_LOOK = 2.0
+"""The seconds between two looks at whether the run still goes on."""
+
+
+def main() -> None:
+    """Answer messages until the parent ends this process."""
+    parser = argparse.ArgumentParser()
+    for name in ("name", "data", "folder", "address", "secret", "server", "key"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--ca")
+    arguments = parser.parse_args()
+    sys.path.append(str(Path.cwd()))  # dotted paths in data.yaml may name modules in this folder
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+    from fl_lightning.compat.flower_site import RunWatch, SiteLink
+    from fl_lightning.errors import FederationError
+    from fl_lightning.flower.site import say
+    from fl_lightning.flower.site_data import SiteData, read_settings
+    from fl_lightning.flower.site_server import SiteServer
+
+    try:
+        settings = read_settings(Path(arguments.data))
+        data = SiteData(settings)
+    except FederationError as error:
+        say(f"error: {error}")
+        sys.exit(1)
+    server = SiteServer(arguments.name, data, settings.policy, Path(arguments.folder), settings.torch_device(), say)
+    say(f"{data.size('training')} training examples. Waiting for the server.")
+    link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
+    roots = Path(arguments.ca).read_bytes() if arguments.ca else None
+    watch = RunWatch(arguments.server, roots, Path(arguments.key).read_bytes())
+    parent = os.getppid()
+    while os.getppid() == parent:
+        task = None
+        try:
+            with link.task() as task:
+                if task is not None:
+                    with _ended_with(watch, task, say):
+                        reply = server.answer(task.parts)
+                    task.reply(reply)
+        except Exception as error:  # the SuperNode may be starting again
+            say(f"The SuperNode did not answer ({type(error).__name__}).")
+            time.sleep(1)
+        if task is None:
+            time.sleep(_PAUSE)
+
+
+@contextmanager
+def _ended_with(watch: Any, task: Any, say: Callable[[str], None]) -> Iterator[None]:
+    """End this process if the server ends the run meanwhile. Its parent starts another; the site's state is on disk."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(_LOOK):
+            if watch.ended(task) and not done.is_set():
+                say("The server has ended the run. Stopping the training.")
+                with suppress(Exception):  # frees the SuperNode, which waits for an answer
+                    task.reply(envelope.reply(error="stopped"))
+                os.kill(os.getpid(), signal.SIGKILL)  # training may be in the middle of a long call
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+if __name__ == "__main__":
+    main()

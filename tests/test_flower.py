@@ -1,0 +1,240 @@
+"""Real processes of Flower on loopback: one server and three sites over TLS, with keys. Run with ``-m flower``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from federation_demo import Federation, digits, same_bits, wait_for, weights
+
+from fl_lightning.compat.flower import TESTED, installed_version
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif(installed_version() != TESTED, reason="needs flwr of the tested minor version"),
+    pytest.mark.skipif(sys.platform != "linux", reason="starts processes that end with their parent"),
+]
+LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fabric")
+"""A round of several seconds, in which something can be killed."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[Federation]:
+    federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
+    federation.prepare(*digits(600), test=100)
+    try:
+        federation.serve()
+        federation.register()
+        for name in federation.names:
+            federation.start_site(name)
+        yield federation
+    finally:
+        federation.stop()
+
+
+@pytest.fixture
+def federation(running) -> Federation:
+    """Return the federation with all its processes running, whatever the test before has killed."""
+    if running.server is None or running.server.poll() is not None:
+        running.serve()
+    for name, process in running.sites.items():
+        if process.poll() is not None:
+            running.start_site(name)
+    return running
+
+
+def simulated(federation: Federation, name: str, *arguments: str) -> dict:
+    federation.call("server", "fit", "--config", "config.yaml", "--trainer.default_root_dir", f"simulated {name}", *arguments)
+    return weights(federation.folder / "server" / f"simulated {name}")
+
+
+def start(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:
+    return federation.start_fit("--trainer.default_root_dir", name, *arguments)
+
+
+def ended(federation: Federation, process: subprocess.Popen) -> str:
+    status = process.wait(federation.life)
+    log = (federation.folder / "server" / "fit.log").read_text()
+    assert status == 0, log
+    return log
+
+
+def real(federation: Federation, name: str, *arguments: str) -> dict:
+    ended(federation, start(federation, name, *arguments))
+    return weights(federation.folder / "server" / name)
+
+
+def told(path: Path, text: str) -> Callable[[], bool]:
+    """Return a condition: that a text was added to a log since now."""
+    before = len(path.read_text()) if path.exists() else 0
+    return lambda: path.exists() and text in path.read_text()[before:]
+
+
+def descendants(pid: int) -> dict[str, int]:
+    """Return the children of a process: the SuperNode and the worker of a site."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        line = Path(f"/proc/{child}/cmdline").read_text()
+        found["worker" if "flower.worker" in line else "SuperNode"] = int(child)
+    return found
+
+
+ALGORITHMS = {
+    "FedAvg": (),
+    "AdaFed": ("--federation.strategy", "AdaFed", "--model.loss", "F1WeightedCrossEntropy", "--model.loss.num_classes", "10"),
+    "SCAFFOLD with 2 of 3": ("--federation.strategy", "Scaffold", "--federation.clients_per_round", "2"),
+    "FedNova": ("--federation.strategy", "FedNova"),
+    "FedMedian": ("--federation.strategy", "FedMedian"),
+    "Fed-Cyclic": ("--federation.route", "FedCyclic"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_bits_of_the_simulation(name, federation):
+    assert same_bits(simulated(federation, name, *ALGORITHMS[name]), real(federation, name, *ALGORITHMS[name]))
+
+
+def test_only_the_sites_paths_are_reachable_from_outside(federation):
+    import http.client
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(federation.folder / "server" / "fed" / "ca.crt"))
+
+    def status(method: str, path: str) -> int:
+        connection = http.client.HTTPSConnection("localhost", federation.port, context=context, timeout=10)
+        connection.putrequest(method, path, skip_host=False)
+        connection.putheader("content-length", "0")
+        connection.endheaders()
+        found = connection.getresponse().status
+        connection.close()
+        return found
+
+    outside = ["/v1/control/list-nodes", "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/list-nodes"]
+    outside += ["/v1/fleet/%2e%2e/control/list-nodes", "/v1/fleet/..%2fcontrol/list-nodes", "//v1/fleet/pull-messages"]
+    outside += ["/v1/fleet//pull-messages", "/v1/fleet/", "/docs", "/openapi.json", "/health", "/"]
+    assert {path: status("POST", path) for path in outside} == dict.fromkeys(outside, 404)
+    assert status("GET", "/v1/fleet/pull-messages") == 404
+    assert status("GET", "/docs") == 404
+    assert status("POST", "/v1/fleet/pull-messages") != 404
+
+
+def check(federation: Federation, name: str, *more: str, key: str = "") -> tuple[int, str]:
+    address = ("--server", f"https://localhost:{federation.port}", "--ca", "ca.crt")
+    given = ("site", "--check", "--name", name, *address, "--key", key or f"{name}.key", "--data", "data.yaml", *more)
+    done = subprocess.run(federation.command(*given), cwd=federation.folder / name, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_site_checks_itself_and_says_what_the_server_learns(federation):
+    status, said = check(federation, "hospital_a")
+    assert status == 0, said
+    assert said.count("ok ") == 6
+    assert "111 training examples" in said
+    assert "no counts of classes" in said
+    federation.call("hospital_a", "site", "--create_key", "unknown.key")
+    status, said = check(federation, "hospital_a", key="unknown.key")
+    assert status == 1
+    assert "FAILED  registration: The server does not know this key." in said
+    status, said = check(federation, "hospital_a", "--server", "https://no-such-host.invalid:1")
+    assert status == 1
+    assert "FAILED  name resolution" in said
+    assert "Traceback" not in said
+
+
+def test_private_files_are_private(federation):
+    server = federation.folder / "server"
+    for path in (server / "fed" / "server.key", server / "fed" / "secret", server / "fed-ca" / "ca.key"):
+        assert path.stat().st_mode & 0o077 == 0
+    for name in federation.names:
+        assert (federation.folder / name / f"{name}.key").stat().st_mode & 0o077 == 0
+    assert not list((server / "fed").glob("*ca.key"))
+
+
+def in_a_round(federation: Federation, name: str, *arguments: str, after: str = "Round 0: trained.") -> subprocess.Popen:
+    """Start a fit, and return while the round after a site's line trains at the last site."""
+    begun = told(federation.folder / federation.names[-1] / "site.log", after)
+    process = start(federation, name, *LONG, *arguments)
+    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"'{after}'")
+    time.sleep(4)
+    return process
+
+
+def test_the_server_dies_and_resumes(federation):
+    arguments = ("--federation.strategy", "Scaffold")
+    whole = simulated(federation, "server dies", *LONG, *arguments)
+    fit = in_a_round(federation, "server dies", *arguments)
+    fit.kill()
+    fit.wait(10)
+    assert same_bits(whole, real(federation, "server dies", *LONG, *arguments, "--ckpt_path", "last"))
+
+
+def test_a_worker_dies_and_the_order_is_repeated(federation):
+    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
+    whole = simulated(federation, "worker dies", *LONG, *arguments)
+    fit = in_a_round(federation, "worker dies", *arguments)
+    os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
+    ended(federation, fit)
+    assert same_bits(whole, weights(federation.folder / "server" / "worker dies"))
+
+
+def test_a_site_dies_and_returns(federation):
+    """The round goes on without it; no other site is touched."""
+    others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
+    fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "4")
+    federation.sites["hospital_c"].kill()
+    federation.sites["hospital_c"].wait(10)
+    after = told(federation.folder / "hospital_c" / "site.log", "trained.")
+    federation.start_site("hospital_c")
+    log = ended(federation, fit)
+    assert "hospital_c (client 2): it is offline" in log or "hospital_c (client 2): its worker died" in log or after()
+    assert after()
+    assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
+
+
+def test_the_superlink_dies_and_the_run_resumes(federation):
+    arguments = ("--federation.strategy", "Scaffold")
+    whole = simulated(federation, "link dies", *LONG, *arguments)
+    fit = in_a_round(federation, "link dies", *arguments)
+    assert federation.server is not None
+    federation.server.kill()
+    federation.server.wait(10)
+    federation.serve()
+    if fit.wait(federation.life):
+        real(federation, "link dies", *LONG, *arguments, "--ckpt_path", "last")
+    assert same_bits(whole, weights(federation.folder / "server" / "link dies"))
+
+
+def test_interrupting_the_fit_stops_the_sites(federation):
+    stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
+    endless = ("--federation.local.max_epochs", "100000")
+    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
+    time.sleep(8)  # each site has looked for its order
+    fit.send_signal(signal.SIGINT)
+    assert fit.wait(30) == 130
+    wait_for(lambda: all(one() for one in stopped), 20, "the sites to stop")
+
+
+def test_a_site_ends_on_request_with_its_children(federation):
+    process = federation.sites["hospital_a"]
+    children = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert len(children) == 2
+    assert not any(Path(f"/proc/{child}").exists() for child in children.values())
+
+
+def test_a_revoked_site_cannot_connect(federation):
+    """Its number is not given to another; last, because it ends the federation."""
+    assert "Revoked hospital_a" in federation.call("server", "sites", "revoke", "hospital_a")
+    assert "revoked" in federation.call("server", "sites", "list")
+    with pytest.raises(RuntimeError, match="These sites were revoked: hospital_a"):
+        federation.call(
+            *("server", "fit", "--config", "config.yaml", "--data.datamodule.path", "few.csv"),
+            *("--federation.pool", "FlowerPool", "--trainer.default_root_dir", "revoked"),
+        )

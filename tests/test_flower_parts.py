@@ -1,0 +1,169 @@
+"""The parts of a real federation that need neither Flower nor a network."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning.compat.flower import TESTED
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower import requirements
+from fl_lightning.flower.front import OnlyFleet
+from fl_lightning.flower.processes import Child, Supervisor
+from fl_lightning.flower.requirements import require_flower
+from fl_lightning.flower.serve import main as serve
+from fl_lightning.flower.server_folder import ServerFolder, create_certificates, create_key
+from fl_lightning.flower.site import address_of, main
+
+
+def status(
+    path: str, method: str = "POST", port: int = 8443, raw: bytes | None = None, length: str | None = "0", kind: str = "http"
+) -> int:
+    """Return what the public port answers; 200 is the SuperLink's."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [] if length is None else [(b"content-length", length.encode())]
+    scope = {"type": kind, "server": ("0.0.0.0", port), "method": method, "path": path, "headers": headers}
+    scope["raw_path"] = path.encode() if raw is None else raw
+    asyncio.run(OnlyFleet(app, 8443)(scope, None, send))  # type: ignore[arg-type]
+    return int(sent[0].get("status", sent[0].get("code")))
+
+
+def test_the_front_passes_the_sites_paths_only():
+    assert status("/v1/fleet/pull-messages") == 200
+    assert status("/v1/control/list-nodes", port=8444) == 200
+    assert status("/v1/control/list-nodes") == 404
+    assert status("/v1/fleet/pull-messages", method="GET") == 404
+    assert status("/v1/control/list-nodes", raw=b"/v1/fleet/%2e%2e/control/list-nodes") == 404
+    assert status("/v1/fleet/pull-messages", raw=b"/v1/fleet/pull%2dmessages") == 404
+    for path in (
+        "/v1/fleet/../control/x",
+        "//v1/fleet/x",
+        "/v1/fleet//x",
+        "/v1/fleet/x/",
+        "/v1/fleet/",
+        "/docs",
+        "/V1/FLEET/x",
+    ):
+        assert status(path) == 404, path
+    assert status("/v1/fleet/pull-messages\n") == 404
+
+
+def test_the_front_refuses_bodies_of_unknown_or_absurd_length_and_other_protocols():
+    assert status("/v1/fleet/push-object", length=str(64 * 2**20)) == 200
+    assert status("/v1/fleet/push-object", length=str(64 * 2**20 + 1)) == 413
+    assert status("/v1/fleet/push-object", length=None) == 413
+    assert status("/v1/fleet/push-object", kind="websocket") == 1000
+
+
+def test_numbers_are_never_given_again(tmp_path):
+    folder = ServerFolder(tmp_path)
+    assert [folder.number(name) for name in ("a", "b", "a", "c")] == [0, 1, 0, 2]
+    assert ServerFolder(tmp_path).numbers() == {"a": 0, "b": 1, "c": 2}
+
+
+def test_a_folder_without_a_server_says_what_to_run(tmp_path):
+    with pytest.raises(ConfigurationError, match="fl-lightning serve --folder"):
+        ServerFolder(tmp_path).settings()
+
+
+def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
+    x509 = pytest.importorskip("cryptography.x509")
+    folder = ServerFolder(tmp_path / "fed")
+    folder.path.mkdir()
+    create_certificates(folder.files, folder.ca_key, "fed.example.org")
+    found = {name: Path(path).read_bytes() for name, path in folder.files.items() if name in ("ca", "certificate")}
+    ca, server = (x509.load_pem_x509_certificate(found[name]) for name in ("ca", "certificate"))
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    assert not folder.ca_key.is_relative_to(folder.path)
+    assert [path.stat().st_mode & 0o777 for path in (folder.ca_key, Path(folder.files["key"]))] == [0o600, 0o600]
+
+
+def test_a_key_is_private_and_not_overwritten(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr("fl_lightning.flower.site.require_flower", lambda: None)
+    public = create_key(tmp_path / "a.key")
+    assert public == tmp_path / "a.pub"
+    assert public.read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
+    assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(SystemExit):
+        main(["site", "--create_key", str(tmp_path / "a.key")])
+    assert "not overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        ("https://fed.example.org:8443", "fed.example.org:8443"),
+        ("fed.example.org", "fed.example.org:443"),
+        ("https://[::1]:9/", "[::1]:9"),
+    ],
+)
+def test_addresses(server, address):
+    assert address_of(server) == address
+
+
+@pytest.mark.parametrize("server", ["http://fed.example.org", "https://", "https://h/path"])
+def test_addresses_without_tls_are_refused(server):
+    with pytest.raises(ConfigurationError, match="Use https"):
+        address_of(server)
+
+
+def test_service_and_proxy_files(tmp_path, monkeypatch, capsys):
+    for module in ("site", "serve"):
+        monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
+    main(["site", "--name", "a", "--server", "https://h:1", "--key", "a.key", "--data", "data.yaml", "--print", "systemd"])
+    unit = capsys.readouterr().out
+    assert "fl_lightning site --name a --server https://h:1 --key a.key --data data.yaml\n" in unit
+    assert "TimeoutStopSec=20" in unit
+    serve(["serve", "--host", "fed.example.org", "--folder", str(tmp_path), "--print", "nginx"])
+    proxy = capsys.readouterr().out
+    assert "client_max_body_size 0;" in proxy
+    assert "proxy_request_buffering off;" in proxy
+    assert proxy.count("{") == proxy.count("}")
+
+
+@pytest.mark.parametrize("found", [None, (1, 40)])
+def test_another_version_of_flower_is_refused_by_name(found, monkeypatch):
+    monkeypatch.setattr(requirements, "installed_version", lambda: found)
+    with pytest.raises(
+        ConfigurationError, match=rf"needs Flower {TESTED[0]}\.{TESTED[1]}, but 'flwr' .*fl_lightning\[flower\]"
+    ):
+        require_flower()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
+def test_children_are_restarted_and_end_with_their_supervisor(tmp_path):
+    runs = tmp_path / "runs"
+    text = f"open({str(runs)!r}, 'a').write('x'); import time; time.sleep(60 if len(open({str(runs)!r}).read()) > 1 else 0)"
+    said: list[str] = []
+    child = Child("worker", lambda: [sys.executable, "-S", "-c", text])
+    supervisor = Supervisor([child], said.append)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    end = time.monotonic() + 30
+    while (not runs.exists() or len(runs.read_text()) < 2) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert runs.read_text() == "xx"
+    assert said == ["The worker ended with status 0; it starts again in 1 s."]
+    supervisor.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert child.process is not None
+    assert child.process.returncode == -signal.SIGTERM

@@ -1,0 +1,330 @@
+"""Sites get the same YAML as a simulation, as values and bytes, and give the same bits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sites_over_bytes import (
+    HOOK,
+    NAMES,
+    SERVERS,
+    configuration,
+    federate,
+    give_parts,
+    prepare,
+    same_bits,
+    simulate,
+    start_site,
+)
+
+from fl_lightning.flower import envelope
+from fl_lightning.types import Snapshot
+
+ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
+
+CASES: dict[str, tuple[dict[str, Any], Any]] = {
+    "FedAvg": ({}, "CrossEntropy"),
+    "AdaFed with its loss": ({"strategy": "AdaFed"}, ADAPTIVE),
+    "FedAvgM": ({"strategy": "FedAvgM"}, "CrossEntropy"),
+    "FedProx": ({"local": {"threads": 1, "proximal_mu": 0.3, "max_epochs": 2}}, "CrossEntropy"),
+    "FedNova": ({"strategy": "FedNova"}, "CrossEntropy"),
+    "SCAFFOLD, 2 of 3 sites": ({"strategy": "Scaffold", "clients_per_round": 2}, "CrossEntropy"),
+    "FedMedian": ({"strategy": "FedMedian"}, "CrossEntropy"),
+    "Krum": ({"strategy": {"class_path": "Krum", "init_args": {"attackers": 0}}}, "CrossEntropy"),
+    "Fed-Cyclic": ({"route": "FedCyclic"}, "CrossEntropy"),
+    "RingFed": ({"route": {"class_path": "RingFed", "init_args": {"periods": 2}}}, "CrossEntropy"),
+    "torch's loss and Adam": ({"server_optimizer": {"class_path": "torch.optim.Adam"}}, "torch.nn.CrossEntropyLoss"),
+    "fabric": ({"local": {"threads": 1, "engine": "fabric"}}, "CrossEntropy"),
+    "clipped": ({"transforms": [{"class_path": "ClipUpdate", "init_args": {"max_norm": 0.05}}]}, "CrossEntropy"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_hook():
+    yield
+    HOOK.clear()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sites_give_the_bits_of_the_simulation(case, tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    federation, loss = CASES[case]
+    config = configuration(**federation)
+    config["model"]["init_args"]["loss"] = loss
+    assert same_bits(simulate(config), federate(config))
+
+
+def test_scores_and_evaluations_at_the_sites(tmp_path, monkeypatch):
+    """FedLoss weighs by losses on the sites' own validation parts; the global model is evaluated on their test parts."""
+    prepare(tmp_path, monkeypatch)
+    evaluation = {"every_n_rounds": 1, "metric": "val_loss", "compare_alone": True}
+    config = configuration(strategy={"class_path": "FedLoss", "init_args": {"loss": "val_loss"}}, client_evaluation=evaluation)
+    shares = ("--data.client_validation", "0.25", "--data.client_test", "0.25")
+    here = simulate(config, "simulated", *shares)
+    give_parts(tmp_path)
+    assert same_bits(here, federate(config))
+    tables = [(tmp_path / folder / "client_comparison.csv").read_text().splitlines() for folder in ("simulated", "real")]
+    numbers = [[line.split(",")[1:] for line in lines[1:]] for lines in tables]
+    assert numbers[0] == numbers[1]
+    assert len(numbers[0]) >= 3
+
+
+# ---------------------------------------------------------------- what outlives a crash
+
+SCAFFOLD = {"strategy": "Scaffold", "clients_per_round": 2}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the checkpoint", "after the checkpoint"])
+def test_everything_dies_and_starts_again(after, tmp_path, monkeypatch):
+    """Server and sites are killed; each site knows its c_k of the right round."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration(**SCAFFOLD)
+    config["trainer"]["max_epochs"] = 6
+    whole = simulate(config)
+    crash = {"class_path": "sites_over_bytes.Crash", "init_args": {"round_idx": 3, "after": after}}
+    with pytest.raises(SystemExit, match="killed"):
+        federate({**config, "trainer": {**config["trainer"], "callbacks": [crash]}})
+    for name in NAMES:
+        start_site(tmp_path, name)
+    assert same_bits(whole, federate(config, "real", "--ckpt_path", "last"))
+
+
+def test_a_repeated_order_is_answered_from_the_store(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    config, answered = configuration(**SCAFFOLD), []
+
+    def twice(name, parts, ask):
+        first = ask()
+        if b'"orders"' in parts["order"]:
+            start_site(tmp_path, name)  # it died after it had trained
+            said = []
+            SERVERS[name]._say = said.append
+            answered.append((ask() == first, "Answered a repeated order from the store." in said))
+        return first
+
+    whole = simulate(config)
+    HOOK["hook"] = twice
+    assert same_bits(whole, federate(config))
+    assert len(answered) >= 3 * 2
+    assert set(answered) == {(True, True)}
+
+
+def test_a_lost_reply_is_asked_for_again(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    config, lost = configuration(**SCAFFOLD, faults={"retries": 1}), []
+
+    def lose(name, parts, ask):
+        reply = ask()
+        if b'"TrainOrder"' in parts["order"] and len(lost) < 2 and name not in lost:
+            lost.append(name)
+            return None
+        return reply
+
+    whole = simulate(config)
+    HOOK["hook"] = lose
+    assert same_bits(whole, federate(config))
+    assert len(lost) == 2
+
+
+def test_an_update_that_was_not_used_leaves_no_trace_at_its_site(tmp_path, monkeypatch):
+    """A site that trained, and whose reply was lost, must go on like one that never got the order."""
+    results = []
+    for trains in (False, True):
+        folder = tmp_path / str(trains)
+        folder.mkdir()
+        prepare(folder, monkeypatch)
+        orders = []
+
+        def drop(name, parts, ask, trains=trains, orders=orders, folder=folder):
+            orders.append(name) if b'"TrainOrder"' in parts["order"] and name == "south" else None
+            if len(orders) != 2 or name != "south" or b'"TrainOrder"' not in parts["order"]:
+                return ask()
+            if trains:
+                ask()
+                start_site(folder, name)
+            return None
+
+        HOOK["hook"] = drop
+        config = configuration(strategy="Scaffold", faults={"policy": "skip"})
+        config["trainer"]["max_epochs"] = 4
+        with pytest.warns(UserWarning, match="Site south .client 1.: no answer within its deadline"):
+            results.append(federate(config))
+        HOOK.clear()
+        assert len(orders) == 4
+    assert same_bits(*results)
+
+
+def test_a_site_that_lacks_a_version_says_so(tmp_path, monkeypatch, capsys):
+    """A copy of an old checkpoint, after the sites have dropped the state of its round."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration(strategy="Scaffold")
+    copy = {"class_path": "sites_over_bytes.Copy", "init_args": {"round_idx": 1}}
+    config["trainer"] |= {"max_epochs": 5}
+    federate({**config, "trainer": {**config["trainer"], "callbacks": [copy]}})
+    with pytest.raises(SystemExit):
+        federate(config, "other", "--ckpt_path", str(tmp_path / "early.ckpt"))
+    assert "The server restarts at round 2, but this client only has the state for round 5" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- faults and refusals
+
+
+def test_an_error_at_a_site_is_told_by_class_and_code(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+
+    def fails(*args, **kwargs):
+        raise OSError("patient 4711 has a broken record")
+
+    SERVERS["south"]._data.client = fails
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    told = capsys.readouterr().err
+    assert "Site south (client 1): OSError (code " in told
+    assert "4711" not in told
+    assert "patient 4711" in (tmp_path / "south" / "state" / "errors.log").read_text()
+    with pytest.warns(UserWarning, match=r"without client south.*OSError \(code"):
+        federate(configuration(faults={"policy": "skip"}), "skipped")
+
+
+REFUSED = {
+    "attackers": ({"attackers": {"wrong_labels": {0: 0.5}}}, (), "federation.attackers"),
+    "availability": ({"availability": {"drop_out": 0.1}, "faults": {"policy": "skip"}}, (), "federation.availability"),
+    "secure aggregation": ({"secure_aggregation": {"threshold": 2}}, (), "federation.secure_aggregation"),
+    "stacked": ({"local": {"engine": "stacked"}}, (), "federation.local.engine: stacked"),
+    "compressed": ({"transforms": [{"class_path": "Quantize"}]}, (), "Quantize"),
+    "public share": ({}, ("--data.public_share", "0.1"), "data.public_share"),
+    "feature noise": ({}, ("--data.feature_noise", "0.1"), "data.feature_noise"),
+    "label counts": ({"route": {"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}}, (), "label counts"),
+    "FedLoss without parts": ({"strategy": "FedLoss"}, (), "needs a validation part at each site"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_over_a_network_is_refused_by_name(case, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    federation, arguments, named = REFUSED[case]
+    with pytest.raises(SystemExit):
+        federate(configuration(**federation), "real", *arguments)
+    assert named in capsys.readouterr().err
+
+
+def test_a_server_of_another_minor_version_is_refused_with_both(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    from fl_lightning.flower import envelope
+
+    told = envelope.opened
+
+    def older(content, kinds):
+        return told(content.replace(b'"version": "0.1.0"', b'"version": "9.9.0"'), kinds)
+
+    monkeypatch.setattr(envelope, "opened", older)
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    error = capsys.readouterr().err
+    assert "9.9.0" in error
+    assert "0.1.0" in error
+
+
+def test_sites_that_number_classes_differently_are_refused(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    rows = (tmp_path / "south" / "own.csv").read_text().splitlines()
+    (tmp_path / "south" / "own.csv").write_text("\n".join(row for row in rows if not row.endswith(",1")) + "\n")
+    start_site(tmp_path, "south")
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    assert "numbers the classes" in capsys.readouterr().err
+
+
+def test_a_python_script_is_told_to_use_the_command_line(tmp_path, monkeypatch):
+    from lightning.pytorch import Trainer
+
+    from fl_lightning import ConfigurationError
+    from fl_lightning.flower.remote_sites import configuration as values_of
+
+    with pytest.raises(ConfigurationError, match="fl-lightning fit --config"):
+        values_of(Trainer(logger=False, enable_checkpointing=False))
+
+
+def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
+    import json
+
+    prepare(tmp_path, monkeypatch)
+    federate(configuration())
+    lines = [json.loads(line) for line in (tmp_path / "west" / "state" / "audit.jsonl").read_text().splitlines()]
+    sent = [line["tensors"] for line in lines if line["direction"] == "out" and line["tensors"]]
+    parameters = 6 * 5 + 5 + 5 * 3 + 3
+    assert len(sent) == 3
+    assert all(tensors["replies[0].updates[0].model.vector"] == ["float32", parameters] for tensors in sent)
+    assert all(len(line["sha256"]) == 64 for line in lines)
+
+
+# ---------------------------------------------------------------- hostile sites
+
+
+def forged(reply: bytes, **changes: Any) -> bytes:
+    """Return a site's reply with another update in it."""
+    (report,) = envelope.opened(reply, ("reply",))["replies"]
+    update = replace(report.updates[0], **changes)
+    return envelope.reply(replies=[replace(report, updates=(update,))], releases={})
+
+
+def broken_model(reply: bytes, change: Any) -> bytes:
+    model = envelope.opened(reply, ("reply",))["replies"][0].updates[0].model
+    return forged(reply, model=change(model))
+
+
+def nested(reply: bytes) -> bytes:
+    text = b'{"format": 1, "content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    return len(text).to_bytes(8, "little") + text + (2).to_bytes(8, "little") + b"{}"
+
+
+HOSTILE = {
+    "noise": lambda reply: b"\x80\x04" + bytes(range(200)),
+    "nothing": lambda reply: b"",
+    "deep nesting": nested,
+    "no report": lambda reply: envelope.reply(replies=[], releases={}),
+    "other messages": lambda reply: envelope.reply(replies=["report"], releases=7),
+    "another client": lambda reply: forged(reply, client=0),
+    "another round": lambda reply: forged(reply, round_idx=7),
+    "more examples": lambda reply: forged(reply, num_examples=10**9),
+    "negative steps": lambda reply: forged(reply, num_steps=-5),
+    "a score that is not a number": lambda reply: forged(reply, local_score=math.nan),
+    "no model": lambda reply: forged(reply, model=None),
+    "a longer model": lambda r: broken_model(r, lambda m: Snapshot(torch.zeros(m.vector.numel() + 1), m.counters)),
+    "not a number": lambda r: broken_model(r, lambda m: Snapshot(m.vector * math.nan, m.counters)),
+    "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
+    "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
+    "an error with control characters": lambda reply: envelope.reply(error="\x1b[2J" + "x" * 5000),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_site_harms_only_itself(case, tmp_path, monkeypatch):
+    """With 'skip', the others' round counts as if the site had been silent."""
+    results = []
+    for hostile in (True, False):
+        folder = tmp_path / str(hostile)
+        folder.mkdir()
+        prepare(folder, monkeypatch)
+
+        def between(name, parts, ask, hostile=hostile):
+            if name != "south" or b'"TrainOrder"' not in parts["order"]:
+                return ask()
+            return HOSTILE[case](ask()) if hostile else None
+
+        HOOK["hook"] = between
+        config = configuration(faults={"policy": "skip"})
+        config["trainer"]["max_epochs"] = 1
+        with pytest.warns(UserWarning, match=r"without client south"):
+            results.append(federate(config))
+        HOOK.clear()
+    assert same_bits(*results)
+
+
+def test_a_sites_text_cannot_control_the_terminal():
+    assert envelope.printable("\x1b[2Jgone\r\n\u202eevil") == "?[2Jgone???evil"
+    assert len(envelope.printable("x" * 5000)) == 1000
