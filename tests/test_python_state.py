@@ -6,6 +6,7 @@ import random
 import threading
 from typing import Any
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from plain_training import distance_from_plain
 from torch import Tensor
 
 from fl_lightning import ConfigurationError, LocalTraining
+from fl_lightning.clients.python_state import PythonState
 
 SEEN: list[Any] = []
 
@@ -177,22 +179,12 @@ def test_what_cannot_be_copied_is_shared_and_named():
         assert federate(Locks(), 1).global_step == 1
 
 
-class Reading(Plain):
-    """Reads ``hparams`` in training for the first time, which Lightning answers with an attribute of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("_hparams", "_hparams_initial"):
-            vars(self).pop(name, None)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        assert not self.hparams
-        return Plain.training_step(self, batch, batch_idx)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 def test_attributes_of_lightning_are_not_the_modules(recwarn):
-    federate(Reading(), 2, local=LocalTraining(engine="trainer"))
-    assert not [warning for warning in recwarn if "client_state" in str(warning.message)]
+    """Lightning creates ``_hparams`` when a module reads ``hparams`` for the first time."""
+    module = L.LightningModule()
+    state = PythonState(module)
+    state.begin(0, {})
+    assert not module.hparams
+    assert "_hparams" in vars(module)
+    assert state.end() == {}
+    assert not recwarn.list
