@@ -300,7 +300,10 @@ def test_the_fallback_warns_with_its_cause(fl, monkeypatch):
 def test_missing_settings_are_named(fl):
     status, text = fl("fit")
     assert status == 2
-    assert "required: fit.data.datamodule, fit.data.partitioner, fit.model" in text
+    assert "required: fit.model" in text
+    status, text = fl("fit", "--model=ClassificationTask", "--model.num_classes=2", "--model.network=LeNet")
+    assert status == 1
+    assert "'data.datamodule' is missing. Set it, or give each client data of its own with 'data.clients'." in text
 
 
 def test_a_corrupt_checkpoint_is_one_message(fl):

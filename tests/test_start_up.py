@@ -50,7 +50,8 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, "init", "dashboard", "configs"}
+    own = {"init", "dashboard", "configs", "serve", "register", "sites", "site"}
+    assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
     for small in ("init", "dashboard"):
         code = (
             f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']; import fl_lightning.command as c\ntry: c.main()\n"

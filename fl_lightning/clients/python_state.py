@@ -27,6 +27,8 @@ from fl_lightning.functional.seeding import derive_seed
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
+_OF_THE_LAYOUT = {"track_running_stats"}
+"""What the server's model switches on and off at the clients, so that no turn may restore it."""
 _ABSENT = object()
 
 
@@ -53,7 +55,8 @@ class PythonState:
             if isinstance(part, Metric):
                 continue
             for name, value in list(vars(part).items()):
-                if name not in _INTERNAL and not name.startswith("_hparams"):  # which Lightning creates when they are read
+                # Lightning creates '_hparams' when they are read for the first time.
+                if name not in _INTERNAL | _OF_THE_LAYOUT and not name.startswith("_hparams"):
                     yield (prefix, name), value
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
@@ -77,7 +80,7 @@ class PythonState:
                 setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
-            if prefix in parts and name not in parts[prefix]._buffers:
+            if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
                 setattr(parts[prefix], name, copy.deepcopy(value))
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
@@ -85,7 +88,7 @@ class PythonState:
         parts = dict(self._module.named_modules())
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
-            buffer = parts[prefix]._buffers.get(name) if prefix in parts else None
+            buffer = dict(parts[prefix].named_buffers(recurse=False)).get(name) if prefix in parts else None
             if buffer is not None:
                 with torch.no_grad():
                     buffer.copy_(value)

@@ -160,16 +160,7 @@ class ClientSession(Callback):
                 restore(kept["schedules"], optimizers, configs)
                 decayed = kept["decayed"]
         else:
-            own = is_overridden("lr_scheduler_step", module)
-
-            def advance(config: Any, epoch: int) -> None:
-                if own:
-                    self._move(trainer, epoch, 0)
-                    module.lr_scheduler_step(config.scheduler, None)
-                else:
-                    config.scheduler.step()
-
-            self._mover.move(optimizers, configs, self._plan, int(batches) if batches != math.inf else 0, advance)
+            self._advance_schedules(trainer, module)
         if self._plan.progress is not None:
             self._move(trainer, epoch, step)
             self._first_step = step
@@ -184,6 +175,20 @@ class ClientSession(Callback):
         ):
             group = optimizers[0].param_groups[0]
             self._steps.reference = float(group.get("initial_lr", group["lr"]))
+
+    def _advance_schedules(self, trainer: Trainer, module: LightningModule) -> None:
+        """Step the new schedulers up to the beginning of the turn, by the module's own method if it has one."""
+        own, batches = is_overridden("lr_scheduler_step", module), trainer.num_training_batches
+
+        def advance(config: Any, epoch: int) -> None:
+            if own:
+                self._move(trainer, epoch, 0)
+                module.lr_scheduler_step(config.scheduler, None)
+            else:
+                config.scheduler.step()
+
+        known = int(batches) if batches != math.inf else 0
+        self._mover.move(trainer.optimizers, trainer.lr_scheduler_configs, self._plan, known, advance)
 
     def _move(self, trainer: Trainer, epoch: int, step: int) -> None:
         assert self._place is not None

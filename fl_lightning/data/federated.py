@@ -78,21 +78,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         clients: dict[str, LightningDataModule] | None = None,
     ) -> None:
         super().__init__()
-        if clients is not None:
-            given = "datamodule" if datamodule is not None else "partitioner"
-            both = datamodule is not None or partitioner is not None
-            name = type(datamodule or partitioner).__name__
-            require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
-            datamodule = ClientSets(clients)
-            partitioner = OwnSets(datamodule)
-        if datamodule is None or partitioner is None:
-            missing = "datamodule" if datamodule is None else "partitioner"
-            raise ConfigurationError(
-                f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
-                "configuration: fl-lightning fit --config adafed_mnist."
-            )
-        if not isinstance(datamodule, LightningDataModule):
-            raise ConfigurationError(_not_a_datamodule(datamodule))
+        datamodule, partitioner = _chosen(datamodule, partitioner, clients)
         self.clients = clients
         check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
@@ -412,6 +398,32 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+
+def _chosen(
+    datamodule: LightningDataModule | None, partitioner: Partitioner | None, clients: dict[str, LightningDataModule] | None
+) -> tuple[LightningDataModule, Partitioner]:
+    """Return the data and their division, from either way to give them.
+
+    Raises:
+        ConfigurationError: if both ways or neither is used, or the data are not a datamodule.
+    """
+    if clients is not None:
+        given = "datamodule" if datamodule is not None else "partitioner"
+        both = datamodule is not None or partitioner is not None
+        name = type(datamodule or partitioner).__name__
+        require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
+        datamodule = ClientSets(clients)
+        partitioner = OwnSets(datamodule)
+    if datamodule is None or partitioner is None:
+        missing = "datamodule" if datamodule is None else "partitioner"
+        raise ConfigurationError(
+            f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
+            "configuration: fl-lightning fit --config adafed_mnist."
+        )
+    if not isinstance(datamodule, LightningDataModule):
+        raise ConfigurationError(_not_a_datamodule(datamodule))
+    return datamodule, partitioner
 
 
 def _not_a_datamodule(given: object) -> str:

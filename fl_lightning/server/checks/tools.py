@@ -60,7 +60,8 @@ def refuse_other_package(trainer: object, module: object) -> None:
         ConfigurationError: naming what to import instead.
     """
     for what, given, kind in (("Trainer", trainer, Trainer), ("module", module, LightningModule)):
-        if not isinstance(given, kind):
+        theirs = any(base.__module__.startswith("pytorch_lightning.") for base in type(given).__mro__)
+        if theirs and not isinstance(given, kind):
             raise ConfigurationError(
                 f"The {what} is a {type(given).__module__}.{type(given).__qualname__}, but fl_lightning works with the package "
                 "'lightning', not with 'pytorch_lightning', which has the same classes under other names: import from "
