@@ -59,7 +59,5 @@ OTHER_TASKS: dict[str, tuple[list[str], list[str]]] = {
 def undocumented(names: list[str]) -> list[str]:
     """Names of metrics that docs/metrics.md does not have."""
     documented = re.findall(r"^\|(?: [^|`]+ \|)? `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    patterns = [
-        re.escape(p).replace("<client>", r"[^/]+").replace("<class>", r"\d+") for p in documented
-    ] + ["step"]
+    patterns = [re.escape(p).replace("<client>", r"[^/]+").replace("<class>", r"\d+") for p in documented] + ["step"]
     return [name for name in names if not any(re.fullmatch(p, name) for p in patterns)]
