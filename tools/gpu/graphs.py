@@ -142,7 +142,7 @@ def bf16_true_stack(setting: Setting, found: Findings) -> None:
             setting, lambda: LeNet(1, 28), sizes, setting.of(30, 1), engine="stacked", precision=precision
         )
         found[precision] = {"val_accuracy": accuracy[precision], "seconds": seconds}
-    near = accuracy["bf16-true"] >= accuracy["32-true"] - 0.15
+    near = accuracy["bf16-true"] >= accuracy["32-true"] - 0.1 - 1e-6  # float32 figures
     found.require(near or setting.small, f"bf16-true reaches {accuracy['bf16-true']:.3f}")
     try:
         _fit(setting, lambda: LeNet(1, 28), sizes, 1, engine="stacked", precision="bf16-mixed")

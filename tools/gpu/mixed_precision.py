@@ -81,8 +81,7 @@ def adafed_mnist(setting: Setting, found: Findings) -> None:
             "skipped_later": later,
         }
         found.require(losses and all(math.isfinite(value) for value in losses), f"{precision}: a loss is not finite")
-        # Each fit's scaler begins at 65,536, where a gradient overflows above 1: a loop by hand skips such a step, too.
-        found.require(later <= total / 500, f"{precision}: {later} of {total} steps were skipped after the first that counted")
+        found.require(later == 0, f"{precision}: {later} of {total} steps were skipped after the first that counted")
         found.require(first <= 3 * len(scales.fits), f"{precision}: {first} steps were skipped in {len(scales.fits)} fits")
     if setting.device == "cuda":
         found.require(found.figures["16-mixed"]["scaled_steps"] > 0, "16-mixed trained without gradient scaling")
