@@ -398,3 +398,48 @@ def test_steps_of_the_command_line(tmp_path):
     assert steps == [*(f"prepare {name}" for name in OpenCLI.subcommands()), "read", "seed", "run fit"]
     assert cli.trainer.global_step == 1
     assert torch.initial_seed() == 5
+
+
+class Logs(BoringModel):
+    """Logs a number in each step, a metric object, and the largest of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("largest", loss, reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.mean.update(self.layer(batch).mean() + batch_idx)
+        self.log("mean", self.mean)
+
+
+@relies_on("lightning", "_ResultCollection and _ResultMetric")
+def test_what_is_logged_in_place_is_what_is_logged():
+    found = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        fitting = trainer(max_epochs=2, limit_train_batches=3, limit_val_batches=2)
+        if in_place:
+            of_lightning.in_place_results(fitting)
+        fitting.fit(Logs())
+        found.append({name: float(value) for name, value in fitting.callback_metrics.items()})
+    assert found[0] == found[1]
+    assert {"loss_step", "loss_epoch", "largest", "mean"} <= found[0].keys()
+
+
+@relies_on("lightning", "_ResultMetric.to")
+def test_a_logged_value_moves_only_to_another_device():
+    fitting = trainer()
+    of_lightning.in_place_results(fitting)
+    results = fitting.fit_loop.epoch_loop._results
+    results.log("training_step", "loss", torch.tensor(2.0))
+    (metric,) = results.values()
+    value = metric.value
+    assert metric.to("cpu").value is value
+    results.log("training_step", "loss", torch.tensor(1.0, device="meta"))
+    assert metric.value.device == metric.cumulated_batch_size.device == torch.device("meta")

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.clients.turn import refuse_unlimited
-from fl_lightning.compat.lightning import fresh_loops, ignore_signals, swap_logging_advice
+from fl_lightning.compat.lightning import fresh_loops, ignore_signals, in_place_results, swap_logging_advice
 from fl_lightning.data.views import TRANSFER_HOOKS
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
@@ -135,12 +135,14 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
         )
     # The outer Trainer handles signals: replacing and restoring sixty handlers per client takes time, and loses some.
     ignore_signals(trainer)
+    in_place_results(trainer)
     return trainer
 
 
 def restart(trainer: Trainer) -> None:
     """Reset a Trainer after a fit: its loops, gradient scaler and stop flag."""
     fresh_loops(trainer)
+    in_place_results(trainer)
     trainer.should_stop = False
     plugin = trainer.precision_plugin
     if isinstance(plugin, MixedPrecision) and plugin.scaler is not None:

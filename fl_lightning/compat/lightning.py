@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -52,6 +53,7 @@ __all__ = [
     "fresh_loops",
     "has_whole_epoch",
     "ignore_signals",
+    "in_place_results",
     "innermost_checkpoint_io",
     "is_compiled",
     "logging_levels",
@@ -122,6 +124,33 @@ def fresh_loops(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop = _TrainingEpochLoop(
         trainer, min_steps=old.epoch_loop.min_steps, max_steps=old.epoch_loop.max_steps
     )
+
+
+class _InPlaceMetric(_results._ResultMetric):
+    """Move only what is on another device: Lightning rebuilds every attribute of a logged value in each ``self.log``."""
+
+    def to(self, device: torch.device | str, *others: Any, **settings: Any) -> _results._ResultMetric:  # type: ignore[override]
+        """Move the value, as Lightning does, unless it is there."""
+        value = getattr(self, "value", None)
+        if value is not None and value.device == torch.device(device):
+            return self
+        return super().to(device, *others, **settings)
+
+
+class _InPlaceResults(_results._ResultCollection):
+    """Hold the values that a module logs as :class:`_InPlaceMetric`."""
+
+    def __setitem__(self, key: str, metric: _results._ResultMetric) -> None:
+        metric.__class__ = _InPlaceMetric
+        super().__setitem__(key, metric)
+
+
+def in_place_results(trainer: Trainer) -> None:
+    """Make ``self.log`` cheaper in a Trainer's loops, which create what collects the values themselves."""
+    steps = trainer.fit_loop.epoch_loop
+    steps._results = _InPlaceResults(training=True)
+    for loop in (steps.val_loop, trainer.validate_loop):
+        loop._results = _InPlaceResults(training=False)
 
 
 def ignore_signals(trainer: Trainer) -> None:
