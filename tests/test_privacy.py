@@ -244,6 +244,11 @@ class ByWorkers(OneByOne):
     workers = 1
 
 
+def test_what_opacus_leaves_on_layers_is_not_the_modules_state(recwarn):
+    federate(Plain(), 2, local=LocalTraining(privacy=ExamplePrivacy(0.5, 0.8, noise_seed=1)))
+    assert not [str(warning.message) for warning in recwarn if "client_state" in str(warning.message)]
+
+
 def test_examples_that_are_read_one_by_one_are_drawn_alike():
     finals = []
     for source in (Blobs, OneByOne, ByWorkers):
