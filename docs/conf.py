@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-import fl_lightning
+import fl_lightning  # noqa: E402
 
 project = "fl_lightning"
-author = "the authors of fl_lightning"
+author = copyright = "the authors of fl_lightning"
 release = version = fl_lightning.__version__
 extensions = [
     "myst_nb",
@@ -43,11 +44,16 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+napoleon_use_rtype = False
 nitpicky = True
-_ELSEWHERE = "abc|collections|dict|hashlib|jsonargparse|lightning|pathlib|torch|torchmetrics|torchvision|typing|wandb"
+_ELSEWHERE = (
+    "abc|collections|dict|hashlib|jsonargparse|lightning|numpy|pathlib|random|torch|torchmetrics|torchvision|typing|wandb"
+)
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE})\b.*"),  # documented elsewhere; a build must not need a network
     ("py:(class|obj)", r"(Tensor|nn\.Module|L\..*)"),
+    ("py:class", r".* .*|Keys|\d+|m"),  # the first words of a sentence with a colon, which napoleon takes for a type
+    ("py:exc", r"WireError"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]
 
@@ -59,8 +65,13 @@ def write_api_pages() -> None:
     public: dict[str, str] = vars(fl_lightning)["_NAMES"]
     for part, names in public.items():
         entries = "\n\n".join(f".. autoclass:: fl_lightning.{name}" for name in names.split())
+        if part == "functional":  # its pure functions, file by file
+            modules = sorted(path.stem for path in (ROOT / "fl_lightning" / part).glob("[a-z]*.py"))
+            entries += "".join(f"\n\n.. automodule:: fl_lightning.{part}.{module}" for module in modules)
         (folder / f"{part}.md").write_text(f"# {part}\n\n```{{eval-rst}}\n{entries}\n```\n")
-    listed = "\n".join(public)
+    seam = "\n\n".join(f".. autoclass:: fl_lightning.clients.{name}" for name in ("pool.ClientPool", "site.Site"))
+    (folder / "clients.md").write_text(f"# clients\n\n```{{eval-rst}}\n{seam}\n```\n")
+    listed = "\n".join([*public, "clients"])
     (folder / "index.md").write_text(f"# API\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n")
 
 

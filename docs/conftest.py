@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import pairwise
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def commands(document: Document) -> Iterator[Region]:
             if found:
                 variables[found[1]] = found[2]
             elif text and not text.startswith(("#", "export ")):
-                words = shlex.split(re.sub(r"\$(\w+)", lambda name: variables.get(name[1], name[0]), text))
+                words = shlex.split(Template(text).safe_substitute(variables))
                 yield Region(block.start(1) + line.start(), block.start(1) + line.end(), words, run)
 
 
@@ -78,7 +78,7 @@ def run(example: Example) -> None:
 
 def little(words: list[str]) -> list[str]:
     """Return the options that make a fit small: the same that the tests use."""
-    named = [find(value) for option, value in zip(words, words[1:], strict=False) if option == "--config"]
+    named = [find(value) for option, value in pairwise(words) if option == "--config"]
     if named[0].stem in OTHER_TASKS:
         own = OTHER_TASKS[named[0].stem][1]
         return [*(flag for flag in QUIET if flag not in own), *own, "--trainer.max_epochs=1", "--trainer.logger=false"]
