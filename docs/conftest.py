@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
+from string import Template
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 from fl_lightning import command
 from fl_lightning.config_files import find
 
-COMPARE = ["--seeds=1", "--settings.trainer.max_epochs=1", "--settings.trainer.logger=false", "--jobs=1"]
 ELSEWHERE = {
     "make": "CI runs it",
     "pip": "an installation",
