@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test lint studies clean federation test-flower
+.PHONY: fit test lint docs docs-test studies clean federation test-flower
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -32,9 +32,15 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/installed # the site, in docs/_build/html; any warning is an error
+	$(BIN)/sphinx-build --quiet -W -n docs docs/_build/html
+
+docs-test: .venv/installed # every Python block and command of the pages, on little data
+	$(BIN)/pytest docs
+
 studies: .venv/installed # the tables and figures of docs/studies again, from the run tables there
 	for folder in docs/studies/*/; do name=$$(basename $$folder); \
 		$(BIN)/fl-lightning report --config configs/studies/$$name.yaml --table $$folder/table.csv.gz --out $$folder || exit 1; done
 
 clean:
-	rm -rf .venv .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower build dist docs/_build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis

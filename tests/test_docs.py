@@ -33,7 +33,7 @@ def test_every_config_has_its_page():
 def test_every_configuration_that_is_named_exists(document, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in re.findall(r"--(?:config|base)(?:\s+|=)(\w[\w/.]*)", document.read_text()):
-        if not name.startswith(("runs/", "NAME")):
+        if not name.startswith(("runs/", "NAME", "config.yaml")):  # files that a run or a project has
             assert find(name.rstrip("."), group="studies").is_file()
 
 
@@ -91,3 +91,18 @@ def test_the_examples_of_docstrings_are_right(path):
     results = doctest.testmod(import_module(name))
     assert results.attempted > 0
     assert results.failed == 0
+
+
+SKIPS = [
+    (path, *found)
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    for found in re.findall(r"<!--- skip: (\w+)(.*)-->", path.read_text())
+]
+
+
+def test_few_blocks_are_not_run_each_for_a_reason():
+    """``make docs-test`` runs all other Python blocks."""
+    assert len(SKIPS) <= 10
+    for path, which, reason in SKIPS:
+        assert which == "next", path
+        assert re.fullmatch(r' "[^"]{10,}" ', reason), path

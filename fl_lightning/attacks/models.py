@@ -46,7 +46,7 @@ class ModelAttack(ABC):
 
         Args:
             change: ``w_k - w_t`` after honest training, float64, shape (p,).
-            crowd: the honest updates if :attr:`needs_crowd`; None in a round without honest clients.
+            crowd: the honest updates if ``needs_crowd``; None in a round without honest clients.
             generator: the random numbers of this client and round, on the CPU.
 
         Returns:

@@ -22,7 +22,9 @@ _MOST_CELLS = 1_000
 
 @dataclass(frozen=True)
 class CellSite(Microscope):
-    """Describe a clinic's images and the care of its annotator; see :class:`Microscope` for the other settings.
+    """Describe a clinic's images and the care of its annotator.
+
+    For the other settings, see :class:`~fl_lightning.functional.cells.Microscope`.
 
     Args:
         images: the number of training images, >= 1.

@@ -301,7 +301,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def mislabel(
         self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
     ) -> None:
-        """Falsify clients' labels from now on; see :meth:`ClientDatasets.mislabel`."""
+        """Falsify clients' labels from now on; see ``ClientDatasets.mislabel``."""
         self.client_datasets.mislabel(attacks, seed, backdoors)
 
     # ---------------------------------------------------------------- loaders
@@ -316,13 +316,13 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             seed: determines the order of its examples, and which of them are repeated.
             full_batch: whether to put all examples into one batch.
             drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
-            poisson: the batches of Poisson sampling, if used; see :meth:`ClientDatasets.poisson_batches`.
+            poisson: the batches of Poisson sampling, if used; see ``ClientDatasets.poisson_batches``.
         """
         loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
-        """Return one client's batches of Poisson sampling; see :meth:`ClientDatasets.poisson_batches`."""
+        """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
         return self.client_datasets.poisson_batches(client, full_batch, coins)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:

@@ -39,7 +39,7 @@ def client_label_counts(owners: Tensor, labels: Tensor, num_clients: int, num_cl
 
 
 def earth_movers_distance(counts: Tensor) -> Tensor:
-    """Return each client's distance from the overall classes: sum_c |p_k(c) - p(c)| (Zhao et al. 2018; survey, section III-C).
+    """Return each client's distance from the overall classes: sum_c ``|p_k(c) - p(c)|`` (Zhao et al. 2018; survey, III-C).
 
     Args:
         counts: the examples of each class of each client, shape (K, C).

@@ -12,7 +12,7 @@ Worth = Callable[[Sequence[Coalition]], Sequence[float]]
 
 
 def exact_shapley(players: Sequence[int], worth: Worth) -> list[float]:
-    """Return phi_i = sum over S without i of |S|! (m - |S| - 1)! / m! * (v(S + i) - v(S)) (Shapley 1953).
+    """Return ``phi_i = sum over S without i of |S|! (m - |S| - 1)! / m! * (v(S + i) - v(S))`` (Shapley 1953).
 
     Args:
         players: m distinct ids.

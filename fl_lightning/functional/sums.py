@@ -37,7 +37,7 @@ class Grid:
     largest: float
 
     def fractions(self) -> list[tuple[int, int | None]]:
-        """Return the length and fraction of each piece, as :class:`ExactSum` takes it."""
+        """Return the length and fraction of each piece, as :class:`~fl_lightning.functional.exact_sum.ExactSum` takes it."""
         scale = math.frexp(self.largest)[1]
         return [
             (size, None if expected is None else min(FRACTION, _BITS - scale - math.frexp(expected)[1]))

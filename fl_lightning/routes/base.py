@@ -73,7 +73,7 @@ class Cohort(ABC):
 
     @abstractmethod
     def label_counts(self) -> Tensor:
-        """Count the training examples of each class that each of :attr:`clients` holds, int64, shape (m, C).
+        """Count the training examples of each class that each of ``clients`` holds, int64, shape (m, C).
 
         Raises:
             DataError: if the training data do not have labels.

@@ -18,7 +18,7 @@ class ExamplePrivacy:
     enters a batch independently with probability B / n, and an epoch has ceil(n / B) such batches. What the module does after
     that (momentum, FedProx's term, clipping of the total gradient) costs no privacy. ``federation/epsilon_of_examples`` is the
     privacy loss of one example at the client that trained most; see
-    :func:`~fl_lightning.functional.epsilon_of_examples`.
+    :func:`~fl_lightning.functional.privacy.epsilon_of_examples`.
 
     The loss must be the mean of one term per example. The losses of this package are; ``torch.nn.CrossEntropyLoss`` with class
     weights is not.

@@ -56,7 +56,7 @@ class AdaFed(WeightedAverage):
         return float(best**self.power * (max(examples) if self.examples else 1))
 
     def weight(self, update: ClientUpdate) -> float:
-        """Return p_k. A negative score is returned unchanged, and :meth:`accumulate` rejects it."""
+        """Return p_k. A negative score is returned unchanged, and ``accumulate`` rejects it."""
         assert update.score is not None
         score = update.score if self.mode == "max" else 1.0 / (update.score + self.epsilon)
         if score < 0:

@@ -112,7 +112,7 @@ class RunningStrategy(Strategy, ABC):
         return None
 
     def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
-        """Return the grid of each named sum of a round, after :meth:`start_round`; other sums use the finest grid.
+        """Return the grid of each named sum of a round, after ``start_round``; other sums use the finest grid.
 
         Args:
             examples: the number of examples behind each update of the round.

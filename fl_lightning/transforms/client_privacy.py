@@ -29,7 +29,7 @@ class ClientPrivacy(ClipUpdate):
     average of m is sqrt(m) times as noisy as with ``central``.
 
     ``federation/epsilon_of_clients`` is the privacy loss of the run so far, including rounds that were repeated after a kill;
-    see :func:`~fl_lightning.functional.epsilon_of_clients`. With ``local``, the server knows which clients were drawn,
+    see :func:`~fl_lightning.functional.privacy.epsilon_of_clients`. With ``local``, the server knows which clients were drawn,
     so it is the epsilon of the client that has sent most often.
 
     Args:

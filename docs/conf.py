@@ -1,0 +1,80 @@
+"""Settings of the documentation site: ``make docs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import fl_lightning  # noqa: E402
+
+project = "fl_lightning"
+author = copyright = "the authors of fl_lightning"
+release = version = fl_lightning.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "examples"]
+html_theme = "furo"
+html_title = f"fl_lightning {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"source_repository": "", "navigation_with_keys": True}
+html_copy_source = False
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
+myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+suppress_warnings = ["myst.strikethrough"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+nitpicky = True
+_ELSEWHERE = (
+    "abc|collections|dict|hashlib|jsonargparse|lightning|numpy|pathlib|random|torch|torchmetrics|torchvision|typing|wandb"
+)
+nitpick_ignore_regex = [
+    ("py:.*", rf"({_ELSEWHERE})\b.*"),  # documented elsewhere; a build must not need a network
+    ("py:(class|obj)", r"(Tensor|nn\.Module|L\..*)"),
+    ("py:class", r".* .*|Keys|\d+|m"),  # the first words of a sentence with a colon, which napoleon takes for a type
+    ("py:exc", r"WireError"),
+    ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
+]
+
+
+def write_api_pages() -> None:
+    """Write a page for each subpackage with its public names, from the same list that ``import fl_lightning`` uses."""
+    folder = Path(__file__).parent / "api"
+    folder.mkdir(exist_ok=True)
+    public: dict[str, str] = vars(fl_lightning)["_NAMES"]
+    for part, names in public.items():
+        entries = "\n\n".join(f".. autoclass:: fl_lightning.{name}" for name in names.split())
+        if part == "functional":  # its pure functions, file by file
+            modules = sorted(path.stem for path in (ROOT / "fl_lightning" / part).glob("[a-z]*.py"))
+            entries += "".join(f"\n\n.. automodule:: fl_lightning.{part}.{module}" for module in modules)
+        (folder / f"{part}.md").write_text(f"# {part}\n\n```{{eval-rst}}\n{entries}\n```\n")
+    seam = "\n\n".join(f".. autoclass:: fl_lightning.clients.{name}" for name in ("pool.ClientPool", "site.Site"))
+    (folder / "clients.md").write_text(f"# clients\n\n```{{eval-rst}}\n{seam}\n```\n")
+    listed = "\n".join([*public, "clients"])
+    (folder / "index.md").write_text(f"# API\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n")
+
+
+def setup(app: Any) -> None:
+    """Write the API pages before Sphinx looks for documents."""
+    app.connect("builder-inited", lambda _: write_api_pages())
