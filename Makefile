@@ -25,7 +25,7 @@ test-flower: .venv-flower/installed
 	.venv-flower/bin/pytest -m flower tests/test_flower.py
 
 test: .venv/installed # a worker more than cores: some tests wait for processes of their own
-	$(BIN)/pytest --numprocesses 3 --dist loadfile
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff check .

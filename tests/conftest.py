@@ -11,8 +11,17 @@ from wandb.sdk import wandb_setup
 
 from fl_lightning.cli import main
 
+LONGEST = ("compare", "cli", "processes", "settings", "resume", "faults", "privacy", "engines", "resume_settings", "strategies")
+"""Files that take longest begin first, so that no worker is left with one of them at the end."""
+
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files; the tests of a file keep their order."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(autouse=True)
