@@ -140,6 +140,37 @@ def test_generators_draw_by_round_and_client():
     assert len(set(values)) == len(values)
 
 
+class Projecting(Plain):
+    """Keeps an output of its network, builds a part at its first step, and has a bank in no checkpoint, as some SSL modules."""
+
+    def __init__(self, built: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(3), persistent=False)
+        self.encoded = self.net(torch.zeros(2, 4))
+        self.head = torch.nn.Linear(3, 3) if built else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.encoded = self.net(batch[0])
+        if self.head is None:
+            self.head = torch.nn.Linear(3, 3)
+        self.bank = self.bank + self.encoded.mean(0).detach()
+        return self.encoded.square().mean() + self.head(self.encoded).square().mean() + self.bank.sum()
+
+
+def test_outputs_with_a_history_are_copied_and_banks_are_named():
+    with pytest.warns(
+        UserWarning, match=r"changed the buffer 'bank' of Projecting, which is not sent back.*client_state = \('bank',"
+    ):
+        federate(Projecting(), 2)
+
+
+def test_parameters_that_training_creates():
+    with pytest.raises(
+        ConfigurationError, match=r"Training created the parameter 'head.weight' of Projecting, which the global"
+    ):
+        federate(Projecting(built=False), 1)
+
+
 @pytest.mark.parametrize("make", [Remembering, Queueing, Counting, Drawing])
 def test_resumed_runs_remember_the_same(make, tmp_path):
     def run(rounds: int, *callbacks: Any, **more: Any) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
-from fl_lightning.plugins.checkpoint_io import lock_checkpoints, use_safe_checkpoints
+from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -273,6 +273,7 @@ class FederatedOrchestrator(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Record the round of the checkpoint: earlier rounds will not be repeated."""
+        make_plain(checkpoint)
         self._run.saved_round = self._run.finished_round
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from fl_lightning.functional.seeding import derive_seed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
+_HOLDERS = (Tensor, *_CONTAINERS)
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
 _OF_THE_LAYOUT = {"track_running_stats"}
 """What the server's model switches on and off at the clients, so that no turn may restore it."""
@@ -50,13 +51,19 @@ class PythonState:
                 self._beginning[key] = copy.deepcopy(value)
 
     def _attributes(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics."""
+        """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
+
+        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes.
+        """
+        own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         for prefix, part in self._module.named_modules():
             if isinstance(part, Metric):
                 continue
             for name, value in list(vars(part).items()):
                 # Lightning creates '_hparams' when they are read for the first time.
-                if name not in _INTERNAL | _OF_THE_LAYOUT and not name.startswith("_hparams"):
+                if name in _INTERNAL | _OF_THE_LAYOUT or name.startswith("_hparams"):
+                    continue
+                if not (isinstance(value, _HOLDERS) and _holds(value, own)):
                     yield (prefix, name), value
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
@@ -132,6 +139,14 @@ def _is_copied(value: Any) -> bool:
         return False
     items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
     return all(isinstance(item, _PLAIN) or _is_copied(item) for item in items)
+
+
+def _holds(value: Any, tensors: set[int]) -> bool:
+    """Return whether a value is one of some tensors, or a container of one."""
+    if isinstance(value, Tensor):
+        return id(value) in tensors
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, _CONTAINERS) and any(_holds(item, tensors) for item in items)
 
 
 def _equal(one: Any, other: Any) -> bool:
