@@ -8,7 +8,6 @@ as in one long training, and so does everything that the module names in ``clien
 from __future__ import annotations
 
 import copy
-import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
-from fl_lightning.functional.seeding import derive_seed
+from fl_lightning.functional.seeding import derive_seed, reseed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
@@ -80,7 +79,7 @@ class PythonState:
                 if isinstance(value, _PLAIN) or _is_copied(value):
                     delattr(parts[prefix], name)  # it did not exist at the start
                 else:
-                    _reseed(value, derive_seed(seed, f"{prefix}.{name}"))
+                    reseed(value, derive_seed(seed, f"{prefix}.{name}"))
         for (prefix, name), value in self._beginning.items():
             part = parts.get(prefix)
             if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
@@ -165,17 +164,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or bool(one != one and other != other)
-
-
-def _reseed(value: Any, seed: int) -> None:
-    if isinstance(value, torch.Generator):
-        value.manual_seed(seed)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = type(value.bit_generator)(seed).state
-    elif isinstance(value, np.random.RandomState):
-        value.seed(seed % 2**32)
-    elif isinstance(value, random.Random):
-        value.seed(seed)
 
 
 def _require_storable(name: str, value: Any) -> None:

@@ -81,6 +81,7 @@ class Trained:
         optimizer: the optimizer's name and momentum.
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
+        num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
     """
 
     job: EngineJob
@@ -93,6 +94,7 @@ class Trained:
     optimizer: str
     seconds: float
     kept: Tensor | None = None
+    num_examples: int | None = None
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
-from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch
+from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.session import scalar_metrics
@@ -110,7 +110,7 @@ class ClientFit:
         return bool(0 <= self._plan.all_steps <= self.run.global_step)
 
     def _count_batches(self) -> int:
-        return batches_per_epoch(len(self._data.train_dataloader()), self._local, self._fast)
+        return batches_per_epoch(length_of(self._data.train_dataloader(), "fabric"), self._local, self._fast)
 
     def _done(self) -> bool:
         epochs_done = self._plan.max_epochs != -1 and self.run.current_epoch >= self._plan.max_epochs
