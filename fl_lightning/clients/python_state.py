@@ -72,22 +72,25 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
-        parts = dict(self._module.named_modules())
+        parts = self.restore()
         for (prefix, name), value in self._attributes():
-            key = prefix, name
-            if key not in self._beginning:
-                if isinstance(value, _PLAIN) or _is_copied(value):
-                    delattr(parts[prefix], name)  # it did not exist at the start
-                else:
-                    reseed(value, derive_seed(seed, f"{prefix}.{name}"))
-        for (prefix, name), value in self._beginning.items():
-            part = parts.get(prefix)
-            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
-                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+            reseed(value, derive_seed(seed, f"{prefix}.{name}"))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
                 setattr(parts[prefix], name, copy.deepcopy(value))
+
+    def restore(self) -> dict[str, nn.Module]:
+        """Give the attributes their values of the start of the fit, as before an evaluation, and return the module's parts."""
+        parts = dict(self._module.named_modules())
+        for (prefix, name), value in self._attributes():
+            if (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
+                delattr(parts[prefix], name)  # it did not exist at the start
+        for (prefix, name), value in self._beginning.items():
+            part = parts.get(prefix)
+            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
+                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+        return parts
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""

@@ -65,7 +65,7 @@ class ResidentModel:
         return state
 
     def load(self, model: Snapshot | None = None) -> LightningModule:
-        """Load a model, unless the module contains it already.
+        """Load a model to evaluate, unless the module contains it already, and restore the module's attributes.
 
         Args:
             model: the model; None for the global one.
@@ -77,6 +77,7 @@ class ResidentModel:
         if wanted is not self._content:
             self.fill(self.view(), model)
             self._content = wanted
+        self.python.restore()
         return self.module
 
     def fill(self, state: ModelState, model: Snapshot | None) -> None:
