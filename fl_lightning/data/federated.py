@@ -167,6 +167,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Set an attribute; refuse a Trainer of the package ``pytorch_lightning``, which cannot read this datamodule."""
         if name == "trainer" and type(value).__module__.startswith("pytorch_lightning."):
             raise ConfigurationError(f"The Trainer is a pytorch_lightning.Trainer. {OTHER_PACKAGE}")
+        if name == "batch_size" and hasattr(vars(self).get("datamodule"), name):  # a BatchSizeFinder without a federation
+            setattr(self.datamodule, name, value)
+            if self._client_datasets is not None and self.has_one_set:
+                self.reload()
+            return
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:

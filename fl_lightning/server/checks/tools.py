@@ -17,12 +17,13 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 
 _TUNED = (
-    "tunes plain training, not rounds. Run it without the federation, with 'federation.enabled' false or a Trainer without "
-    "FederatedOrchestrator, and then set what it finds in the module or datamodule."
+    "tunes plain training, not rounds. Tune the centralized module, on the data of all clients, with a Trainer without "
+    "FederatedOrchestrator (or 'federation.enabled' false): Tuner(L.Trainer()).{}(module, datamodule=data). Then set what it "
+    "finds in the module or datamodule."
 )
 _REFUSED = {
-    BatchSizeFinder: _TUNED,
-    LearningRateFinder: _TUNED,
+    BatchSizeFinder: _TUNED.format("scale_batch_size"),
+    LearningRateFinder: _TUNED.format("lr_find"),
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
     ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
