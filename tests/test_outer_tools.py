@@ -66,7 +66,7 @@ def test_that_line_works():
     sizes.clear()
     tuned = Tuner(trainer(3)).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
     assert set(sizes) == {5, 8}  # the first trial has the loader of before, in a plain run as well
-    assert data.datamodule.batch_size == tuned == 16
+    assert data.datamodule.batch_size == tuned == 8
 
 
 def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):
