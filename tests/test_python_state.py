@@ -14,7 +14,7 @@ from federations import Blobs, Consecutive, Plain, every_round, federate, same_b
 from plain_training import distance_from_plain
 from torch import Tensor
 
-from fl_lightning import ConfigurationError, LocalTraining
+from fl_lightning import ConfigurationError, ExamplePrivacy, LocalTraining
 from fl_lightning.clients.python_state import PythonState
 
 SEEN: list[Any] = []
@@ -162,6 +162,17 @@ def test_outputs_with_a_history_are_copied_and_banks_are_named():
         UserWarning, match=r"changed the buffer 'bank' of Projecting, which is not sent back.*client_state = \('bank',"
     ):
         federate(Projecting(), 2)
+
+
+class Private(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_what_opacus_writes_onto_layers_is_not_the_modules(recwarn):
+    pytest.importorskip("opacus")
+    federate(Private(), 1, local=LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7)), flags={"limit_val_batches": 0})
+    assert not [w for w in recwarn if "Training changed" in str(w.message)]
 
 
 def test_parameters_that_training_creates():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,10 @@ class SilentLogger(DummyLogger):
         super().__init__()
         self._outer = outer
         self._experiment = _SilentExperiment()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SilentLogger:
+        """Return another one for the same logger, which is not copied."""
+        return SilentLogger(self._outer)
 
     @property
     def name(self) -> str:
@@ -76,6 +81,10 @@ class LastMetrics(dict[str, Tensor]):
     def __init__(self, own: Mapping[str, Tensor], outer: Trainer | None) -> None:
         super().__init__(own)
         self._outer = outer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LastMetrics:
+        """Return a copy of the client's metrics, for the same Trainer, which is not copied."""
+        return LastMetrics(copy.deepcopy(dict(self), memo), self._outer)
 
     def __missing__(self, name: str) -> Tensor:
         """Return a metric of the run around the client."""

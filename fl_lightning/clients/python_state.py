@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -102,8 +102,11 @@ class PythonState:
                 with torch.no_grad():
                     buffer.copy_(value)
 
-    def end(self) -> dict[str, Any]:
+    def end(self, ignored: Container[str] = ()) -> dict[str, Any]:
         """Return what the client keeps: numbers and texts that differ from the start, and the module's ``client_state``.
+
+        Args:
+            ignored: attributes that are not the user's.
 
         Raises:
             ConfigurationError: if the module wants to keep something other than tensors and plain values.
@@ -113,7 +116,7 @@ class PythonState:
         own = {(prefix, name) for prefix, part in self._module.named_modules() for name in client_state(part)}
         for key, value in self._attributes():
             changed = not _equal(value, self._beginning.get(key, _ABSENT))
-            if key in own or not changed:
+            if key in own or not changed or key[1] in ignored:
                 continue
             if isinstance(value, _PLAIN):
                 kept[".".join(key)] = value

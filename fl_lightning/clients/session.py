@@ -22,6 +22,7 @@ from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, unscales_in_step
 from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
@@ -93,7 +94,7 @@ class ClientSession(Callback):
         for parameter in self._client.parameters():
             parameter.grad = None
         coefficients = self._steps
-        attributes = self._resident.python.end()
+        attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
             self._kept["attributes"] = attributes
         return Trained(

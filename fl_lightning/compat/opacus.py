@@ -6,6 +6,8 @@ from torch import nn
 
 SAMPLE_ATTRIBUTES = ("grad_sample", "summed_grad", "_forward_counter")
 """What Opacus's hooks and optimizer write onto parameters."""
+LAYER_ATTRIBUTES = ("activations", "max_batch_len")
+"""What its hooks write onto layers."""
 
 
 def forget_samples(module: nn.Module) -> None:
