@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test lint docs docs-test studies clean federation test-flower
+.PHONY: fit test lint docs docs-test studies clean federation test-flower test-third-party
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -24,6 +24,14 @@ federation: .venv-flower/installed
 test-flower: .venv-flower/installed
 	.venv-flower/bin/pytest -m flower tests/test_flower.py
 
+.venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
+	$(PYTHON) -m venv .venv-third-party
+	.venv-third-party/bin/pip install --quiet --editable '.[third-party,test]'
+	touch $@
+
+test-third-party: .venv-third-party/installed # modules of other packages, unchanged
+	.venv-third-party/bin/pytest -m third_party tests/third_party
+
 test: .venv/installed # a worker more than cores: some tests wait for processes of their own
 	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
@@ -43,4 +51,5 @@ studies: .venv/installed # the tables and figures of docs/studies again, from th
 		$(BIN)/fl-lightning report --config configs/studies/$$name.yaml --table $$folder/table.csv.gz --out $$folder || exit 1; done
 
 clean:
-	rm -rf .venv .venv-flower build dist docs/_build docs/api .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-flower .venv-third-party build dist docs/_build docs/api
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

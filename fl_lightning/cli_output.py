@@ -28,7 +28,8 @@ def describe_model(module: LightningModule) -> str:
     total, trained = (sum(p.numel() for p in parameters if p.requires_grad or which) for which in (True, False))
     megabytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad) / 1e6
     frozen = "" if trained == total else f" of {total:,}"
-    return f"Model: {name}, {trained:,}{frozen} parameters to train ({megabytes:.1f} MB)"
+    size = f"{megabytes:.1f} MB" if megabytes >= 0.1 else f"{megabytes * 1e3:.1f} kB"
+    return f"Model: {name}, {trained:,}{frozen} parameters to train ({size})"
 
 
 def drop_deprecated(loggers: Sequence[Logger]) -> None:

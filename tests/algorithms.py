@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from federations import Blobs, Consecutive, Plain, weights
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fl_lightning import (
     ALIE,
@@ -65,6 +66,36 @@ class OneBroken(Blobs):
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = torch.nan
+
+
+class Weighted(Blobs):
+    """Draws examples by their weights."""
+
+    def train_dataloader(self) -> Any:
+        draws = WeightedRandomSampler(self.train[0][:, 0].exp().tolist(), len(self.train[0]))
+        return DataLoader(TensorDataset(*self.train), self.batch_size, sampler=draws)
+
+
+class Stream(IterableDataset[Any]):
+    """Yields examples, and does not know how many."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(*self.tensors, strict=True)
+
+
+class Streams:
+    """A stream for each client, read by a loader of its own; in place of a set that is divided."""
+
+    def __init__(self, n: int) -> None:
+        self.whole = Blobs(n=n)
+
+    def divided(self) -> FederatedDataModule:
+        parts = zip(*(tensor.split(SIZES) for tensor in self.whole.train), strict=True)
+        val = TensorDataset(*self.whole.val)
+        return FederatedDataModule.from_clients({f"{k}": Stream(*own) for k, own in enumerate(parts)}, val=val, batch_size=5)
 
 
 class Thawing(Plain):
@@ -156,6 +187,14 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "moving targets": lambda: {"module": Following, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
     "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
     "python state": lambda: {"module": Remembering, "clients_per_round": 3},
+    "weighted draws": lambda: {"source": Weighted, "clients_per_round": 3},
+    "streams": lambda: {
+        "source": Streams,
+        "module": Scheduled,
+        "strategy": AdaFed("val_acc", examples=True),
+        "local": {"optimizer_state": "kept"},
+        "clients_per_round": 3,
+    },
     "fednova": lambda: {"strategy": FedNova(), "local": {"proximal_mu": 0.1}, "momentum": 0.9},
     "shapley": lambda: {"strategy": ShapleyValues("val_acc", exact_up_to=5)},
     "shapley by orders": lambda: {"strategy": ShapleyValues("val_loss", "min", exact_up_to=0, orders=3)},
@@ -240,7 +279,11 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
     torch.manual_seed(11)
     module = chosen.pop("module", Plain)(batchnorm=chosen.pop("batchnorm", True), momentum=chosen.pop("momentum", 0.0))
     source = chosen.pop("source", Blobs)(n=sum(SIZES) + chosen.pop("more", 0))
-    data = FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
+    data = (
+        source.divided()
+        if isinstance(source, Streams)
+        else FederatedDataModule(source, Consecutive(SIZES), **chosen.pop("data", {}))
+    )
     local = LocalTraining(**{"max_epochs": 2, "threads": 1, **chosen.pop("local", {})})
     return module, data, FederatedOrchestrator(local=local, **chosen)
 

@@ -217,6 +217,15 @@ def test_what_a_checkpoint_needs_is_said_before_round_0_ready_to_paste(kind, tmp
     assert set(torch.serialization.get_safe_globals()) == before
 
 
+def test_hyperparameters_of_parts_are_saved_as_plain_dictionaries(tmp_path):
+    """Chemprop's parts hand theirs to the module in Lightning's own dictionaries, which torch does not fill."""
+    of_a_part = Plain(lr=0.3).hparams
+    saving(tmp_path, shape=[{"part": of_a_part}])
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["hyper_parameters"]["shape"]
+    assert saved == [{"part": dict(of_a_part)}]
+    assert type(saved[0]["part"]) is dict
+
+
 def test_what_cannot_be_loaded_even_if_trusted_is_to_be_left_out(tmp_path):
     with pytest.raises(ConfigurationError, match=r"Marked.*save_hyperparameters\(ignore=\["):
         saving(tmp_path, shape=Marked(width=8))

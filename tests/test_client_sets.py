@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 import torch
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, every_round, same_bits, trainer, weights
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import (
     AdaFed,
@@ -161,11 +161,6 @@ def test_a_failing_client_is_named():
         fitted(FederatedDataModule.from_clients(broken, batch_size=5))
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(VAL)
-
-
 class Transfers(Site):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return batch
@@ -185,7 +180,6 @@ WRONG = {
 UNUSABLE = {
     "'batch_size' is 5 for 'a', but 6 for 'b'": {"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 6)},
     "'shuffle' is False for 'a', but True for 'b'": {"a": DataLoader(VAL, 5), "b": DataLoader(VAL, 5, shuffle=True)},
-    "client 'b' are an iterable dataset": {"a": VAL, "b": Stream()},
     "client 'a' are a int, but must be a dataset": {"a": 3},
     "Client 'a' has no examples": {"a": TensorDataset(torch.zeros(0, 4), torch.zeros(0))},
 }

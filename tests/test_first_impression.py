@@ -62,9 +62,9 @@ def test_only_the_deprecated_argument_is_dropped(tmp_path):
 
 def test_a_model_in_a_line():
     module = Plain()
-    assert describe_model(module) == "Model: Plain, 67 parameters to train (0.0 MB)"
+    assert describe_model(module) == "Model: Plain, 67 parameters to train (0.3 kB)"
     module.net[0].requires_grad_(False)
-    assert describe_model(module) == "Model: Plain, 27 of 67 parameters to train (0.0 MB)"
+    assert describe_model(module) == "Model: Plain, 27 of 67 parameters to train (0.1 kB)"
     module.net[2] = torch.nn.LazyLinear(3)
     assert describe_model(module) == "Model: Plain"
 

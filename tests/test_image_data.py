@@ -58,6 +58,27 @@ def set_up(**settings) -> ImageFolderDataModule:
     return data
 
 
+def test_a_folder_for_each_client_by_name(by_domain, by_class):
+    """The same images as in one folder of domains, under other names."""
+    named = set_up(root={"site 2": str(by_domain / "amazon"), "site 1": str(by_domain / "dslr" / "images")})
+    whole = set_up(root=str(by_domain))
+    sets = [data.train_dataloader().dataset for data in (named, whole)]
+    assert sets[0].domains_names == ("site 1", "site 2")
+    for own, other in ((1, 0), (0, 1)):
+        assert torch.equal(*(each.tensors[0][each.domains == k] for each, k in zip(sets, (own, other), strict=True)))
+    data = FederatedDataModule(ImageFolderDataModule(root=named.root), DomainPartitioner())
+    data.setup("fit")
+    assert [(data.client_name(k), data.num_examples(k)) for k in range(2)] == [("site 1", 16), ("site 2", 10)]
+    for wrong, message in (
+        ({"a": "no"}, "'no' is not a folder"),
+        ({}, "'data.datamodule.root' must be a folder, or a folder f"),
+    ):
+        with pytest.raises((ConfigurationError, DataError), match=message):
+            set_up(root=wrong)
+    with pytest.raises(DataError, match=r"The domains have different classes: 'b' lacks emu"):
+        set_up(root={"a": str(by_class), "b": str(by_domain / "amazon" / "images")})
+
+
 def batches(loader) -> tuple[torch.Tensor, torch.Tensor]:
     images, labels = zip(*loader, strict=True)
     return torch.cat(images), torch.cat(labels)
@@ -102,7 +123,7 @@ def test_train_and_test_folders(by_class, tmp_path):
     data = set_up(root=str(tmp_path / "split"))
     assert len(batches(data.train_dataloader())[0]) == 8
     assert len(batches(data.test_dataloader())[0]) == 4
-    with pytest.raises(DataError, match=r"test' has the classes cat, dog, but '.*images' has cat, dog, emu. Give"):
+    with pytest.raises(DataError, match=r"test' has the classes cat, dog, but the training images have cat, dog, emu. Give"):
         set_up(root=str(by_class), test_root=str(tmp_path / "split" / "test"))
 
 

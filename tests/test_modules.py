@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
 import torchvision
 from federations import Blobs, federate, weights
@@ -91,36 +90,6 @@ def test_batchnorm_with_a_scheduler():
     assert run.global_step == 2
     assert module.model.bn1.num_batches_tracked == 2 * 2 * 2  # rounds x epochs x batches of the larger client
     assert torch.isfinite(run.callback_metrics["val_loss"])
-
-
-def test_torchgeos_classification_task():
-    """Batches are dictionaries, the network has BatchNorm, and a ReduceLROnPlateau waits for a validation."""
-    trainers = pytest.importorskip("torchgeo.trainers")
-
-    class Scenes(torch.utils.data.Dataset):
-        targets = [index % 2 for index in range(16)]
-
-        def __len__(self) -> int:
-            return 16
-
-        def __getitem__(self, index: int) -> dict[str, Tensor]:
-            image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(index))
-            return {"image": image, "label": torch.tensor(index % 2)}
-
-    class Geo(L.LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return DataLoader(Scenes(), batch_size=4, shuffle=True)
-
-        def val_dataloader(self) -> Any:
-            return DataLoader(Scenes(), batch_size=4)
-
-        def plot(self, *args: Any) -> None:
-            return None
-
-    module = trainers.ClassificationTask(model="resnet18", in_channels=3, task="multiclass", num_classes=2)
-    with pytest.warns(UserWarning, match="ReduceLROnPlateau monitors 'val_loss', but clients have no validation set"):
-        run = federate(module, 2, data=Geo(), partitioner=IIDPartitioner(2), strategy=AdaFed("val_OverallAccuracy"))
-    assert run.global_step == 2
 
 
 def test_several_optimizers_and_a_module_without_buffers():

@@ -18,15 +18,22 @@ from fl_lightning import (
     Attackers,
     ClipUpdate,
     ConfigurationError,
+    CosineFilter,
     ExamplePrivacy,
     FedAvgM,
     FedCyclic,
     FederationCallback,
     FedMedian,
+    Focus,
+    GeometricMedian,
+    Krum,
     LocalTraining,
     Mediators,
     RingFed,
     SecureAggregation,
+    ShapleyValues,
+    TrimmedMean,
+    WeightedAverage,
 )
 from fl_lightning.errors import EngineError
 
@@ -152,14 +159,34 @@ def test_models_that_pass_between_clients_take_their_targets_along(route, turns)
     assert torch.allclose(module.target[0].bias - before, torch.tensor(2.0 * 2 * turns))
 
 
+class Copies(Following):
+    """Its target copies the network after each step, so that both are averaged alike if the weights are the same."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        for own, followed in zip(self.target.parameters(), self.net.parameters(), strict=True):
+            own.data = followed.data.clone()
+
+
+class NoWeights(WeightedAverage):
+    """Gives every client the weight 0, so that each counts as 1."""
+
+    def weight(self, update: Any) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize("memory_limit", [4.0, 0.0])
+@pytest.mark.parametrize("make", [lambda: Krum(0), lambda: CosineFilter(-1.0), GeometricMedian, Focus, NoWeights])
+def test_targets_have_the_weights_of_strategies_that_see_all_models(make, memory_limit):
+    module = Copies()
+    before = weights(module.target)
+    federate(module, 2, strategy=make(), local=LocalTraining(), memory_limit=memory_limit)
+    for name, own in module.target.named_parameters():
+        assert torch.allclose(own, dict(module.net.named_parameters())[name], atol=1e-6)
+        assert not torch.equal(own, before[name])
+
+
 def test_periods_mix_targets_like_weights():
     """With targets that copy the network after each step, both are mixed and averaged alike."""
-
-    class Copies(Following):
-        def on_train_batch_end(self, *_: Any) -> None:
-            for own, followed in zip(self.target.parameters(), self.net.parameters(), strict=True):
-                own.data = followed.data.clone()
-
     module = Copies()
     federate(module, 2, route=RingFed(2, 0.8), local=LocalTraining())
     for own, followed in zip(module.target.parameters(), module.net.parameters(), strict=True):
@@ -172,6 +199,8 @@ def test_periods_mix_targets_like_weights():
     ("parts", "named"),
     [
         ({"strategy": FedMedian()}, "FedMedian"),
+        ({"strategy": TrimmedMean(1)}, "TrimmedMean"),
+        ({"strategy": ShapleyValues("val_acc")}, "ShapleyValues"),
         ({"transforms": [ClipUpdate(1.0)]}, "ClipUpdate"),
         ({"attackers": Attackers(clients=[1], model=ALIE(1.0))}, "ALIE"),
         ({"secure_aggregation": SecureAggregation(0.6)}, "'federation.secure_aggregation'"),
@@ -183,8 +212,9 @@ def test_what_does_not_cover_targets_says_so(parts, named):
     module.train_acc = module.val_acc = None if "local" in parts else module.train_acc
     if "local" in parts:
         pytest.importorskip("opacus")
+    flags = {} if named == "ShapleyValues" else {"limit_val_batches": 0}
     with pytest.raises(ConfigurationError, match=f"Training changes 'target.*{named} does not cover such tensors"):
-        federate(module, 1, flags={"limit_val_batches": 0}, **parts)
+        federate(module, 1, flags=flags, **parts)
 
 
 def test_constant_parts_must_not_move():

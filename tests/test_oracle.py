@@ -29,6 +29,18 @@ class Dropping(Plain):
         self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, 3))
 
 
+class Recurrent(Plain):
+    """An LSTM computes with a list of its own parameters; the inputs' four numbers are its sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.net = nn.LSTM(1, 6, batch_first=True), nn.Linear(6, 3)
+        self.biases = {"last": self.net.bias}
+
+    def forward(self, x: Any) -> Any:
+        return F.linear(self.lstm(x.unsqueeze(2))[0][:, -1], self.net.weight, self.biases["last"])
+
+
 class TwoOptimizers(Plain):
     """Optimizes manually, its parts with optimizers of their own, and steps a schedule itself."""
 
@@ -88,6 +100,7 @@ MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "Adam": (optimized(lambda p: Adam(p, lr=0.05, amsgrad=True)), SEQUENTIAL, {}),
     "BatchNorm": (Normalised, ENGINES, {}),
     "dropout": (Dropping, SEQUENTIAL, {}),
+    "LSTM": (Recurrent, SEQUENTIAL, {}),
     "two optimizers": (TwoOptimizers, ("trainer",), {}),
     "clipping": (Plain, ENGINES, {"gradient_clip_val": 0.3}),
     "accumulation": (Plain, ENGINES, {"accumulate_grad_batches": 3}),
@@ -111,7 +124,7 @@ def test_one_client_is_plain_training(name, engine):
     assert distance_from_plain(make, engine, epochs=epochs, **{**local, **kept}) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "BatchNorm", "two optimizers", "OneCycle"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "BatchNorm", "LSTM", "two optimizers", "OneCycle"])
 def test_one_client_in_float32(name):
     make, _, local = MODULES[name]
     assert distance_from_plain(make, dtype=torch.float32, **local) < 1e-6

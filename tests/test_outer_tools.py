@@ -11,12 +11,23 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, IIDPartitioner
+from fl_lightning import (
+    AdaFed,
+    ConfigurationError,
+    DataError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    IIDPartitioner,
+    ServerEvaluation,
+)
 
 REFUSED = {
     "BatchSizeFinder tunes plain training": lambda: BatchSizeFinder(),
@@ -31,6 +42,43 @@ REFUSED = {
 def test_callbacks_that_act_on_steps(message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(batchnorm=True), 2, REFUSED[message]())
+
+
+@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
+def test_a_tuner_names_the_line_that_tunes_the_centralized_module(method):
+    data = FederatedDataModule(Blobs(), Consecutive())
+    line = rf"Tuner\(L.Trainer\(\)\).{method}\(module, datamodule=data\)"
+    with pytest.raises(ConfigurationError, match=line):
+        getattr(Tuner(trainer(3, FederatedOrchestrator())), method)(Plain(), datamodule=data)
+
+
+def test_that_line_works():
+    sizes = []
+
+    class Sizing(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            sizes.append(len(batch[0]))
+            return super().training_step(batch, batch_idx)
+
+    data, module = FederatedDataModule(Blobs(), Consecutive()), Sizing()
+    found = Tuner(trainer(3)).lr_find(module, datamodule=data, num_training=20)
+    assert len(found.results["lr"]) == 20
+    sizes.clear()
+    tuned = Tuner(trainer(3)).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
+    assert set(sizes) == {5, 8}  # the first trial has the loader of before, in a plain run as well
+    assert data.datamodule.batch_size == tuned == 8
+
+
+def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):
+    def run(*callbacks: Any, ckpt: Any = None) -> Any:
+        torch.manual_seed(1)
+        module = Plain()
+        federate(module, 4, *callbacks, flags={"enable_checkpointing": True}, ckpt_path=ckpt)
+        return weights(module)
+
+    whole = run(ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1))
+    assert {path.name for path in tmp_path.iterdir()} == {"epoch=1-step=2.ckpt", "epoch=3-step=4.ckpt"}
+    assert same_bits(run(ckpt=str(tmp_path / "epoch=1-step=2.ckpt")), whole)
 
 
 def test_validation_inside_a_round():
@@ -70,6 +118,47 @@ def test_what_to_write_for_loaders():
         ConfigurationError, match=r"is a torch.utils.data.dataloader.DataLoader. Write FederatedDataModule.from_l"
     ):
         FederatedDataModule(loader(1, 40), IIDPartitioner(2))
+
+
+class Several(Blobs):
+    """Two validation sets, the second one with wrong labels."""
+
+    def __init__(self, kind: type = list) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def val_dataloader(self) -> Any:
+        x, y = self.val
+        loaders = [DataLoader(TensorDataset(x, labels), 16) for labels in (y, 2 - y)]
+        return dict(zip("ab", loaders, strict=True)) if self.kind is dict else loaders
+
+
+class Both(Plain):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        accuracy = (self(batch[0]).argmax(1) == batch[1]).float().mean()
+        self.log("acc", accuracy, batch_size=len(batch[1]))
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_several_validation_loaders(kind):
+    """AdaFed weighs by the loader that its metric names; the others have columns of their own."""
+    scores = []
+
+    class Scores(FederationCallback):
+        def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+            scores.append(update.score)
+
+    strategy = AdaFed("acc/dataloader_idx_1")
+    run = federate(Both(), 2, Scores(), data=Several(kind), strategy=strategy)
+    assert {"acc/dataloader_idx_0", "acc/dataloader_idx_1"} <= run.callback_metrics.keys()
+    assert run.callback_metrics["acc/dataloader_idx_0"] > 0.6
+    assert max(scores) < 0.5
+    with pytest.raises(
+        ConfigurationError, match=r"The metric for models is 'acc'.* It logs: acc/dataloader_idx_0, acc/dataload"
+    ):
+        federate(Both(), 1, data=Several(kind), strategy=AdaFed("acc"), flags={"num_sanity_val_steps": 0})
+    with pytest.raises(DataError, match=r"'federation.server_evaluation' cannot divide a (list|dict)"):
+        federate(Both(), 1, data=Several(kind), strategy=strategy, server_evaluation=ServerEvaluation(examples=0.5))
 
 
 class Subclass(DataLoader[Any]):

@@ -14,7 +14,7 @@ from federations import Blobs, Consecutive, Plain, every_round, federate, same_b
 from plain_training import distance_from_plain
 from torch import Tensor
 
-from fl_lightning import ConfigurationError, LocalTraining
+from fl_lightning import ConfigurationError, ExamplePrivacy, LocalTraining
 from fl_lightning.clients.python_state import PythonState
 
 SEEN: list[Any] = []
@@ -138,6 +138,48 @@ def test_generators_draw_by_round_and_client():
     assert {k: v for k, v in found[0].items() if k[0] == 3} == {k: v for k, v in found[1].items() if k[0] == 3}
     values = [number for draws in found[0].values() for number in draws]
     assert len(set(values)) == len(values)
+
+
+class Projecting(Plain):
+    """Keeps an output of its network, builds a part at its first step, and has a bank in no checkpoint, as some SSL modules."""
+
+    def __init__(self, built: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(3), persistent=False)
+        self.encoded = self.net(torch.zeros(2, 4))
+        self.head = torch.nn.Linear(3, 3) if built else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.encoded = self.net(batch[0])
+        if self.head is None:
+            self.head = torch.nn.Linear(3, 3)
+        self.bank = self.bank + self.encoded.mean(0).detach()
+        return self.encoded.square().mean() + self.head(self.encoded).square().mean() + self.bank.sum()
+
+
+def test_outputs_with_a_history_are_copied_and_banks_are_named():
+    with pytest.warns(
+        UserWarning, match=r"changed the buffer 'bank' of Projecting, which is not sent back.*client_state = \('bank',"
+    ):
+        federate(Projecting(), 2)
+
+
+class Private(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+def test_what_opacus_writes_onto_layers_is_not_the_modules(recwarn):
+    pytest.importorskip("opacus")
+    federate(Private(), 1, local=LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7)), flags={"limit_val_batches": 0})
+    assert not [w for w in recwarn if "Training changed" in str(w.message)]
+
+
+def test_parameters_that_training_creates():
+    with pytest.raises(
+        ConfigurationError, match=r"Training created the parameter 'head.weight' of Projecting, which the global"
+    ):
+        federate(Projecting(built=False), 1)
 
 
 @pytest.mark.parametrize("make", [Remembering, Queueing, Counting, Drawing])

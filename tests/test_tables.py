@@ -53,6 +53,40 @@ def folder():
 # ------------------------------------------------------------------ what is read
 
 
+def test_a_file_for_each_client_by_name(folder, fl):
+    """The same rows as in a folder, under other names; in YAML as well. A folder's files all belong to its client."""
+    paths = {"ward 1": "clients/ann.csv", "ward 0": "clients/zoe.csv", "ward 2": "clients/bob.csv"}
+    named = set_up(paths, test_share=0.0)
+    whole = set_up(folder, test_share=0.0)
+    assert named.train_set.domains_names == ("ward 0", "ward 1", "ward 2")
+    rows = {name: named.train_set.tensors[0][named.train_set.domains == k] for k, name in enumerate(("zoe", "ann", "bob"))}
+    for k, name in enumerate(("ann", "bob", "zoe")):
+        assert torch.allclose(rows[name], whole.train_set.tensors[0][whole.train_set.domains == k], atol=1e-5)
+    write("more/bob.csv", "a,b,c,target", *lines(numbers(5, 5)))
+    write("more/eve.csv", "a,b,c,target", *lines(numbers(3, 3)))
+    both = set_up({"one": "clients/ann.csv", "two": "more"}, test_share=0.0)
+    assert torch.bincount(both.train_set.domains).tolist() == [30, 8]
+    yaml = """
+data:
+  datamodule: {init_args: {path: {ward 1: clients/ann.csv, ward 0: clients/zoe.csv}, client_column: null}}
+"""
+    Path("wards.yaml").write_text(yaml)
+    status, text = fl("partition", "--config", str(ROOT / "configs/data/table.yaml"), "--config", "wards.yaml")
+    assert status == 0, text
+    assert "ward 0" in text
+
+
+def test_wrong_files_for_clients(folder):
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule.path' must be a file, a folder, or a file for each client"):
+        set_up({})
+    with pytest.raises(DataError, match=r"client_column' names the clients of one file, but 'path' has a file for"):
+        set_up({"a": "clients/ann.csv"}, client_column="a")
+    with pytest.raises(DataError, match=r"'no.csv' is neither a file nor a folder"):
+        set_up({"a": "no.csv"})
+    with pytest.raises(DataError, match=r"'clients/ann.csv' is inside 'clients', so its rows would be trained on, too"):
+        set_up({"a": "clients"}, test_path="clients/ann.csv")
+
+
 def test_a_folder_has_a_client_for_each_file(folder):
     base = TableDataModule(folder, standardize=False, test_share=0.0)
     data = FederatedDataModule(base, DomainPartitioner())

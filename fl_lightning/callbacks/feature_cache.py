@@ -44,7 +44,7 @@ class FeatureCache(Callback):
         data = getattr(trainer, "datamodule", None)
         images: Any = data.datamodule if isinstance(data, FederatedDataModule) else data
         thaws = any(isinstance(other, TransferLearning) and other.changes for other in trainer.callbacks)  # type: ignore[attr-defined]
-        if isinstance(data, FederatedDataModule) and data.is_remote:
+        if isinstance(data, FederatedDataModule) and not data.has_one_set:
             return
         obstacle = "TransferLearning thaws parts" if thaws else _obstacle(network, data, images)
         obstacle = obstacle or self._too_large(network, images, trainer.strategy.root_device)

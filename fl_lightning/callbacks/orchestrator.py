@@ -20,7 +20,7 @@ from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.recycling import give_back
-from fl_lightning.plugins.checkpoint_io import lock_checkpoints, use_safe_checkpoints
+from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.wandb import plot_over_rounds
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
@@ -39,7 +39,7 @@ from fl_lightning.server.checks.compatibility import (
 )
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.privacy import check_privacy
-from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools
+from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, warn_of_resting_parts
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.resume.start import Start, refuse_federations
@@ -200,6 +200,7 @@ class FederatedOrchestrator(Callback):
             return
         with self._takeover.suspended():
             client = client_copy(pl_module)
+        warn_of_resting_parts(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))
         self._run.pool = federation.pool
@@ -273,6 +274,7 @@ class FederatedOrchestrator(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Record the round of the checkpoint: earlier rounds will not be repeated."""
+        make_plain(checkpoint)
         self._run.saved_round = self._run.finished_round
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class PartitionReport(Callback):
 def summarize(data: FederatedDataModule) -> PartitionSummary:
     """Summarize each client's data after ``setup('fit')``, by the true labels, not those of attackers."""
     division = data.splits
-    if data.is_remote:
+    if not data.has_one_set:
         parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
         sizes = {name: part.sizes for name, part in parts.items() if part is not None}
         return PartitionSummary(list(division.training.names or ()), sizes, None, [], torch.tensor([0]))

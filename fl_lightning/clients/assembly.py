@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.clients.chains import ChainTrainer, Listener
@@ -71,6 +71,7 @@ class Workplace:
         precision: the precision, as accepted by Lightning's Trainer.
         device: the device to train on.
         logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which a module may read some attributes; None at a site.
         inference_mode: whether validation runs in inference mode, without autograd.
         fast_dev_run: whether each client trains on a single batch.
         detect_anomaly: whether autograd names the operation that produced a NaN.
@@ -81,6 +82,7 @@ class Workplace:
     precision: str = "32-true"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     logger: bool = False
+    outer: Trainer | None = None
     inference_mode: bool = True
     fast_dev_run: bool = False
     detect_anomaly: bool = False
@@ -147,6 +149,7 @@ class ClientAssembly:
             precision=place.precision,
             device=place.device,
             logger=place.logger,
+            outer=place.outer,
             inference_mode=place.inference_mode,
         )
         trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
@@ -195,6 +198,7 @@ class ClientAssembly:
             deadline=settings.faults.deadline,
             fast_dev_run=place.fast_dev_run,
             logger=place.logger,
+            outer=place.outer,
             detect_anomaly=place.detect_anomaly,
             cohort=place.cohort,
         )

@@ -51,6 +51,9 @@ def client_copy(module: LightningModule) -> LightningModule:
     shared = {id(value): value for value in vars(module).values() if is_parsed_factory(value)}
     generators = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Generator)]
     shared |= {id(generator): _copied(generator) for generator in generators}
+    # Outputs that a module keeps, which have a history in autograd, cannot be copied with it.
+    outputs = [v for part in module.modules() for v in vars(part).values() if isinstance(v, Tensor) and v.grad_fn is not None]
+    shared |= {id(output): output.detach().clone() for output in outputs}
     try:
         try:
             client = copy.deepcopy(module, dict(shared))

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -22,6 +21,7 @@ from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import fresh_loops, ignore_signals, in_place_results, swap_logging_advice
 from fl_lightning.data.views import TRANSFER_HOOKS
@@ -93,7 +93,19 @@ def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
 
 
 class _ClientTrainer(Trainer):
-    """Refuse to estimate the steps of a training without an end, for which Lightning's Trainer returns infinity."""
+    """Read checkpoints and last metrics of the run around it, and refuse to estimate the steps of a training without an end."""
+
+    outer: Trainer | None = None
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """Return the first checkpoint callback of the user's Trainer."""
+        return None if self.outer is None else self.outer.checkpoint_callback
+
+    @property
+    def callback_metrics(self) -> LastMetrics:
+        """Return the client's metrics; see :class:`LastMetrics`."""
+        return LastMetrics(super().callback_metrics, self.outer)
 
     @property
     def estimated_stepping_batches(self) -> int | float:
@@ -113,8 +125,18 @@ class _NoProfiler(PassThroughProfiler):
         return self._context
 
 
-def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bool = False, **flags: Any) -> Trainer:
-    """Build a Trainer on one device, without checkpoints, bars, summary or sanity check, and with a silent logger if any."""
+def inner_trainer(
+    device: torch.device, callbacks: list[Callback], *, logger: bool = False, outer: Trainer | None = None, **flags: Any
+) -> Trainer:
+    """Build a Trainer on one device, without checkpoints, bars, summary or sanity check, and with a silent logger if any.
+
+    Args:
+        device: the device.
+        callbacks: its callbacks.
+        logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which the module may read some attributes; None at a site.
+        flags: further flags.
+    """
     kind = ACCELERATORS.get(device.type, device.type)
     with quiet():
         trainer = _ClientTrainer(
@@ -123,7 +145,7 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
             strategy=_ResidentStrategy(device=device),
             plugins=[LightningEnvironment()],  # independent of the outer launcher's ranks
             callbacks=list(callbacks),
-            logger=DummyLogger() if logger else False,
+            logger=silent_logger(logger, outer) or False,
             log_every_n_steps=2**31,
             enable_autolog_hparams=False,
             enable_checkpointing=False,
@@ -136,6 +158,7 @@ def inner_trainer(device: torch.device, callbacks: list[Callback], *, logger: bo
     # The outer Trainer handles signals: replacing and restoring sixty handlers per client takes time, and loses some.
     ignore_signals(trainer)
     in_place_results(trainer)
+    trainer.outer = outer
     return trainer
 
 

@@ -15,6 +15,7 @@ from fl_lightning.clients.kept_training import NAME
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ClientJob, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
@@ -100,7 +101,7 @@ class LocalTrainer:
         return ClientUpdate(
             client=job.client,
             round_idx=job.round_idx,
-            num_examples=self._data.num_examples(job.client),
+            num_examples=_counted(trained, self._data.num_examples(job.client)),
             num_steps=trained.num_steps,
             train_loss=trained.train_loss,
             metrics=trained.metrics,
@@ -150,3 +151,16 @@ class LocalTrainer:
     def forget(self) -> None:
         """Discard the state of all clients."""
         self._memory.forget()
+
+
+def _counted(trained: Trained, planned: int) -> int:
+    """Return the number of the client's examples, which is that of its first epoch if its data have no length.
+
+    Raises:
+        DataError: if a stream has no examples.
+    """
+    if trained.num_examples == 0:
+        raise DataError(
+            "The stream of this client has no examples. Let it yield some in every epoch, also when it is read again."
+        )
+    return planned if trained.num_examples is None else trained.num_examples

@@ -26,6 +26,7 @@ class ModelEvaluation:
         device: the device to evaluate on.
         limit_batches: the limit on batches, as a Trainer's ``limit_val_batches``.
         logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which the module may read some attributes; None at a site.
         inference_mode: whether validation runs in inference mode, without gradients, as in the outer Trainer.
     """
 
@@ -37,6 +38,7 @@ class ModelEvaluation:
         device: torch.device,
         limit_batches: int | float = 1.0,
         logger: bool = False,
+        outer: Trainer | None = None,
         inference_mode: bool = True,
     ) -> None:
         self.metric = metric
@@ -49,6 +51,7 @@ class ModelEvaluation:
             device,
             [self._reload],
             logger=logger,
+            outer=outer,
             precision=precision,
             limit_val_batches=limit_batches,
             inference_mode=inference_mode,

@@ -8,9 +8,8 @@ as in one long training, and so does everything that the module names in ``clien
 from __future__ import annotations
 
 import copy
-import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,11 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
-from fl_lightning.functional.seeding import derive_seed
+from fl_lightning.functional.seeding import derive_seed, reseed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
+_HOLDERS = (Tensor, *_CONTAINERS)
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
 _OF_THE_LAYOUT = {"track_running_stats"}
 """What the server's model switches on and off at the clients, so that no turn may restore it."""
@@ -50,13 +50,19 @@ class PythonState:
                 self._beginning[key] = copy.deepcopy(value)
 
     def _attributes(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics."""
+        """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
+
+        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes.
+        """
+        own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         for prefix, part in self._module.named_modules():
             if isinstance(part, Metric):
                 continue
             for name, value in list(vars(part).items()):
                 # Lightning creates '_hparams' when they are read for the first time.
-                if name not in _INTERNAL | _OF_THE_LAYOUT and not name.startswith("_hparams"):
+                if name in _INTERNAL | _OF_THE_LAYOUT or name.startswith("_hparams"):
+                    continue
+                if not (isinstance(value, _HOLDERS) and _holds(value, own)):
                     yield (prefix, name), value
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
@@ -66,22 +72,25 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
-        parts = dict(self._module.named_modules())
+        parts = self.restore()
         for (prefix, name), value in self._attributes():
-            key = prefix, name
-            if key not in self._beginning:
-                if isinstance(value, _PLAIN) or _is_copied(value):
-                    delattr(parts[prefix], name)  # it did not exist at the start
-                else:
-                    _reseed(value, derive_seed(seed, f"{prefix}.{name}"))
-        for (prefix, name), value in self._beginning.items():
-            part = parts.get(prefix)
-            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
-                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+            reseed(value, derive_seed(seed, f"{prefix}.{name}"))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
                 setattr(parts[prefix], name, copy.deepcopy(value))
+
+    def restore(self) -> dict[str, nn.Module]:
+        """Give the attributes their values of the start of the fit, as before an evaluation, and return the module's parts."""
+        parts = dict(self._module.named_modules())
+        for (prefix, name), value in self._attributes():
+            if (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
+                delattr(parts[prefix], name)  # it did not exist at the start
+        for (prefix, name), value in self._beginning.items():
+            part = parts.get(prefix)
+            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
+                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+        return parts
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
@@ -93,8 +102,11 @@ class PythonState:
                 with torch.no_grad():
                     buffer.copy_(value)
 
-    def end(self) -> dict[str, Any]:
+    def end(self, ignored: Container[str] = ()) -> dict[str, Any]:
         """Return what the client keeps: numbers and texts that differ from the start, and the module's ``client_state``.
+
+        Args:
+            ignored: attributes that are not the user's.
 
         Raises:
             ConfigurationError: if the module wants to keep something other than tensors and plain values.
@@ -104,7 +116,7 @@ class PythonState:
         own = {(prefix, name) for prefix, part in self._module.named_modules() for name in client_state(part)}
         for key, value in self._attributes():
             changed = not _equal(value, self._beginning.get(key, _ABSENT))
-            if key in own or not changed:
+            if key in own or not changed or key[1] in ignored:
                 continue
             if isinstance(value, _PLAIN):
                 kept[".".join(key)] = value
@@ -134,6 +146,14 @@ def _is_copied(value: Any) -> bool:
     return all(isinstance(item, _PLAIN) or _is_copied(item) for item in items)
 
 
+def _holds(value: Any, tensors: set[int]) -> bool:
+    """Return whether a value is one of some tensors, or a container of one."""
+    if isinstance(value, Tensor):
+        return id(value) in tensors
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, _CONTAINERS) and any(_holds(item, tensors) for item in items)
+
+
 def _equal(one: Any, other: Any) -> bool:
     """Return whether two values are equal in type and content; NaN equals NaN."""
     if one is other:
@@ -150,17 +170,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple | deque):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other) or bool(one != one and other != other)
-
-
-def _reseed(value: Any, seed: int) -> None:
-    if isinstance(value, torch.Generator):
-        value.manual_seed(seed)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = type(value.bit_generator)(seed).state
-    elif isinstance(value, np.random.RandomState):
-        value.seed(seed % 2**32)
-    elif isinstance(value, random.Random):
-        value.seed(seed)
 
 
 def _require_storable(name: str, value: Any) -> None:

@@ -7,9 +7,12 @@ from dataclasses import replace
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.clients.python_state import PythonState
-from fl_lightning.functional.model_state import ModelState
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.model_parts import client_state
+from fl_lightning.functional.model_state import ModelState, differs
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import Snapshot
 
@@ -33,6 +36,7 @@ class ResidentModel:
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
+        self._warned: set[str] = set()
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
 
@@ -61,7 +65,7 @@ class ResidentModel:
         return state
 
     def load(self, model: Snapshot | None = None) -> LightningModule:
-        """Load a model, unless the module contains it already.
+        """Load a model to evaluate, unless the module contains it already, and restore the module's attributes.
 
         Args:
             model: the model; None for the global one.
@@ -73,6 +77,7 @@ class ResidentModel:
         if wanted is not self._content:
             self.fill(self.view(), model)
             self._content = wanted
+        self.python.restore()
         return self.module
 
     def fill(self, state: ModelState, model: Snapshot | None) -> None:
@@ -83,9 +88,39 @@ class ResidentModel:
             state.load(model)
 
     def snapshot(self, state: ModelState) -> Snapshot:
-        """Return a copy of the model in the module, which :meth:`load` will recognise."""
+        """Return a copy of the model in the module, which :meth:`load` will recognise.
+
+        Raises:
+            ConfigurationError: if training has created parameters that the global model lacks.
+        """
+        self._refuse_new_parameters()
+        self._warn_of_changed_buffers(state)
         model = state.snapshot()
         moved = state.moved(self.server.tensors)
         model = replace(model, moved=moved) if moved else model
         self._content = model.version
         return model
+
+    def _refuse_new_parameters(self) -> None:
+        for name, _ in self.module.named_parameters():
+            if name not in self.server.tensors:
+                raise ConfigurationError(
+                    f"Training created the parameter '{name}' of {type(self.module).__name__}, which the global model lacks, "
+                    "so it would never be averaged. Build it in '__init__', or run one batch through that part before the fit."
+                )
+
+    def _warn_of_changed_buffers(self, state: ModelState) -> None:
+        """Warn once of buffers that are not sent back, if training changes them and no client keeps them."""
+        *_, names = state.names()
+        kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in self.module.named_modules() for name in client_state(part)}
+        own = state.tensors() if set(names) - kept - self._warned else {}
+        changed = sorted(
+            name for name in own if name in names and name not in kept and differs(own[name], self.server.tensors[name])
+        )
+        if changed and not self._warned.issuperset(changed):
+            self._warned.update(changed)
+            rank_zero_warn(
+                f"Training changed the buffer {', '.join(map(repr, changed))} of {type(self.module).__name__}, which is not "
+                "sent back (not persistent, or not finite), so every client's turn finds the server's. To let each client keep "
+                f"it, name it in an attribute of the part that owns it: client_state = ({changed[0].rpartition('.')[2]!r},)."
+            )

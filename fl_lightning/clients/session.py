@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -21,7 +22,9 @@ from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, unscales_in_step
+from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.losses.proximal import ProximalLoss
@@ -67,7 +70,7 @@ class ClientSession(Callback):
     def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
         self._job, self._plan = job, plan or TurnPlan()
-        self._first_step, self._last_epoch = 0, math.inf
+        self._first_step, self._first_epoch, self._last_epoch = 0, 0, math.inf
         self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
         self._kept: dict[str, Any] = {}
         self._resident.python.begin(job.seed, self._before.get("attributes", {}))
@@ -75,6 +78,7 @@ class ClientSession(Callback):
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
+        self._read: int | None = None
         self._steps: StepCoefficients | None = StepCoefficients()
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
 
@@ -90,7 +94,7 @@ class ClientSession(Callback):
         for parameter in self._client.parameters():
             parameter.grad = None
         coefficients = self._steps
-        attributes = self._resident.python.end()
+        attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
             self._kept["attributes"] = attributes
         return Trained(
@@ -104,6 +108,7 @@ class ClientSession(Callback):
             optimizer=self._words,
             seconds=time.perf_counter() - begun,
             kept=kept_training.pack(self._kept) if self._kept else None,
+            num_examples=self._read,
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,6 +127,7 @@ class ClientSession(Callback):
         Raises:
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
+        self._read = 0 if is_unknown(trainer.train_dataloader) else None
         self._words = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
         for rule, _ in self._terms:
             rule.check_optimizers(trainer.optimizers, self._words)
@@ -154,8 +160,9 @@ class ClientSession(Callback):
                 scaler.load_state_dict(kept["scaler"])
         if self._plan.progress is None:
             step = 0
-        elif not module.automatic_optimization or any(config.reduce_on_plateau for config in configs):
-            step = step if module.automatic_optimization else kept.get("steps", 0)
+        elif self._is_counted(trainer, module):
+            counted = not module.automatic_optimization or batches == math.inf
+            step = kept.get("steps", 0) if counted else step
             if "schedules" in kept:
                 restore(kept["schedules"], optimizers, configs)
                 decayed = kept["decayed"]
@@ -163,7 +170,7 @@ class ClientSession(Callback):
             self._advance_schedules(trainer, module)
         if self._plan.progress is not None:
             self._move(trainer, epoch, step)
-            self._first_step = step
+            self._first_step, self._first_epoch = step, epoch
             if self._plan.epochs != -1:
                 self._last_epoch = epoch + self._plan.epochs
         scale_rates(optimizers, configs, self._lr_decay**job.round_idx / decayed)
@@ -175,6 +182,15 @@ class ClientSession(Callback):
         ):
             group = optimizers[0].param_groups[0]
             self._steps.reference = float(group.get("initial_lr", group["lr"]))
+
+    @staticmethod
+    def _is_counted(trainer: Trainer, module: LightningModule) -> bool:
+        """Return whether steps or schedules cannot be computed, but are counted in each client's turns.
+
+        They cannot for manual optimization, for a stream of unknown length, and for a schedule that follows a metric.
+        """
+        unknown = not module.automatic_optimization or trainer.num_training_batches == math.inf
+        return unknown or any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
 
     def _advance_schedules(self, trainer: Trainer, module: LightningModule) -> None:
         """Step the new schedulers up to the beginning of the turn, by the module's own method if it has one."""
@@ -217,8 +233,7 @@ class ClientSession(Callback):
             optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
             state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
         configs = trainer.lr_scheduler_configs
-        manual = not pl_module.automatic_optimization
-        if self._plan.progress is not None and (manual or any(config.reduce_on_plateau for config in configs)):
+        if self._plan.progress is not None and self._is_counted(trainer, pl_module):
             state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.job.round_idx}
             if configs:
                 state["schedules"] = state_of(trainer.optimizers, configs)
@@ -239,6 +254,8 @@ class ClientSession(Callback):
                 f"Its training was not finished after {time.perf_counter() - self._begun:.1f} s, but "
                 f"'federation.faults.deadline' is {self._deadline}. Raise it, or let clients do fewer steps."
             )
+        if self._read is not None and trainer.current_epoch == self._first_epoch:
+            self._read += extract_batch_size(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             accumulated = trainer.accumulate_grad_batches  # Lightning has divided the loss by it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -76,6 +77,7 @@ class CellFolderDataModule(ImageFolderDataModule):
             DataError: if files do not have this form or do not match, or if no training image has a cell.
         """
         folder, *held = self._folders()
+        assert isinstance(folder, Path)  # 'root' is a text here
         files = find_cells(folder)
         others = [None if path is None else find_cells(path) for path in held]
         if others == [None, None] and self.test_share:

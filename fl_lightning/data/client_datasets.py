@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
 
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
@@ -21,7 +21,8 @@ from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader, close_all
-from fl_lightning.errors import DataError
+from fl_lightning.data.samplers import client_sampler, is_plain
+from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
@@ -197,11 +198,36 @@ class ClientDatasets:
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
+        sampler = self._sampler(order, self.splits.training[client], public, poisson is not None)
         if poisson is not None:
             return poisson_loader(self.source, indices, order, dataset, poisson)
         return client_loader(
-            self.source, indices, order, dataset=dataset, batch_size=size, drop_single=drop_single, resident=resident
+            self.source,
+            indices,
+            order,
+            dataset=dataset,
+            batch_size=size,
+            drop_single=drop_single,
+            resident=resident,
+            sampler=sampler,
         )
+
+    def _sampler(self, order: torch.Generator, own: Tensor, public: Tensor, poisson: bool) -> Sampler[int] | None:
+        """Return the user's sampler for a client's examples; None if they are read once each, shuffled or in order.
+
+        Raises:
+            ConfigurationError: if another setting draws the examples.
+        """
+        sampler = self.source.sampler
+        if is_plain(sampler):
+            return None
+        for setting, used in (("federation.local.privacy", poisson), ("data.rebalancing", self._rebalancing is not None)):
+            if used:
+                raise ConfigurationError(
+                    f"The training loader uses {type(sampler).__name__}, but '{setting}' draws the examples itself. Remove one "
+                    "of them."
+                )
+        return client_sampler(sampler, self._size, torch.cat([own, public]), order)
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit.

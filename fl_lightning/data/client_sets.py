@@ -11,12 +11,13 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.own_loaders import OwnLoaders, known_size, reads_alone
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, require
-from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.partitioners.base import Partitioner
 
 Source = Any
@@ -64,6 +65,8 @@ class ClientSets(LightningDataModule):
         self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
         self._shuffle = shuffle
         self._loader: DataLoader[Any] | None = None
+        self._own_loaders: dict[str, DataLoader[Any]] | None = None
+        self._parts: dict[str, Partition] = {}
         for part, given in (("val", val), ("test", test)):
             if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
                 raise ConfigurationError(
@@ -108,27 +111,26 @@ class ClientSets(LightningDataModule):
                     source.setup(needed)
         loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
         first_name, first = next(iter(loaders.items()))
+        parts = {part: self._own_sets(part, given) for part, given in (("validation", self._val), ("test", self._test))}
+        if any(reads_alone(loader) for loader in loaders.values()):
+            self._own_loaders = loaders
+            sizes = torch.tensor([known_size(loader) or 1 for loader in loaders.values()])
+            self._parts["training"] = Partition(torch.arange(int(sizes.sum())), offsets(sizes), self.names)
+            self._arrange(parts, first, shuffle=False)
+            return
         for name, loader in loaders.items():
             self._require_alike(first_name, first, name, loader)
-        parts = {"training": [loader.dataset for loader in loaders.values()]}
-        for part, given in (("validation", self._val), ("test", self._test)):
-            parts[part] = self._own_sets(part, given)
-        self._arrange(parts, first)
+        parts = {"training": [loader.dataset for loader in loaders.values()], **parts}
+        self._arrange(parts, first, isinstance(first.sampler, RandomSampler))
 
     def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
         given = source.train_dataloader() if _is_module(source) else source
-        if isinstance(_dataset(given), IterableDataset):
-            _refuse_stream(name)
-        _sized(name, _dataset(given))
-        loader: DataLoader[Any] = (
-            given if isinstance(given, DataLoader) else DataLoader(given, shuffle=self._shuffle, **self._own)
-        )
-        if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
-            raise DataError(
-                f"The loader of client '{name}' uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which "
-                "is not carried over to rounds. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
-            )
-        return loader
+        streams = isinstance(_dataset(given), IterableDataset)
+        if not streams:
+            _sized(name, _dataset(given))
+        if isinstance(given, DataLoader):
+            return given
+        return DataLoader(given, shuffle=False if streams else self._shuffle, **self._own)
 
     @staticmethod
     def _require_alike(first_name: str, first: DataLoader[Any], name: str, loader: DataLoader[Any]) -> None:
@@ -152,9 +154,9 @@ class ClientSets(LightningDataModule):
             return [_sized(name, _dataset(getattr(source, loader)())) for name, source in self.clients.items()]
         return []
 
-    def _arrange(self, parts: Mapping[str, list[Any]], first: DataLoader[Any]) -> None:
-        sets = [own for datasets in parts.values() for own in datasets]
-        begin, self._parts = 0, dict[str, Partition]()
+    def _arrange(self, parts: Mapping[str, list[Any]], first: DataLoader[Any], shuffle: bool) -> None:
+        sets = [own for datasets in parts.values() for own in datasets] or [TensorDataset(torch.zeros(0))]
+        begin = 0
         for part, datasets in parts.items():
             sizes = [len(own) for own in datasets]
             ends = torch.tensor([0, *sizes]).cumsum(0) + begin
@@ -163,7 +165,19 @@ class ClientSets(LightningDataModule):
                 self._parts[part] = Partition.of_parts(ranges, self.names)
             begin += sum(sizes)
         shared = {name: getattr(first, name) for name in _SHARED}
-        self._loader = DataLoader(_joined(sets), shuffle=isinstance(first.sampler, RandomSampler), **shared)
+        shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
+        self._loader = DataLoader(_joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
+
+    def own_loaders(self) -> OwnLoaders | None:
+        """Return the clients' data if they are read by loaders of their own; None if they are arranged as one set.
+
+        Call it after ``setup``.
+        """
+        if self._own_loaders is None:
+            return None
+        nobody = torch.zeros(0, dtype=torch.int64)
+        splits = ClientSplits(self.partition, self._parts.get("validation"), self._parts.get("test"), nobody)
+        return OwnLoaders(splits, self._own_loaders, self.train_dataloader())
 
     # ---------------------------------------------------------------- what a federation reads
 
@@ -258,13 +272,6 @@ def _is_module(source: Source) -> bool:
 
 def _dataset(given: Any) -> Any:
     return given.dataset if isinstance(given, DataLoader) else given
-
-
-def _refuse_stream(name: str) -> None:
-    raise DataError(
-        f"The examples of client '{name}' are an iterable dataset, whose length is unknown. Streams are not supported yet: "
-        "use a map-style dataset with '__len__' and '__getitem__'."
-    )
 
 
 def _sized(name: str, dataset: Any) -> Any:

@@ -21,10 +21,12 @@ from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
+from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
+from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import ConfigurationError, require
@@ -165,6 +167,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Set an attribute; refuse a Trainer of the package ``pytorch_lightning``, which cannot read this datamodule."""
         if name == "trainer" and type(value).__module__.startswith("pytorch_lightning."):
             raise ConfigurationError(f"The Trainer is a pytorch_lightning.Trainer. {OTHER_PACKAGE}")
+        if name == "batch_size" and hasattr(vars(self).get("datamodule"), name):  # a BatchSizeFinder without a federation
+            setattr(self.datamodule, name, value)
+            if self._client_datasets is not None and self.has_one_set:
+                self.reload()
+            return
         super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -248,11 +255,22 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
             return  # :meth:`meet` tells their sizes
-        if stage == "fit" or self.server_set == "clients":
+        if isinstance(self.datamodule, ClientSets) and (own := self.datamodule.own_loaders()) is not None:
+            self._client_datasets = self._client_datasets or self._reading_alone(own)
+        elif stage == "fit" or self.server_set == "clients":
             source = training_loader(self.datamodule)
             if self._client_datasets is None:
                 self._client_datasets = self._hold(source)
             self._client_datasets.source = source
+
+    def _reading_alone(self, own: OwnLoaders) -> OwnLoaders:
+        """Return clients with loaders of their own, after refusing settings that would change their examples."""
+        settings = ("client_validation", "client_test", "feature_noise")
+        for name in (*settings, *(["rebalancing"] if self.rebalancing is not None else [])):
+            require(
+                not getattr(self, name), f"data.{name}", "off if clients read with loaders of their own", getattr(self, name)
+            )
+        return own
 
     def meet(self, infos: Sequence[ClientInfo]) -> None:
         """Take what clients outside this process tell about themselves, in the order of their ids."""
@@ -262,6 +280,11 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     def is_remote(self) -> bool:
         """Return whether the clients' examples are outside this process."""
         return isinstance(self._client_datasets, RemoteDatasets)
+
+    @property
+    def has_one_set(self) -> bool:
+        """Return whether all clients' training examples are in one dataset here, of which each has indices."""
+        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders)
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset
@@ -360,8 +383,13 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Return one round per epoch, or without a federation the union of the clients' examples."""
         if self._serves_rounds:
             return RoundLoader()
+        if not self.has_one_set:
+            return self.client_datasets.union_loader("training", 1)
         dataset, union = self.client_datasets.union("training")
-        return client_loader(self.client_datasets.source, union, None, self._rank[1] == 1, dataset)
+        source = self.client_datasets.source
+        own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
+        sampler = None if own else client_sampler(source.sampler, len(source.dataset), union, None)  # type: ignore[arg-type]
+        return client_loader(source, union, None, self._rank[1] == 1, dataset, sampler=sampler)
 
     def val_dataloader(self) -> Any:
         """Return the server's validation set, split over the ranks without padding."""

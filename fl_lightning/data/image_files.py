@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,20 +88,17 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
     return train, found["val"], found["test"]
 
 
-def find_images(root: Path) -> ImageFiles:
+def find_images(root: Path | Mapping[str, Path]) -> ImageFiles:
     """Find images in root/class/image or root/domain/class/image (or root/domain/images/class/image, as in Office-31).
+
+    Args:
+        root: the folder, or a folder of the form domain/class/image for each domain by name.
 
     Raises:
         DataError: if a folder has no images, if only one class exists, or if domains have different classes.
     """
-    folders = folders_in(root)
-    if not folders:
-        raise DataError(
-            f"'{root}' {'contains no folders' if root.is_dir() else 'is not a folder'}. Set 'data.datamodule.root' to a folder "
-            "of the form root/class/image or root/domain/class/image."
-        )
-    of_domains = all(not _images(folder) and folders_in(folder) for folder in folders)
-    domains = {folder.name: _inside(folder) for folder in folders} if of_domains else {"": root}
+    domains = _domains(root)
+    of_domains = "" not in domains
     names = _common_classes({name: [f.name for f in folders_in(folder)] for name, folder in domains.items()})
     deep = [label for label in names if not _images(folder := next(iter(domains.values())) / label) and folders_in(folder)]
     if deep:
@@ -129,6 +126,22 @@ def find_images(root: Path) -> ImageFiles:
         )
     domain_of = torch.arange(len(domains)).repeat_interleave(torch.tensor(sizes))
     return ImageFiles(tuple(paths), torch.tensor(targets), names, domain_of, tuple(domains) if of_domains else ())
+
+
+def _domains(root: Path | Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folder of each domain by name, sorted; that of all images under an empty name if there are no domains."""
+    given = {"": root} if isinstance(root, Path) else {name: root[name] for name in sorted(root)}
+    for folder in given.values():
+        if not folders_in(folder):
+            raise DataError(
+                f"'{folder}' {'contains no folders' if folder.is_dir() else 'is not a folder'}. Set 'data.datamodule.root' to "
+                "a folder of the form root/class/image or root/domain/class/image, or to a folder for each client by name."
+            )
+    if not isinstance(root, Path):
+        return {name: _inside(folder) for name, folder in given.items()}
+    inside = folders_in(root)
+    of_domains = all(not _images(folder) and folders_in(folder) for folder in inside)
+    return {folder.name: _inside(folder) for folder in inside} if of_domains else given
 
 
 def folders_in(root: Path) -> list[Path]:

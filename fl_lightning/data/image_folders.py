@@ -29,7 +29,8 @@ class ImageFolderDataModule(ImageDataModule):
 
     Args:
         root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
-            validates on val and tests on test, or uses for both the one that exists.
+            validates on val and tests on test, or uses for both the one that exists. Or a folder of the form
+            client/class/image for each client by name.
         test_root: a separate folder with the server's test set, with the same classes; None uses that under ``root``, if any.
         test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
             classes, if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
@@ -49,7 +50,7 @@ class ImageFolderDataModule(ImageDataModule):
 
     def __init__(
         self,
-        root: str,
+        root: str | dict[str, str],
         test_root: str | None = None,
         test_share: float = 0.0,
         image_size: int | None = None,
@@ -80,12 +81,17 @@ class ImageFolderDataModule(ImageDataModule):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
                 vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing
 
-    def _folders(self) -> tuple[Path, Path | None, Path | None]:
+    def _folders(self) -> tuple[Path | dict[str, Path], Path | None, Path | None]:
         """Return the folders of training, validation and test images."""
-        root, test = Path(self.root), Path(self.test_root) if self.test_root else None
+        test = Path(self.test_root) if self.test_root else None
+        if isinstance(self.root, str):
+            root: Path | dict[str, Path] = Path(self.root)
+        else:
+            require(bool(self.root), "data.datamodule.root", "a folder, or a folder for each client", self.root)
+            root = {name: Path(own) for name, own in self.root.items()}
         if test is None:
-            return split_folders(root)
-        if root == test or root in test.parents:
+            return split_folders(root) if isinstance(root, Path) else (root, None, None)
+        if any(one == test or one in test.parents for one in (root.values() if isinstance(root, dict) else [root])):
             raise DataError(
                 f"'data.datamodule.test_root' is {test}, which is inside 'root' {root}, so the federation would train on its "
                 "images. Set 'root' to the folder of the training images alone."
@@ -100,7 +106,7 @@ class ImageFolderDataModule(ImageDataModule):
         """
         folder, *held = self._folders()
         files = find_images(folder)
-        others = [None if path is None else _like(files, folder, path) for path in held]
+        others = [None if path is None else _like(files, path) for path in held]
         if others == [None, None] and self.test_share:
             files, others[1] = self._held_out(files)
         train = self._read(files)
@@ -108,7 +114,8 @@ class ImageFolderDataModule(ImageDataModule):
         sizes = " + ".join(str(len(part)) for part in (train, self._val, test) if part is not None)  # type: ignore[arg-type]
         lazy = ", from disk" if isinstance(train, LazyImages) else ""
         domains = len(files.domains_names) or "no"
-        self.origin = f"{folder} ({sizes} images, {len(files.classes)} classes, {domains} domains{lazy})"
+        shown = folder if isinstance(folder, Path) else f"{len(folder)} folders"
+        self.origin = f"{shown} ({sizes} images, {len(files.classes)} classes, {domains} domains{lazy})"
         return train, test
 
     def _held_out(self, files: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
@@ -177,13 +184,13 @@ class ImageFolderDataModule(ImageDataModule):
         return kept
 
 
-def _like(files: ImageFiles, folder: Path, other: Path) -> ImageFiles:
+def _like(files: ImageFiles, other: Path) -> ImageFiles:
     """Return the images of another folder, if it has the same classes."""
     found = find_images(other)
     if found.classes != files.classes:
         raise DataError(
-            f"'{other}' has the classes {', '.join(found.classes)}, but '{folder}' has {', '.join(files.classes)}. Give both "
-            "folders the same classes."
+            f"'{other}' has the classes {', '.join(found.classes)}, but the training images have {', '.join(files.classes)}. "
+            "Give both the same classes."
         )
     return found
 

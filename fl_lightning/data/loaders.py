@@ -14,6 +14,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     TensorDataset,
@@ -23,6 +24,7 @@ from torch.utils.data import (
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
+from fl_lightning.data.samplers import check_sampler, is_plain
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
@@ -34,7 +36,7 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     """Return the one DataLoader of a datamodule's training set.
 
     Raises:
-        DataError: if it is not one DataLoader over a map-style dataset, shuffled or in order.
+        DataError: if it is not one DataLoader over a map-style dataset, with a sampler that can be carried over.
     """
     name = type(datamodule).__name__
     if not is_overridden("train_dataloader", datamodule, LightningDataModule):
@@ -48,13 +50,9 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise DataError(
             f"{name} trains on an iterable dataset, whose examples cannot be assigned to clients. Use a map-style dataset "
-            "with '__len__' and '__getitem__'."
+            "with '__len__' and '__getitem__', or give each client a dataset of its own: FederatedDataModule.from_clients."
         )
-    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
-        raise DataError(
-            f"{name}.train_dataloader() uses {type(loader.sampler).__name__} (batch_size={loader.batch_size}), which cannot be "
-            "divided among clients. Use 'batch_size' with 'shuffle=True' or 'shuffle=False'."
-        )
+    check_sampler(loader, f"{name}.train_dataloader()")
     if type(loader) is not DataLoader:
         rank_zero_warn(
             f"{name}.train_dataloader() returns a {type(loader).__name__}, but clients get a plain torch DataLoader with its "
@@ -65,7 +63,8 @@ def training_loader(datamodule: LightningDataModule) -> DataLoader[Any]:
 
 def indexes(source: DataLoader[Any]) -> bool:
     """Return whether such a loader indexes whole batches out of tensors at once."""
-    return type(source.dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last
+    tensors = type(source.dataset) is TensorDataset and source.collate_fn is default_collate
+    return tensors and not source.drop_last and is_plain(source.sampler)
 
 
 def client_loader(
@@ -77,6 +76,7 @@ def client_loader(
     batch_size: int | None = None,
     drop_single: bool = False,
     resident: ResidentLoader | None = None,
+    sampler: Sampler[int] | None = None,
 ) -> Any:
     """Return a loader like ``source`` over some of its examples.
 
@@ -89,23 +89,32 @@ def client_loader(
         batch_size: replaces the batch size of ``source``; no example is then dropped.
         drop_single: whether to leave out a last batch of a single example.
         resident: workers that already read the dataset.
+        sampler: draws positions in ``indices``; by default, each once, shuffled if those of ``source`` are.
     """
     dataset = source.dataset if dataset is None else dataset
     shuffle = isinstance(source.sampler, RandomSampler)
     size = source.batch_size if batch_size is None else batch_size
     assert size is not None
     # A client smaller than one batch must not lose all its examples.
-    drop_last = source.drop_last and batch_size is None and indices.numel() > size
-    single = drop_single and indices.numel() > size > 1 and indices.numel() % size == 1
-    if in_memory and type(dataset) is TensorDataset and source.collate_fn is default_collate and not source.drop_last:
+    count = indices.numel() if sampler is None else len(sampler)  # type: ignore[arg-type]
+    drop_last = source.drop_last and batch_size is None and count > size
+    single = drop_single and count > size > 1 and count % size == 1
+    if (
+        sampler is None
+        and in_memory
+        and type(dataset) is TensorDataset
+        and source.collate_fn is default_collate
+        and not source.drop_last
+    ):
         if shuffle and generator is None:
             generator = torch.default_generator
         return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
-    if resident is not None:
+    if resident is not None and sampler is None:
         return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
     part = Subset(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator, which must not advance the sampler's.
-    sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
+    if sampler is None:
+        sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
     workers = None if generator is None else torch.Generator().manual_seed(generator.initial_seed())
     return DataLoader(
         part,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,13 +86,13 @@ def csv_files(path: Path, setting: str) -> list[Path]:
     return found
 
 
-def read_table(path: Path, columns: Columns, setting: str, like: Table | None = None) -> Table:
-    """Read a file, or a folder with one file for each client.
+def read_table(path: Path | Mapping[str, Path], columns: Columns, setting: str, like: Table | None = None) -> Table:
+    """Read a file, a folder with one file for each client, or the files of each client.
 
     Columns are matched by name, in any order.
 
     Args:
-        path: the path of the file or the folder.
+        path: the path of the file or the folder, or a path for each client by name.
         columns: the roles of the columns.
         setting: the setting that holds the path, for messages.
         like: a table whose features this one must have; a column of clients may then be missing.
@@ -100,14 +100,17 @@ def read_table(path: Path, columns: Columns, setting: str, like: Table | None = 
     Raises:
         DataError: if a file is invalid; the message names file, line and column.
     """
-    files = [_read(file) for file in csv_files(path, setting)]
-    folder = path.is_dir()
+    if isinstance(path, Path):
+        found = [(file.stem, file) for file in csv_files(path, setting)]
+    else:
+        found = [(name, file) for name in sorted(path) for file in csv_files(path[name], setting)]
+    files, own = [_read(file) for _, file in found], not isinstance(path, Path) or path.is_dir()
     for file in files:
         _require_columns(file, columns, optional_client=like is not None)
     names = _feature_names(files, columns, setting, like)
     clients = None
-    if folder:
-        clients = np.concatenate([np.full(len(file.rows), file.path.stem) for file in files])
+    if own:
+        clients = np.concatenate([np.full(len(file.rows), name) for (name, _), file in zip(found, files, strict=True)])
     elif columns.client is not None and columns.client in files[0].header:
         clients = np.array(_filled(files[0], columns.client))
     target = None if columns.target is None else np.concatenate([_target(file, columns) for file in files])

@@ -26,8 +26,8 @@ class TableDataModule(InMemoryDataModule):
     by name; :class:`~fl_lightning.IIDPartitioner` mixes the rows.
 
     Args:
-        path: a CSV file, or a folder with one file for each client, which names the client. Columns are matched by name:
-            files must have the same columns, in any order.
+        path: a CSV file; a folder with one file for each client, which names the client; or a file (or folder) for each
+            client by name. Columns are matched by name: files must have the same columns, in any order.
         target: the column to predict; None for features alone, as K-means uses.
         test_path: the server's set in a separate file or folder, with the same features and target.
         test_share: the share of the rows, in [0, 1), drawn as the server's set if ``test_path`` is not given: from each
@@ -50,7 +50,7 @@ class TableDataModule(InMemoryDataModule):
 
     def __init__(
         self,
-        path: str,
+        path: str | dict[str, str],
         target: str | None = "target",
         test_path: str | None = None,
         test_share: float = 0.2,
@@ -85,7 +85,8 @@ class TableDataModule(InMemoryDataModule):
         Raises:
             DataError: if a file is invalid; the message names file, line and column.
         """
-        path, held = Path(self.path), None if self.test_path is None else Path(self.test_path)
+        held = None if self.test_path is None else Path(self.test_path)
+        path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
         self._check_paths(path, held)
         columns = Columns(self.target, self.client_column, self.kind == "classification")
         table = read_table(path, columns, "data.datamodule.path")
@@ -105,17 +106,28 @@ class TableDataModule(InMemoryDataModule):
         train = self._dataset(table.features, target, chosen, named | whose)
         test = self._dataset(features, values, taken, named) if taken.numel() else None
         rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"
-        self.origin = f"{path} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
+        shown = path if isinstance(path, Path) else f"{len(path)} paths"
+        self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
 
-    def _check_paths(self, path: Path, held: Path | None) -> None:
-        if path.is_dir() and self.client_column is not None:
-            raise DataError(
-                f"'data.datamodule.client_column' names the clients of one file, but 'path' is the folder '{path}', in which "
-                "each file is a client. Set 'client_column' to null, or 'path' to a file."
+    def _check_paths(self, path: Path | dict[str, Path], held: Path | None) -> None:
+        if isinstance(path, dict):
+            require(bool(path), "data.datamodule.path", "a file, a folder, or a file for each client", path)
+        several = isinstance(path, dict) or path.is_dir()
+        if several and self.client_column is not None:
+            what = (
+                "has a file for each client" if isinstance(path, dict) else f"is the folder '{path}', in which each file is one"
             )
-        if held is None:
-            return
+            raise DataError(
+                f"'data.datamodule.client_column' names the clients of one file, but 'path' {what}. Set 'client_column' to "
+                "null, or 'path' to a file."
+            )
+        if held is not None:
+            for one in path.values() if isinstance(path, dict) else [path]:
+                self._check_apart(one, held)
+
+    @staticmethod
+    def _check_apart(path: Path, held: Path) -> None:
         for inner, outer, what in ((held, path, "trained on"), (path, held, "tested on")):
             if outer.resolve() in (inner.resolve(), *inner.resolve().parents):
                 raise DataError(

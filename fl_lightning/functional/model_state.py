@@ -230,7 +230,7 @@ class ModelState:
         declared = declared_constant(self._module) if constants[1] else set()
         for names, slots in (frozen, constants):
             for name, (owner, _), tensor in zip(names, slots, self._tensors(slots), strict=True):
-                if _same(tensor, tensors[name]):
+                if not differs(tensor, tensors[name]):
                     continue
                 if id(owner) in declared:
                     raise ConfigurationError(
@@ -349,9 +349,12 @@ class ModelState:
         return sum(t.numel() * t.element_size() for t in sent)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def differs(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of a model differ in shape or in a value; NaN equals NaN."""
     other = other.to(one.device)
-    return torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True))
+    if one.shape != other.shape:
+        return True
+    return not (torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True)))
 
 
 @torch.no_grad()

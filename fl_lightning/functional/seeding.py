@@ -47,3 +47,15 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def reseed(value: object, seed: int) -> None:
+    """Seed a generator of torch, NumPy or ``random``; leave any other object alone."""
+    if isinstance(value, torch.Generator):
+        value.manual_seed(seed)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = type(value.bit_generator)(seed).state
+    elif isinstance(value, np.random.RandomState):
+        value.seed(seed % 2**32)
+    elif isinstance(value, random.Random):
+        value.seed(seed)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
@@ -150,3 +151,24 @@ def lock_checkpoints(trainer: Trainer, cleanup: ExitStack) -> None:
     except ConfigurationError as error:
         failure = error
     Collectives(trainer).gather_or_raise(None, failure)
+
+
+def make_plain(checkpoint: dict[str, Any]) -> None:
+    """Turn dictionaries of Lightning's own class inside the hyperparameters into plain ones, which can be read safely.
+
+    A part of a module that has hyperparameters of its own hands them to the module as such dictionaries.
+
+    Args:
+        checkpoint: a checkpoint that is about to be saved; its hyperparameters are replaced, not changed in place.
+    """
+    key = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+    if key in checkpoint:
+        checkpoint[key] = _plain(checkpoint[key])
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (dict, AttributeDict):
+        return {name: _plain(held) for name, held in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(held) for held in value)
+    return value

@@ -81,6 +81,7 @@ class Assembly:
             precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
             logger=bool(trainer.loggers),
+            outer=trainer,
             inference_mode=trainer.validate_loop.inference_mode,
             fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
             detect_anomaly=detects_anomalies(trainer),
@@ -145,6 +146,7 @@ class Assembly:
             precision=self.place.precision,
             device=self.place.device,
             logger=self.place.logger,
+            outer=self.place.outer,
             inference_mode=self.place.inference_mode,
         )
         return Federation(

@@ -227,7 +227,7 @@ class FederationRound(Cohort):
             return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved)
         strategy, moved = self.federation.strategy, dict[str, Tensor]()
         if isinstance(strategy, JointStrategy):
-            aggregate, updates = self._combine(strategy, updates)
+            aggregate, updates, moved = self._combine(strategy, updates)
         else:
             assert isinstance(strategy, RunningStrategy)
             sums = self._buffer.total()
@@ -278,7 +278,9 @@ class FederationRound(Cohort):
         """Delete the files of the round, however it ended."""
         self._buffer.close()
 
-    def _combine(self, strategy: JointStrategy, updates: list[ClientUpdate]) -> tuple[Tensor, list[ClientUpdate]]:
+    def _combine(
+        self, strategy: JointStrategy, updates: list[ClientUpdate]
+    ) -> tuple[Tensor, list[ClientUpdate], dict[str, Tensor]]:
         everyone = self._buffer.everyone()
         counters = self._server.counters()
 
@@ -290,8 +292,9 @@ class FederationRound(Cohort):
 
         aggregate, weights = strategy.combine(everyone, scorer)
         require_weights(strategy, everyone, weights)
+        moved = self._buffer.moved_together(everyone, weights)
         self._buffer.wait_until_read()
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
         delivered = self._delivered({update.client for update in updates})
         per_example = {client: handed[chain[-1]] for chain in delivered for client in chain}
-        return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates]
+        return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates], moved

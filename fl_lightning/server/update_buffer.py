@@ -21,6 +21,16 @@ from fl_lightning.types import ClientUpdate
 
 _MOVED = "moved "
 """The prefix of the sums of frozen tensors that clients change."""
+_UNWEIGHTED = "plain moved "
+"""The prefix of those of clients whose weight is 0."""
+
+
+def averages_targets(strategy: JointStrategy) -> bool:
+    """Return whether a strategy's weights also hold for frozen tensors that clients change.
+
+    They do if it averages models, unless it measures models of its own making, which would not contain these tensors.
+    """
+    return strategy.averages and strategy.worth_metric is None
 
 
 class UpdateBuffer:
@@ -59,7 +69,7 @@ class UpdateBuffer:
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update, and return it with its weight if the strategy sets one immediately."""
         moved = update.snapshot.moved
-        if moved and not isinstance(self._strategy, RunningStrategy):
+        if moved and isinstance(self._strategy, JointStrategy) and not averages_targets(self._strategy):
             refuse_moved(moved, type(self._strategy).__name__)
         if moved and self._masked is not None:
             refuse_moved(moved, "'federation.secure_aggregation'")
@@ -69,7 +79,9 @@ class UpdateBuffer:
             weight = self._strategy.accumulate(update, self._sums)
             before = self._server.tensors() if moved else {}
             for name, tensor in moved.items():
-                self._sums.add(_MOVED + name, to_float64(tensor) - to_float64(before[name].to(tensor.device)), weight)
+                change = to_float64(tensor) - to_float64(before[name].to(tensor.device))
+                # If all weights are 0, each client counts as 1, as in the strategies' averages.
+                self._sums.add(*((_MOVED + name, change, weight) if weight > 0 else (_UNWEIGHTED + name, change)))
             return replace(update, weight=weight)
         if self._store is None:
             self._kept.append(update)
@@ -119,13 +131,32 @@ class UpdateBuffer:
         Args:
             updates: all updates of the round, with their weights, in the same order on every rank.
         """
-        names = [name.removeprefix(_MOVED) for name in self._sums.sizes() if name.startswith(_MOVED)]
-        total = math.fsum(update.weight for update in updates) if names else 0.0
-        if not total > 0:
-            return {}
-        before = self._server.tensors()
-        changes = {name: self._sums.value(_MOVED + name).to(before[name].device) / total for name in sorted(names)}
+        total = math.fsum(update.weight for update in updates)
+        prefix, total = (_MOVED, total) if total > 0 else (_UNWEIGHTED, float(len(updates)))
+        names = [name.removeprefix(prefix) for name in self._sums.sizes() if name.startswith(prefix)]
+        before = self._server.tensors() if names else {}
+        changes = {name: self._sums.value(prefix + name).to(before[name].device) / total for name in sorted(names)}
         return {name: to_float64(before[name]) + change.view_as(before[name]) for name, change in changes.items()}
+
+    def moved_together(self, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> dict[str, Tensor]:
+        """Return the same for a strategy that saw all updates at once.
+
+        Args:
+            updates: all updates of the round, with their snapshots, in the same order on every rank.
+            weights: the strategy's weight of each.
+        """
+        total = math.fsum(weights)
+        shares = [weight / total if total > 0 else 1 / len(updates) for weight in weights]
+        names = sorted({name for update in updates for name in update.snapshot.moved})
+        found = self._server.tensors() if names else {}
+        averaged = {}
+        for name in names:
+            before = to_float64(found[name])
+            averaged[name] = before.clone()
+            for update, share in zip(updates, shares, strict=True):
+                if share and name in update.snapshot.moved:
+                    averaged[name] += share * (to_float64(update.snapshot.moved[name].to(before.device)) - before)
+        return averaged
 
     def everyone(self) -> list[ClientUpdate]:
         """Return all updates with their states, in memory or mapped from files."""

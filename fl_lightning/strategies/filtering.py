@@ -16,6 +16,8 @@ from fl_lightning.types import ClientUpdate, RoundStart
 class FilteringStrategy(JointStrategy, ABC):
     """Average with weights from the inner products of the updates ``w_k - w_t``, which exclude BatchNorm's statistics."""
 
+    averages = True
+
     def start_round(self, start: RoundStart) -> None:
         """Keep w_t."""
         self._center = start.server_state[: start.num_parameters]

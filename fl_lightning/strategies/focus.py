@@ -29,6 +29,7 @@ class Focus(JointStrategy):
         ConfigurationError: if the temperature is not positive, or if higher is better for the metric.
     """
 
+    averages = True
     needs_own_training = True
 
     def __init__(self, loss: str | Metric = "val_loss", temperature: float = 1.0) -> None:

@@ -39,6 +39,8 @@ class ShapleyValues(JointStrategy):
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
     """
 
+    averages = True
+
     def __init__(
         self,
         metric: str | Metric = "val_accuracy",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
 from fl_lightning.clients.private_steps import PrivateSteps
@@ -31,6 +31,7 @@ class EngineSettings:
         deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
         fast_dev_run: whether each client trains on a single batch.
         logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which a module may read some attributes; None at a site.
         detect_anomaly: like ``local.detect_anomaly``, but set by the outer Trainer.
         cohort: the largest number of clients in a round; None if it is unknown.
     """
@@ -43,6 +44,7 @@ class EngineSettings:
     deadline: float | None = None
     fast_dev_run: bool = False
     logger: bool = False
+    outer: Trainer | None = None
     detect_anomaly: bool = False
     cohort: int | None = None
 
@@ -81,6 +83,7 @@ class Trained:
         optimizer: the optimizer's name and momentum.
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
+        num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
     """
 
     job: EngineJob
@@ -93,6 +96,7 @@ class Trained:
     optimizer: str
     seconds: float
     kept: Tensor | None = None
+    num_examples: int | None = None
 
 
 class Engine(Protocol):

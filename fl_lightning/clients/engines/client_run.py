@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import OffersOptimizers
 from fl_lightning.errors import EngineError
@@ -67,6 +66,7 @@ class ClientRun:
         precision: the plugin that converts inputs and scales the loss.
         device: the device to train on.
         logger: whether the module finds a (silent) logger.
+        outer: the user's Trainer, of which the module may read some attributes; None at a site.
     """
 
     def __init__(
@@ -78,10 +78,12 @@ class ClientRun:
         precision: Any,
         device: torch.device,
         logger: bool = False,
+        outer: Trainer | None = None,
     ) -> None:
-        loggers = [DummyLogger()] if logger else []
+        found = silent_logger(logger, outer)
+        loggers = [] if found is None else [found]
         optimizers: list[Optimizer] = []
-        metrics: dict[str, Tensor] = {}
+        metrics = LastMetrics({}, outer)
         vars(self).update(
             _AS_IN_A_TRAINER
             | {
@@ -100,7 +102,8 @@ class ClientRun:
                 "max_epochs": local.max_epochs,
                 "max_steps": local.max_steps,
                 "loggers": loggers,
-                "logger": loggers[0] if loggers else None,
+                "logger": found,
+                "checkpoint_callback": None if outer is None else outer.checkpoint_callback,
             }
         )
 

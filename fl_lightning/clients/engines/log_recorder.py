@@ -88,10 +88,10 @@ class LogRecorder:
         metrics: the metrics by name, as in a Trainer's ``callback_metrics``.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, metrics: dict[str, Tensor] | None = None) -> None:
         self.hook = "training_step"
         self.batch: Any = None
-        self.metrics: dict[str, Tensor] = {}
+        self.metrics: dict[str, Tensor] = {} if metrics is None else metrics
         self._device = device
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._seen: list[Metric] = []

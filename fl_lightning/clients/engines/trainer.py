@@ -30,6 +30,7 @@ class TrainerEngine(SequentialEngine):
         self._callbacks = local.callbacks or []
         self._flags: dict[str, Any] = {
             "logger": settings.logger,
+            "outer": settings.outer,
             "precision": settings.precision,
             "max_epochs": 1 if settings.fast_dev_run else local.max_epochs,
             "max_steps": local.max_steps,

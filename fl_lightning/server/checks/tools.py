@@ -10,17 +10,20 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.model_parts import constant_modules
 
 _TUNED = (
-    "tunes plain training, not rounds. Run it without the federation, with 'federation.enabled' false or a Trainer without "
-    "FederatedOrchestrator, and then set what it finds in the module or datamodule."
+    "tunes plain training, not rounds. Tune the centralized module, on the data of all clients, with a Trainer without "
+    "FederatedOrchestrator (or 'federation.enabled' false): Tuner(L.Trainer()).{}(module, datamodule=data). Then set what it "
+    "finds in the module or datamodule."
 )
 _REFUSED = {
-    BatchSizeFinder: _TUNED,
-    LearningRateFinder: _TUNED,
+    BatchSizeFinder: _TUNED.format("scale_batch_size"),
+    LearningRateFinder: _TUNED.format("lr_find"),
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
     ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
@@ -50,6 +53,20 @@ def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
         raise ConfigurationError(
             f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "
             "inside one. Remove it; 'trainer.check_val_every_n_epoch' counts rounds."
+        )
+
+
+def warn_of_resting_parts(module: LightningModule) -> None:
+    """Warn once if parts that are trained are in evaluation mode, as Lightning does; frozen ones rest on purpose."""
+    constant = constant_modules(module)
+    resting = [name for name, part in module.named_modules() if name and not part.training and id(part) not in constant]
+    if resting:
+        several = f"{len(resting)} parts" if len(resting) > 1 else "1 part"
+        are = "are" if len(resting) > 1 else "is"
+        shown = ", ".join(map(repr, resting[:3])) + (", ..." if len(resting) > 3 else "")
+        rank_zero_warn(
+            f"{several} of {type(module).__name__} that {are} trained {are} in evaluation mode ({shown}): dropout is off, and "
+            "BatchNorm's statistics stay. If that is not intended, call module.train() before the fit."
         )
 
 

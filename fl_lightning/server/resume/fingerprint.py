@@ -21,6 +21,7 @@ from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.samplers import is_plain
 from fl_lightning.functional.description import CLASS, Describer, qualified_name
 from fl_lightning.functional.seeding import isolated_rng
 from fl_lightning.server.resume.table import Kind, kind_of
@@ -93,20 +94,22 @@ def _trainer(describer: Describer, trainer: Trainer) -> dict[str, Any]:
 
 def _data(describer: Describer, data: FederatedDataModule) -> dict[str, Any]:
     described: dict[str, Any] = describer.describe(data, "data")
-    if data.is_remote:  # the clients' loaders are at their sites; their names and sizes are compared
+    if not data.has_one_set:  # the clients have loaders of their own, maybe at sites; their names and sizes are compared
         return described
     source, base = data.client_datasets.source, described["datamodule"]
     if not base[CLASS].startswith("fl_lightning."):
         base = {name: value for name, value in base.items() if not _WHERE_AND_HOW.match(name)}
     loader: dict[str, Any] = {"batch_size": source.batch_size, "shuffle": isinstance(source.sampler, RandomSampler)}
     loader |= {"drop_last": source.drop_last, "collate_fn": source.collate_fn}
+    if not is_plain(source.sampler):
+        loader["sampler"] = source.sampler
     if type(source.dataset) is not TensorDataset:  # random transforms draw different numbers in workers
         loader["has_workers"] = source.num_workers > 0
     return described | {"datamodule": base | describer.describe(loader, "data.datamodule")}
 
 
 def _examples(describer: Describer, data: FederatedDataModule, trainer: Trainer) -> dict[str, Any]:
-    found = {} if data.is_remote else {"data.training_examples": content(data.client_datasets.source.dataset)}
+    found = {} if not data.has_one_set else {"data.training_examples": content(data.client_datasets.source.dataset)}
     if data.has_validation_set and data.server_set == "datamodule" and trainer.limit_val_batches:
         found["data.validation_examples"] = loader_content(data.datamodule.val_dataloader())
     describer.unseen += [f"{name} except their number" for name, (_, complete) in found.items() if not complete]
@@ -123,7 +126,7 @@ def _model(
     """
     settings = {"model": describer.describe(client, "model")}
     run = ClientRun("fabric", local, data.datamodule, [], trainer.precision_plugin, trainer.strategy.root_device)
-    batch_size = 1 if data.is_remote else data.client_datasets.source.batch_size or 1
+    batch_size = 1 if not data.has_one_set else data.client_datasets.source.batch_size or 1
     batches = batches_per_epoch(math.ceil(int(data.indices.sizes.max()) / batch_size), local, False)
     run.note(num_training_batches=batches, _count_batches=lambda: batches)
     stand_in: Any = run

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
-from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch
+from fl_lightning.clients.engines.fabric.optimizer import ClientOptimizer, batches_per_epoch, length_of
 from fl_lightning.clients.engines.log_recorder import LogRecorder
 from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
+from fl_lightning.clients.outer_run import LastMetrics
 from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import seed_workers
@@ -41,7 +42,7 @@ class ClientFit:
     ) -> None:
         self.module, self._callbacks, self._precision = module, list(callbacks), precision
         self._local, self._device = settings.local, settings.device
-        self._fast, self._logger = settings.fast_dev_run, settings.logger
+        self._fast, self._logger, self._outer = settings.fast_dev_run, settings.logger, settings.outer
         self._hooks = ClientHooks(module, callbacks)
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -59,8 +60,10 @@ class ClientFit:
             The last ``global_step`` and the metrics that the module logged.
         """
         module, attributes = self.module, vars(self.module)
-        self.run = ClientRun("fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger)
-        self.recorder = LogRecorder(self._device)
+        self.run = ClientRun(
+            "fabric", self._local, data, self._callbacks, self._precision, self._device, self._logger, self._outer
+        )
+        self.recorder = LogRecorder(self._device, LastMetrics({}, self._outer))
         self.run.note(max_epochs=plan.max_epochs, max_steps=plan.all_steps, callback_metrics=self.recorder.metrics)
         self.run.note(_count_batches=self._count_batches)
         self._data, self._plan = data, plan
@@ -110,7 +113,7 @@ class ClientFit:
         return bool(0 <= self._plan.all_steps <= self.run.global_step)
 
     def _count_batches(self) -> int:
-        return batches_per_epoch(len(self._data.train_dataloader()), self._local, self._fast)
+        return batches_per_epoch(length_of(self._data.train_dataloader(), "fabric"), self._local, self._fast)
 
     def _done(self) -> bool:
         epochs_done = self._plan.max_epochs != -1 and self.run.current_epoch >= self._plan.max_epochs

@@ -43,6 +43,21 @@ def batches_per_epoch(length: int, local: LocalTraining, fast: bool) -> int:
     return count
 
 
+def length_of(loader: Any, engine: str) -> int:
+    """Return the number of batches of a client's loader.
+
+    Raises:
+        EngineError: if it is unknown, as that of a stream, with which only a Trainer copes.
+    """
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise EngineError(
+            f"The number of a client's batches is unknown, as its data are a stream, but the engine '{engine}' needs it. Set "
+            "'federation.local.engine' to 'trainer'."
+        ) from error
+
+
 class ClientOptimizer:
     """Step as a Trainer's automatic optimization does.
 

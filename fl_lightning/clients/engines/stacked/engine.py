@@ -13,7 +13,7 @@ from torch import nn
 from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
 from fl_lightning.clients.engines.fabric.engine import refuse_module
 from fl_lightning.clients.engines.fabric.hooks import HOOKS
-from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
+from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, length_of
 from fl_lightning.clients.engines.precision import fabric_precision
 from fl_lightning.clients.engines.stacked.fit import StackedFit
 from fl_lightning.clients.engines.stacked.step import StackedStep
@@ -79,7 +79,7 @@ class StackedEngine:
         for job in jobs:
             data = job.open_data()
             loader: Any = data.train_dataloader()
-            count = batches_per_epoch(len(loader), local, fast)
+            count = batches_per_epoch(length_of(loader, "stacked"), local, fast)
             groups.setdefault((count, TurnPlan.of(job.job, local, fast)), []).append((job, data, loader))
         for (count, plan), members in groups.items():
             for begin in range(0, len(members), local.stack_size):

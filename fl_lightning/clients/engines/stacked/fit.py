@@ -60,7 +60,8 @@ class StackedFit:
         self._jobs, self._data, self._size, self._precision = jobs, data, len(jobs), precision
         self._begun = time.perf_counter()
         self._runs = [
-            ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger) for own in data
+            ClientRun("stacked", settings.local, own, (), precision, settings.device, settings.logger, settings.outer)
+            for own in data
         ]
         self._recorders = [LogRecorder(settings.device) for _ in jobs]
         self._random = [ClientRandom(job.seed, settings.device) for job in jobs]

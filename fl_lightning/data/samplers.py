@@ -1,0 +1,129 @@
+"""Carry the sampler of a training loader over to the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
+
+from fl_lightning.errors import DataError
+from fl_lightning.functional.seeding import derive_seed, isolated_rng, reseed
+
+_CPU = torch.device("cpu")
+
+
+def is_plain(sampler: Any) -> bool:
+    """Return whether a sampler reads every example once, shuffled or in order, as ``shuffle`` of a loader asks for."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+def check_sampler(loader: DataLoader[Any], owner: str) -> None:
+    """Refuse samplers that cannot be carried over to parts of the data.
+
+    Args:
+        loader: the training loader.
+        owner: who returned it, for messages.
+
+    Raises:
+        DataError: naming the sampler, and what to use instead.
+    """
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        kind = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "no batches (batch_size=None)"
+        raise DataError(
+            f"{owner} uses {kind}, whose batches cannot be divided among clients. Use 'batch_size' with a sampler, or give "
+            "each client a loader of its own: FederatedDataModule.from_clients."
+        )
+    sampler = loader.sampler
+    if is_plain(sampler) or type(sampler) in (RandomSampler, WeightedRandomSampler):
+        return
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    drawn = _drawn(sampler, 0)
+    if drawn.numel() and (len(set(drawn.tolist())) < drawn.numel() or not 0 <= int(drawn.min()) <= int(drawn.max()) < size):
+        raise DataError(
+            f"{owner} uses {type(sampler).__name__}, which repeats examples (or goes beyond the {size} there are), so it "
+            "cannot be divided among clients. Use torch's WeightedRandomSampler, a sampler that reads each example at most "
+            "once, or give each client a loader of its own: FederatedDataModule.from_clients."
+        )
+
+
+def client_sampler(sampler: Any, size: int, indices: Tensor, generator: torch.Generator | None) -> Sampler[int]:
+    """Return a sampler of positions in a client's part that treats the part as ``sampler`` treats the whole.
+
+    Args:
+        sampler: the user's, which :func:`check_sampler` has accepted.
+        size: the number of examples n of the whole.
+        indices: the client's examples, int64, shape (m,).
+        generator: seeds the draws; None draws from torch's global generator.
+
+    Raises:
+        DataError: if it never draws an example of this client.
+    """
+    name, share = type(sampler).__name__, indices.numel() / size
+    if type(sampler) is WeightedRandomSampler:
+        weights = sampler.weights[indices]
+        possible = int((weights > 0).sum())
+        if not possible:
+            raise DataError(f"The weights of {name} are 0 for all {indices.numel()} examples of this client. Raise them.")
+        count = max(1, round(sampler.num_samples * share))
+        count = count if sampler.replacement else min(count, possible)
+        return WeightedRandomSampler(weights.tolist(), count, sampler.replacement, generator=generator)
+    positions: Any = range(indices.numel())
+    if type(sampler) is RandomSampler:
+        count = max(1, round(sampler.num_samples * share))
+        return RandomSampler(positions, sampler.replacement, count, generator=generator)
+    return _Restricted(sampler, size, indices, None if generator is None else generator.initial_seed())
+
+
+class _Restricted(Sampler[int]):
+    """Follow another sampler's order, and leave out the examples of other clients."""
+
+    def __init__(self, sampler: Any, size: int, indices: Tensor, seed: int | None) -> None:
+        self._sampler, self._seed, self._iterations = sampler, seed, 0
+        self._positions = torch.full((size,), -1)
+        self._positions[indices] = torch.arange(indices.numel())
+        self._first: Tensor | None = self._order()
+        self._size = self._first.numel()
+        if not self._size:
+            raise DataError(
+                f"{type(sampler).__name__} reads none of the {indices.numel()} examples of this client. Give it examples that "
+                "the sampler reads, or remove the client."
+            )
+        if hasattr(sampler, "set_epoch"):
+            self.set_epoch = self._set_epoch
+
+    def _order(self) -> Tensor:
+        seed = None if self._seed is None else derive_seed(self._seed, self._iterations, "sampler")
+        self._iterations += 1
+        own = self._positions[_drawn(self._sampler, seed)]
+        return own[own >= 0]
+
+    def _set_epoch(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+        self._first, self._iterations = None, max(0, self._iterations - 1) if self._first is not None else self._iterations
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[int]:
+        order, self._first = self._order() if self._first is None else self._first, None
+        if order.numel() != self._size:
+            raise DataError(
+                f"{type(self._sampler).__name__} reads {self._size} examples of a client in one epoch and {order.numel()} in "
+                "another, so the client's steps cannot be planned. Use WeightedRandomSampler, or let it read the same number."
+            )
+        return iter(order.tolist())
+
+
+def _drawn(sampler: Any, seed: int | None) -> Tensor:
+    """Return one epoch of a sampler, int64; with a seed, the global generators stay as they are, and its own are seeded."""
+    if seed is None:
+        return torch.tensor(list(sampler), dtype=torch.int64)
+    for name, value in vars(sampler).items():
+        reseed(value, derive_seed(seed, name))
+    with isolated_rng(seed, _CPU):
+        return torch.tensor(list(sampler), dtype=torch.int64)

@@ -1,0 +1,201 @@
+"""Samplers of a training loader are carried over to the clients, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from federations import Consecutive, Plain, blobs, federate, same_bits, trainer, weights
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from fl_lightning import ConfigurationError, DataError, FederatedDataModule, LabelAveraging, LocalTraining
+
+SIZE = 40
+
+
+class Sampled(L.LightningDataModule):
+    """The usual blobs, or the examples' own numbers, with a sampler."""
+
+    def __init__(self, sampler: Any, numbers: bool = False, **settings: Any) -> None:
+        super().__init__()
+        self.sampler, self.settings = sampler, {"batch_size": 5, "generator": torch.Generator(), **settings}
+        self.examples = TensorDataset(torch.arange(SIZE)) if numbers else TensorDataset(*blobs(SIZE, 1))
+
+    def train_dataloader(self) -> Any:
+        if isinstance(self.sampler, BatchSampler):
+            return DataLoader(self.examples, batch_sampler=self.sampler)
+        return DataLoader(self.examples, sampler=self.sampler, **self.settings)
+
+
+class Backwards(Sampler[int]):
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Any:
+        return iter(range(SIZE - 1, -1, -1))
+
+
+class Drawing(Sampler[int]):
+    """Shuffles with a generator of its own, as chemprop's sampler does."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(1)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Any:
+        return iter(self.rng.permutation(SIZE).tolist())
+
+
+class ByEpoch(Backwards):
+    """Reads one more example in each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter(range(20 + self.epoch))
+
+
+class Twice(Backwards):
+    def __iter__(self) -> Any:
+        return iter([3] * SIZE)
+
+
+def read(sampler: Any, client: int = 0, seed: int = 1, sizes: Any = (10, 30)) -> tuple[list[int], Any]:
+    """What a client reads in one epoch, and its loader."""
+    data = FederatedDataModule(Sampled(sampler, numbers=True), Consecutive(sizes))
+    data.setup("fit")
+    loader = data.client(client, seed).train_dataloader()
+    return torch.cat([batch[0] for batch in loader]).tolist(), loader
+
+
+def test_weights_are_those_of_the_clients_examples():
+    """Client 0 has weights 3 and 1 in turn: 5,000 of 20,000 draws, within five standard deviations; weight 0 is never drawn."""
+    chances = torch.tensor([3.0, 1.0] * 5 + [0.0, 2.0] * 15)
+    drawn, loader = read(WeightedRandomSampler(chances.tolist(), 20_000))
+    assert len(drawn) == 5_000 == len(loader) * 5
+    assert set(drawn) == set(range(10))
+    frequent = sum(number % 2 == 0 for number in drawn)
+    assert abs(frequent - 3_750) < 5 * (5_000 * 0.75 * 0.25) ** 0.5
+    assert all(number % 2 for number in read(WeightedRandomSampler(chances.tolist(), SIZE), 1)[0])
+    once, _ = read(WeightedRandomSampler(chances.tolist(), SIZE, replacement=False), 1)
+    assert sorted(once) == list(range(11, 40, 2))
+
+
+def test_another_order_is_kept_without_the_examples_of_others():
+    assert read(Backwards(), 1)[0] == list(range(39, 9, -1))
+    subset, loader = read(SubsetRandomSampler([3, 38, 12, 7, 20, 5, 9, 1]))
+    assert sorted(subset) == [1, 3, 5, 7, 9]
+    assert len(loader) == 1
+    assert len(read(RandomSampler(range(SIZE), replacement=True, num_samples=80))[0]) == 20
+
+
+@pytest.mark.parametrize(
+    "make", [Drawing, lambda: SubsetRandomSampler(range(SIZE)), lambda: WeightedRandomSampler([1] * SIZE, SIZE)]
+)
+def test_draws_depend_on_the_turn_alone(make):
+    """Not on earlier clients, nor on the global generator, which stays as it was."""
+    sampler = make()
+    before = torch.random.get_rng_state()
+    first = read(sampler, seed=1)[0]
+    assert read(sampler, seed=2)[0] != first
+    assert read(sampler, seed=1)[0] == first
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_one_client_is_plain_training():
+    found = []
+    for federated in (False, True):
+        torch.manual_seed(3)
+        module = Plain(momentum=0.9)
+        if federated:
+            local = LocalTraining(max_epochs=2, optimizer_state="kept")
+            federate(module, 2, data=Sampled(Backwards()), partitioner=Consecutive([SIZE]), local=local)
+        else:
+            trainer(4).fit(module, Sampled(Backwards()))
+        found.append(weights(module))
+    assert all(torch.allclose(found[0][name], found[1][name], 0, 1e-6) for name in found[0])
+
+
+def test_without_a_federation_the_sampler_is_that_of_the_union():
+    data = FederatedDataModule(Sampled(Backwards(), numbers=True), Consecutive((10, 20)))
+    data.setup("fit")
+    assert torch.cat([batch[0] for batch in data.train_dataloader()]).tolist() == list(range(29, -1, -1))
+
+
+@pytest.mark.parametrize("engine", ["fabric", "stacked"])
+def test_every_engine_reads_the_same(engine):
+    found = []
+    for name in ("trainer", engine):
+        torch.manual_seed(3)
+        module = Plain()
+        sampler = WeightedRandomSampler(torch.rand(SIZE, generator=torch.Generator().manual_seed(1)).tolist(), SIZE)
+        federate(module, 2, data=Sampled(sampler), partitioner=Consecutive((20, 20)), local=LocalTraining(engine=name))
+        found.append(weights(module))
+    if engine == "fabric":
+        assert same_bits(*found)
+    assert all(torch.allclose(found[0][name], found[1][name], 0, 1e-6) for name in found[0])
+
+
+class Pairs(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Pairs(SequentialSampler(range(SIZE)), 2, False),
+            "uses Pairs, whose batches cannot be divided among clients. Use",
+        ),
+        (Twice, "uses Twice, which repeats examples .* Use torch's WeightedRandomSampler"),
+        (
+            lambda: WeightedRandomSampler([0] * 10 + [1] * 30, SIZE),
+            "WeightedRandomSampler are 0 for all 10 examples of this cl",
+        ),
+        (lambda: SubsetRandomSampler(range(20, 30)), "SubsetRandomSampler reads none of the 10 examples of this client"),
+    ],
+)
+def test_what_cannot_be_carried_over(make, message):
+    with pytest.raises(DataError, match=message):
+        read(make())
+
+
+def test_epochs_of_different_lengths():
+    data = FederatedDataModule(Sampled(ByEpoch(), numbers=True), Consecutive((10, 30)))
+    data.setup("fit")
+    loader = data.client(1, 1).train_dataloader()
+    loader.sampler.set_epoch(1)
+    with pytest.raises(DataError, match="ByEpoch reads 10 examples of a client in one epoch and 11 in another"):
+        list(loader)
+
+
+def test_batches_that_other_settings_draw():
+    data = FederatedDataModule(Sampled(Backwards()), Consecutive((10, 30)), rebalancing=LabelAveraging())
+    data.setup("fit")
+    with pytest.raises(
+        ConfigurationError, match=r"uses Backwards, but 'data.rebalancing' draws the examples itself. Remove one"
+    ):
+        data.client(0, 1)
+
+
+def test_examples_without_batches():
+    data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))
+    with pytest.raises(DataError, match=r"uses no batches \(batch_size=None\), whose batches cannot be divided"):
+        data.setup("fit")

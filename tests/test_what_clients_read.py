@@ -1,0 +1,128 @@
+"""What a client's module reads of the run around it: logger, checkpoints, metrics, its own attributes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from federations import Blobs, Plain, every_round, federate, network
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from fl_lightning import AdaFed, LocalTraining
+from fl_lightning.clients.outer_run import SilentLogger
+
+SEEN: list[Any] = []
+
+
+class Asking(Plain):
+    """Reads its Trainer and logger in training and validation."""
+
+    def on_train_epoch_end(self) -> None:
+        metrics = self.trainer.callback_metrics
+        if not self.current_epoch:
+            return  # nothing has been validated yet
+        SEEN.append((self.trainer.checkpoint_callback, "val_acc" in metrics, metrics.get("val_acc"), metrics["val_acc"]))
+        logger = self.logger
+        SEEN.append((logger.name, logger.version, logger.save_dir, logger.log_dir, logger.root_dir))
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+def test_names_and_folders_are_those_of_the_users_logger(engine, kind, tmp_path):
+    SEEN.clear()
+    logger, saver = kind(tmp_path, name="mine", version=3), every_round(tmp_path)
+    flags = {"logger": logger, "enable_checkpointing": True}
+    run = federate(Asking(), 2, saver, flags=flags, local=LocalTraining(engine=engine))
+    assert len(SEEN) == 2 * 3
+    assert SEEN[1::2] == [("mine", 3, str(tmp_path), str(tmp_path / "mine/version_3"), str(tmp_path / "mine"))] * 3
+    for found, listed, got, _ in SEEN[::2]:
+        assert found is saver
+        assert (listed, got) == (False, None)  # a schedule that follows val_acc must not step with the server's
+    assert run.global_step == 2
+
+
+def test_a_metric_that_nobody_logged(tmp_path):
+    class Asks(Plain):
+        def on_train_epoch_end(self) -> None:
+            SEEN.append(self.trainer.callback_metrics["no_such_metric"])
+
+    with pytest.raises(Exception, match="no_such_metric"):
+        federate(Asks(), 1)
+
+
+def test_at_a_site_there_is_no_logger_around():
+    silent = SilentLogger()
+    assert (silent.name, silent.version, silent.save_dir, silent.log_dir, silent.root_dir) == ("", "", None, None, None)
+    silent.experiment.add_image("picture", 0)
+    silent.experiment.add_figure("figure", None)
+
+
+def test_figures_are_closed(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+
+    class Drawing(Plain):
+        def figure(self) -> None:
+            self.logger.experiment.add_figure("figure", pyplot.figure())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.figure()
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.figure()
+            super().validation_step(batch, batch_idx)
+
+    flags = {"logger": TensorBoardLogger(tmp_path)}
+    federate(Drawing(), 1, flags=flags, strategy=AdaFed("val_acc"), local=LocalTraining())
+    assert not pyplot.get_fignums()
+
+
+def test_an_evaluation_finds_the_attributes_of_the_start():
+    """A counter that training moves does not reach the validation of a client's model."""
+
+    class Counting(Plain):
+        steps = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: Any = []
+            self.count = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.count += 1
+            self.seen.append(1)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            SEEN.append((self.count, len(self.seen)))
+            super().validation_step(batch, batch_idx)
+
+    SEEN.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        federate(Counting(), 2, strategy=AdaFed("val_acc"), local=LocalTraining())
+    assert len(SEEN) > 2 * 3
+    assert set(SEEN) == {(0, 0)}
+
+
+def test_parts_in_evaluation_mode_are_named_once():
+    class Partly(Plain):
+        def __init__(self) -> None:
+            super().__init__(batchnorm=True)
+            self.net[1].eval()
+            self.frozen = network(batchnorm=True).requires_grad_(False).eval()
+
+    with pytest.warns(UserWarning, match=r"1 part of Partly that is trained is in evaluation mode \('net.1'\)") as caught:
+        federate(Partly(), 2, data=Blobs(41))
+    assert sum("evaluation mode" in str(warning.message) or "eval mode" in str(warning.message) for warning in caught) == 1
+
+
+def test_frozen_parts_rest_without_a_word(recwarn):
+    module = Plain()
+    module.frozen = network(batchnorm=True).requires_grad_(False).eval()
+    federate(module, 1)
+    assert not [w for w in recwarn if "evaluation mode" in str(w.message) or "eval mode" in str(w.message)]
+    assert torch.equal(module.frozen[1].running_mean, torch.zeros(8))

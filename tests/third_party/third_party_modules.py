@@ -1,0 +1,505 @@
+"""Modules of other packages, unchanged, with tiny random data and weights; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+TRAIN, VAL, BATCH = 12, 6, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One module of another package.
+
+    Attributes:
+        packages: what it imports.
+        make: builds the module, after torch has been seeded.
+        sets: returns its training and validation sets and the function that collates their examples.
+        metric: a metric that it logs in validation.
+        mode: whether the higher metric is better.
+        trusted: the classes in its checkpoints that are not plain values.
+        load: the arguments that its ``load_from_checkpoint`` needs besides the path.
+        bound: the largest difference from plain training in the oracle.
+        double: whether it trains in float64.
+    """
+
+    packages: tuple[str, ...]
+    make: Callable[[], L.LightningModule]
+    sets: Callable[[], tuple[Any, Any, Any]]
+    metric: str
+    mode: str = "min"
+    trusted: tuple[str, ...] = ()
+    load: Callable[[], dict[str, Any]] = dict
+    bound: float = 1e-12
+    double: bool = True
+
+    @property
+    def is_installed(self) -> bool:
+        return all(find_spec(package) is not None for package in self.packages)
+
+
+class Loaders(L.LightningDataModule):
+    """What a user would write around the sets: a training loader and a validation loader."""
+
+    def __init__(self, case: Case, shuffle: bool = True) -> None:
+        super().__init__()
+        self.train, self.val, collate = case.sets()
+        # Generators of their own: a DataLoader draws a seed for its workers, which must not move the module's numbers.
+        self.settings: dict[str, Any] = {"batch_size": BATCH, "collate_fn": collate}
+        self.shuffle = shuffle
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, shuffle=self.shuffle, generator=torch.Generator(), **self.settings)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.val, generator=torch.Generator(), **self.settings)
+
+
+class Records(Dataset[dict[str, Tensor]]):
+    """Examples as dictionaries of tensors, as torchgeo's and transformers' datasets return them."""
+
+    def __init__(self, **columns: Tensor) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- chemprop
+
+
+def chemprop_module() -> L.LightningModule:
+    from chemprop import nn as parts
+    from chemprop.models import MPNN
+
+    passing = parts.BondMessagePassing(d_h=8, depth=2, dropout=0.1)
+    return MPNN(passing, parts.MeanAggregation(), parts.RegressionFFN(input_dim=8, hidden_dim=8), batch_norm=True)
+
+
+def molecules() -> tuple[Any, Any, Any]:
+    from chemprop import data
+
+    smiles = ["C" * (k % 5 + 1) + "O" * (k % 2) + "N" * (k % 3 == 0) for k in range(TRAIN + VAL)]
+    points = [data.MoleculeDatapoint.from_smi(text, [len(text) + 0.1 * k]) for k, text in enumerate(smiles)]
+    return data.MoleculeDataset(points[:TRAIN]), data.MoleculeDataset(points[TRAIN:]), data.dataloader.collate_batch
+
+
+# ---------------------------------------------------------------- pytorch-forecasting
+
+
+def series(train: bool) -> Any:
+    import pandas
+    from pytorch_forecasting import TimeSeriesDataSet
+    from pytorch_forecasting.data import NaNLabelEncoder
+
+    steps = 8
+    table = pandas.DataFrame(
+        {
+            "time": list(range(steps)) * 3,
+            "value": (10 * drawn(1 if train else 2, 3 * steps)).tolist(),
+            "shop": [name for name in "abc" for _ in range(steps)],
+        }
+    )
+    return TimeSeriesDataSet(
+        table,
+        time_idx="time",
+        target="value",
+        group_ids=["shop"],
+        max_encoder_length=4,
+        max_prediction_length=1 if train else 3,
+        time_varying_unknown_reals=["value"],
+        categorical_encoders={"shop": NaNLabelEncoder().fit(table["shop"])},
+        static_categoricals=["shop"],
+    )
+
+
+def transformer_of_series() -> L.LightningModule:
+    from pytorch_forecasting import TemporalFusionTransformer
+
+    return TemporalFusionTransformer.from_dataset(
+        series(train=True), hidden_size=4, attention_head_size=1, hidden_continuous_size=4, dropout=0.1, log_interval=2
+    )
+
+
+def shops() -> tuple[Any, Any, Any]:
+    train = series(train=True)
+    return train, series(train=True), train._collate_fn  # to_dataloader passes the same function
+
+
+# ---------------------------------------------------------------- segmentation-models-pytorch
+
+
+def segmentation() -> L.LightningModule:
+    """The module of the package's example on segmenting pets, without its pretrained weights."""
+    import segmentation_models_pytorch as smp
+
+    class PetModel(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = smp.Unet(
+                "timm-mobilenetv3_small_minimal_100",
+                encoder_weights=None,
+                encoder_depth=3,
+                decoder_channels=(8, 8, 4),
+                in_channels=3,
+                classes=1,
+            )
+            params = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+            self.register_buffer("std", torch.tensor(params["std"]).view(1, 3, 1, 1))
+            self.register_buffer("mean", torch.tensor(params["mean"]).view(1, 3, 1, 1))
+            self.loss_fn = smp.losses.DiceLoss(smp.losses.BINARY_MODE, from_logits=True)
+            self.training_step_outputs: list[Any] = []
+            self.validation_step_outputs: list[Any] = []
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.model((image - self.mean) / self.std)
+
+        def shared_step(self, batch: Any, stage: str) -> dict[str, Tensor]:
+            logits = self(batch["image"])
+            loss = self.loss_fn(logits, batch["mask"])
+            predicted = (logits.sigmoid() > 0.5).float()
+            tp, fp, fn, tn = smp.metrics.get_stats(predicted.long(), batch["mask"].long(), mode="binary")
+            return {"loss": loss, "tp": tp, "fp": fp, "fn": fn, "tn": tn}
+
+        def shared_epoch_end(self, outputs: list[Any], stage: str) -> None:
+            tp, fp, fn, tn = (torch.cat([x[name] for x in outputs]) for name in ("tp", "fp", "fn", "tn"))
+            per_image = smp.metrics.iou_score(tp, fp, fn, tn, reduction="micro-imagewise")
+            dataset = smp.metrics.iou_score(tp, fp, fn, tn, reduction="micro")
+            self.log_dict({f"{stage}_per_image_iou": per_image, f"{stage}_dataset_iou": dataset}, prog_bar=True)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            train_loss_info = self.shared_step(batch, "train")
+            self.training_step_outputs.append(train_loss_info)
+            return train_loss_info
+
+        def on_train_epoch_end(self) -> None:
+            self.shared_epoch_end(self.training_step_outputs, "train")
+            self.training_step_outputs.clear()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            valid_loss_info = self.shared_step(batch, "valid")
+            self.validation_step_outputs.append(valid_loss_info)
+            return valid_loss_info
+
+        def on_validation_epoch_end(self) -> None:
+            self.shared_epoch_end(self.validation_step_outputs, "valid")
+            self.validation_step_outputs.clear()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.Adam(self.parameters(), lr=2e-4)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=50, eta_min=1e-5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+
+    return PetModel()
+
+
+def pets() -> tuple[Any, Any, Any]:
+    sets = [
+        Records(image=drawn(s, n, 3, 32, 32), mask=(drawn(s + 9, n, 1, 32, 32) > 0.5).float())
+        for s, n in ((1, TRAIN), (2, VAL))
+    ]
+    return *sets, None
+
+
+# ---------------------------------------------------------------- torchgeo
+
+
+def scene_classifier() -> L.LightningModule:
+    from torchgeo.trainers import ClassificationTask
+
+    return ClassificationTask(model="test_resnet", in_channels=3, task="multiclass", num_classes=2)
+
+
+def scenes() -> tuple[Any, Any, Any]:
+    sets = [Records(image=drawn(s, n, 3, 32, 32), label=torch.arange(n) % 2) for s, n in ((1, TRAIN), (2, VAL))]
+    return *sets, None
+
+
+def scene_segmentation() -> L.LightningModule:
+    from torchgeo.trainers import SemanticSegmentationTask
+
+    return SemanticSegmentationTask("fcn", in_channels=3, num_classes=2, num_filters=4, loss="ce")
+
+
+def masks() -> tuple[Any, Any, Any]:
+    sets = [
+        Records(image=drawn(s, n, 3, 16, 16), mask=(drawn(s + 9, n, 16, 16) > 0.5).long()) for s, n in ((1, TRAIN), (2, VAL))
+    ]
+    return *sets, None
+
+
+def scene_byol() -> L.LightningModule:
+    from torchgeo.trainers import BYOLTask
+
+    return BYOLTask(model="test_resnet", in_channels=3)
+
+
+# ---------------------------------------------------------------- transformers and peft
+
+
+def tiny_bert(dropout: float = 0.1) -> nn.Module:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_labels=2,
+        hidden_dropout_prob=dropout,
+    )
+    return BertForSequenceClassification(config)
+
+
+class GLUETransformer(L.LightningModule):
+    """The module of Lightning's tutorial on transformers, with a random tiny network instead of a pretrained one."""
+
+    def __init__(self, learning_rate: float = 2e-3, warmup_steps: int = 3, weight_decay: float = 0.01) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.model = self.network()
+        self.outputs: list[Any] = []
+
+    def network(self) -> nn.Module:
+        return tiny_bert()
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.model(**inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(**batch)[0]
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        val_loss, logits = self(**batch)[:2]
+        self.outputs.append({"loss": val_loss, "preds": logits.argmax(1), "labels": batch["labels"]})
+
+    def on_validation_epoch_end(self) -> None:
+        preds, labels = (torch.cat([x[name] for x in self.outputs]) for name in ("preds", "labels"))
+        self.log("val_loss", torch.stack([x["loss"] for x in self.outputs]).mean(), prog_bar=True)
+        self.log("accuracy", (preds == labels).float().mean(), prog_bar=True)
+        self.outputs.clear()
+
+    def configure_optimizers(self) -> Any:
+        from transformers import get_linear_schedule_with_warmup
+
+        no_decay = ["bias", "LayerNorm.weight"]
+        named = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for n, p in named if not any(nd in n for nd in no_decay)], "weight_decay": self.hparams.weight_decay},
+            {"params": [p for n, p in named if any(nd in n for nd in no_decay)], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=self.hparams.learning_rate, eps=1e-8)
+        scheduler = get_linear_schedule_with_warmup(
+            optimizer,
+            num_warmup_steps=self.hparams.warmup_steps,
+            num_training_steps=self.trainer.estimated_stepping_batches,
+        )
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "frequency": 1}]
+
+
+class LoRATransformer(GLUETransformer):
+    """The same network, frozen, with adapters of peft."""
+
+    def network(self) -> nn.Module:
+        from peft import LoraConfig, TaskType, get_peft_model
+
+        config = LoraConfig(TaskType.SEQ_CLS, r=2, lora_alpha=4, lora_dropout=0.1, target_modules=["query", "value"])
+        return get_peft_model(tiny_bert(), config)
+
+
+def sentences() -> tuple[Any, Any, Any]:
+    sets = []
+    for seed, size in ((1, TRAIN), (2, VAL)):
+        tokens = (drawn(seed, size, 8) * 50).long()
+        sets.append(Records(input_ids=tokens, attention_mask=torch.ones_like(tokens), labels=tokens[:, 0] % 2))
+    return *sets, None
+
+
+# ---------------------------------------------------------------- lightly
+
+
+class Views(L.LightningModule):
+    """The parts that lightly's examples of self-supervised learning share; these never validate, so a loss is logged here."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", 1 + self.compared(batch))  # a cosine, from -1, otherwise
+
+
+def encoder() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+
+
+def lightly_byol() -> L.LightningModule:
+    """The module of lightly's example of BYOL, with a smaller backbone."""
+    import copy
+
+    from lightly.loss import NegativeCosineSimilarity
+    from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
+    from lightly.models.utils import deactivate_requires_grad, update_momentum
+    from lightly.utils.scheduler import cosine_schedule
+
+    class BYOL(Views):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = encoder()
+            self.projection_head = BYOLProjectionHead(8, 16, 8)
+            self.prediction_head = BYOLPredictionHead(8, 16, 8)
+            self.backbone_momentum = copy.deepcopy(self.backbone)
+            self.projection_head_momentum = copy.deepcopy(self.projection_head)
+            deactivate_requires_grad(self.backbone_momentum)
+            deactivate_requires_grad(self.projection_head_momentum)
+            self.criterion = NegativeCosineSimilarity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.backbone(x).flatten(start_dim=1)
+            z = self.projection_head(y)
+            return self.prediction_head(z)
+
+        def forward_momentum(self, x: Tensor) -> Tensor:
+            y = self.backbone_momentum(x).flatten(start_dim=1)
+            z = self.projection_head_momentum(y)
+            return z.detach()
+
+        def compared(self, batch: Any) -> Tensor:
+            x0, x1 = batch[0]
+            p0, z0, p1, z1 = self.forward(x0), self.forward_momentum(x0), self.forward(x1), self.forward_momentum(x1)
+            return 0.5 * (self.criterion(p0, z1) + self.criterion(p1, z0))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
+            update_momentum(self.backbone, self.backbone_momentum, m=momentum)
+            update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
+            return self.compared(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.06)
+
+    return BYOL()
+
+
+def lightly_moco(keeps: bool = True) -> L.LightningModule:
+    """The module of lightly's example of MoCo, with a smaller backbone; each client keeps its memory bank."""
+    import copy
+
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import MoCoProjectionHead
+    from lightly.models.utils import deactivate_requires_grad, update_momentum
+    from lightly.utils.scheduler import cosine_schedule
+
+    class MoCo(Views):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = encoder()
+            self.projection_head = MoCoProjectionHead(8, 16, 8)
+            self.backbone_momentum = copy.deepcopy(self.backbone)
+            self.projection_head_momentum = copy.deepcopy(self.projection_head)
+            deactivate_requires_grad(self.backbone_momentum)
+            deactivate_requires_grad(self.projection_head_momentum)
+            self.criterion = NTXentLoss(memory_bank_size=(16, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.projection_head(self.backbone(x).flatten(start_dim=1))
+
+        def forward_momentum(self, x: Tensor) -> Tensor:
+            return self.projection_head_momentum(self.backbone_momentum(x).flatten(start_dim=1)).detach()
+
+        def compared(self, batch: Any) -> Tensor:
+            x_query, x_key = batch[0]
+            return self.criterion(self.forward(x_query), self.forward_momentum(x_key))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
+            update_momentum(self.backbone, self.backbone_momentum, m=momentum)
+            update_momentum(self.projection_head, self.projection_head_momentum, m=momentum)
+            return self.compared(batch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.06)
+
+    module = MoCo()
+    if keeps:
+        module.criterion.memory_bank.client_state = ("bank", "bank_ptr")  # as docs/rounds.md says
+    return module
+
+
+class Pairs(Dataset[Any]):
+    """Two views of each image, its label and its file name, as lightly's datasets return them."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.images = drawn(seed, 2, size, 3, 16, 16)
+
+    def __len__(self) -> int:
+        return self.images.shape[1]
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self.images[:, index]), 0, f"{index}.png"
+
+
+def pairs() -> tuple[Any, Any, Any]:
+    return Pairs(TRAIN, 1), Pairs(VAL, 2), None
+
+
+OF_CHEMPROP = (
+    "chemprop.nn.agg.MeanAggregation",
+    "chemprop.nn.message_passing.base.BondMessagePassing",
+    "chemprop.nn.predictors.RegressionFFN",
+    "chemprop.nn.utils.Activation",
+)
+OF_PYTORCH_FORECASTING = (
+    "numpy._core.multiarray._reconstruct",
+    "numpy._core.multiarray.scalar",
+    "numpy.dtype",
+    "numpy.ndarray",
+    "pytorch_forecasting.data.encoders.GroupNormalizer",
+    "pytorch_forecasting.data.encoders.NaNLabelEncoder",
+    "pytorch_forecasting.metrics.point.MAE",
+    "pytorch_forecasting.metrics.point.MAPE",
+    "pytorch_forecasting.metrics.point.RMSE",
+    "pytorch_forecasting.metrics.point.SMAPE",
+    "pytorch_forecasting.metrics.quantile.QuantileLoss",
+    "torch.nn.modules.container.ModuleList",
+    "torchmetrics.metric.jit_distributed_available",
+    "torchmetrics.utilities.data.dim_zero_sum",
+    "numpy.dtypes.Float64DType",
+    "numpy.dtypes.Int64DType",
+    "numpy.dtypes.StrDType",
+)
+"""The classes in the modules' hyperparameters, which the message before the first round names."""
+
+CASES = {
+    "chemprop: MPNN": Case(  # its graphs are float32 in any precision
+        ("chemprop",), chemprop_module, molecules, "val_loss", trusted=OF_CHEMPROP, bound=1e-6, double=False
+    ),
+    "pytorch-forecasting: TemporalFusionTransformer": Case(
+        ("pytorch_forecasting",),
+        transformer_of_series,
+        shops,
+        "val_loss",
+        trusted=OF_PYTORCH_FORECASTING,
+        load=lambda: {"weights_only": False},
+    ),
+    "segmentation-models-pytorch: Unet": Case(("segmentation_models_pytorch",), segmentation, pets, "valid_dataset_iou", "max"),
+    "torchgeo: ClassificationTask": Case(("torchgeo",), scene_classifier, scenes, "val_OverallAccuracy", "max"),
+    "torchgeo: SemanticSegmentationTask": Case(("torchgeo",), scene_segmentation, masks, "val_loss"),
+    "transformers: BERT": Case(("transformers",), GLUETransformer, sentences, "accuracy", "max"),
+    "peft: LoRA": Case(("transformers", "peft"), LoRATransformer, sentences, "accuracy", "max"),
+    "lightly: BYOL": Case(("lightly",), lightly_byol, pairs, "val_loss"),
+    "lightly: MoCo": Case(("lightly",), lightly_moco, pairs, "val_loss"),
+}
