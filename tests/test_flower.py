@@ -192,7 +192,7 @@ def test_a_site_dies_and_returns(federation):
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")
     federation.start_site("hospital_c")
     log = ended(federation, fit)
-    assert "hospital_c (client 2): it is offline" in log or "hospital_c (client 2): its worker died" in log or after()
+    assert "client hospital_c: it is offline" in log or "client hospital_c: its worker died" in log or after()
     assert after()
     assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
 

@@ -16,6 +16,7 @@ from fl_lightning.errors import ClientError, ConfigurationError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import refuse_simulated, require_parts
 from fl_lightning.flower.contract import SECTIONS
+from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.validation import require_message
@@ -109,16 +110,14 @@ class RemoteSites(RemoteClients):
         }
         self._ask_all(requests, [info.name for info in self._infos])
         transport, self._transport = self._transport, None  # the pool closes it
+        limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
         return RemotePool(
-            transport=transport,
+            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit),
             infos=self._infos,
             comm=Collectives(trainer),
-            contract=contract,
-            federation=federation,
             faults=settings.faults,
             view=assembly.view,
             engine=assembly.engine,
-            grace=self.grace,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
         )
 
