@@ -166,7 +166,7 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
         self._check(trainer, data)
-        self._run.begin(data.indices)
+        self._run.begin(data.indices, data.is_remote)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)

@@ -74,6 +74,10 @@ class Exchange:
         """Return a site's name and number, for messages."""
         return f"Site {self._names[client]} (client {client})"
 
+    def absent(self) -> Mapping[int, str]:
+        """Return the sites that cannot be reached now, each with the cause in words."""
+        return self._transport.absent()
+
     def publish(self, model: ServerModel) -> None:
         """Send this model with the next order to each site."""
         self._model, self._encoded = model, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+
+UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
+"""The cause by which a site is left out that was never online when a fit started."""
 
 
 @dataclass
@@ -86,6 +89,7 @@ class RemotePool:
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._check: UpdateCheck | None = None
+        self._absent: Mapping[int, str] = {}
 
     @property
     def engine(self) -> str:
@@ -108,25 +112,41 @@ class RemotePool:
         assert self._model is not None
         self._check = self._check or UpdateCheck(self._view(), self._model)
         self._between_rounds = False
-        chains = {}
+        self._absent = self._missing() if self._faults.skips else {}
+        chains, lost = {}, []
         for order in orders:
             chain = _Chain(order, start=order.start)
-            chains[chain.job.client] = chain
-            self._exchange.send(chain.job.client, [chain.next_order()])
-        return self._reports(chains)
+            if self._send(chain):
+                chains[chain.job.client] = chain
+            else:
+                lost.append(self._report(chain))
+        return self._reports(chains, lost)
 
-    def _reports(self, chains: dict[int, _Chain]) -> Iterator[ChainReport]:
+    def _missing(self) -> Mapping[int, str]:
+        """Return the sites that cannot train now, with causes; the others need not wait for the transport to notice."""
+        unknown = [client for client, info in enumerate(self._infos) if not info.num_examples]
+        return dict(self._exchange.absent()) | dict.fromkeys(unknown, UNKNOWN)
+
+    def _send(self, chain: _Chain) -> bool:
+        """Send the next order of a chain, past absent sites; return False if none is left."""
+        while not chain.done and chain.job.client in self._absent:
+            chain.lose(self._absent[chain.job.client], 1)
+        if not chain.done:
+            self._exchange.send(chain.job.client, [chain.next_order()])
+        return not chain.done
+
+    def _reports(self, chains: dict[int, _Chain], lost: Sequence[ChainReport]) -> Iterator[ChainReport]:
+        yield from lost
         try:
             for answer in self._exchange.answers():
                 chain = chains[answer.client]
                 if not self._advance(chain, answer):
                     continue
                 del chains[answer.client]
-                if chain.done:
-                    yield self._report(chain)
-                else:
+                if self._send(chain):
                     chains[chain.job.client] = chain
-                    self._exchange.send(chain.job.client, [chain.next_order()])
+                else:
+                    yield self._report(chain)
         except BaseException:
             self._exchange.forget()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from fl_lightning.errors import WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
+from fl_lightning.functional.compression import misfit, restore
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.messages import ChainReport, ClientJob, EvalReport
 from fl_lightning.types import ClientUpdate
 
@@ -41,6 +44,7 @@ def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int,
     if not report.updates:
         raise SiteError(who, "no update")
     (update,) = report.updates[-1:]
+    update = _restored(update, who, check)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != (job.client, job.round_idx, examples):
         raise SiteError(who, "its update is for another client, round or number of examples.")
     _require_numbers(who, update)
@@ -59,6 +63,19 @@ def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) 
     if not fits or not all(type(r) is EvalReport and r.client == client for r in replies):  # type: ignore[union-attr]
         raise SiteError(who, "its reply is not a report of an evaluation.")
     return [EvalReport(client, float(one.value)) for one in replies]  # type: ignore[union-attr]
+
+
+def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdate:
+    """Return an update with its model, if it came compressed."""
+    if update.compressed is None or update.model is not None:
+        return replace(update, compressed=None)
+    state = check.server_vector()
+    size = check.num_parameters
+    problem = misfit(update.compressed, size, state.numel() - size)
+    if problem:
+        raise SiteError(who, f"its compressed model does not fit: {problem}.")
+    start = to_float64(state[:size])
+    return replace(update, model=restore(update.compressed, start, state.dtype), compressed=None)
 
 
 def _require_tensors(who: str, update: ClientUpdate, size: int) -> None:

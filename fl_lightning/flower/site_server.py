@@ -23,6 +23,7 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_state import SiteStore
 from fl_lightning.flower.validation import require_message, require_model, require_order
 from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import from_bytes
 
 Parts = Mapping[str, bytes]
@@ -183,6 +184,13 @@ class SiteServer:
         require_order(order, resident.view(), resident.server.broadcast, client)
         result = work.site.handle(order)
         assert result is not None
+        if isinstance(result, ChainReport):
+            result = replace(result, updates=tuple(map(_as_sent, result.updates)))
         if isinstance(order, TrainOrder):
             self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
         return result
+
+
+def _as_sent(update: ClientUpdate) -> ClientUpdate:
+    """Return an update without the model if it carries that in a compressed form."""
+    return update if update.compressed is None else replace(update, model=None)
