@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from federation_demo import Federation, digits, same_bits, wait_for, weights
 
+import fl_lightning
 from fl_lightning.compat.flower import TESTED, installed_version
 
 pytestmark = [
@@ -134,9 +135,10 @@ def check(federation: Federation, name: str, *more: str, key: str = "") -> tuple
 def test_a_site_checks_itself_and_says_what_the_server_learns(federation):
     status, said = check(federation, "hospital_a")
     assert status == 0, said
-    assert said.count("ok ") == 6
+    assert said.count("ok ") == 8
     assert "111 training examples" in said
     assert "no counts of classes" in said
+    assert f"{fl_lightning.__version__} at the server" in said
     federation.call("hospital_a", "site", "--create_key", "unknown.key")
     status, said = check(federation, "hospital_a", key="unknown.key")
     assert status == 1

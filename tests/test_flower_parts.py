@@ -34,7 +34,7 @@ def status(
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -42,7 +42,9 @@ def status(
     headers = [] if length is None else [(b"content-length", length.encode())]
     scope = {"type": kind, "server": ("0.0.0.0", port), "method": method, "path": path, "headers": headers}
     scope["raw_path"] = path.encode() if raw is None else raw
-    asyncio.run(OnlyFleet(app, 8443)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(OnlyFleet(app, 8443, "1.2.3")(scope, None, send))  # type: ignore[arg-type]
+    if sent[0].get("status") == 200:
+        assert ((b"x-fl-lightning", b"1.2.3") in sent[0]["headers"]) == (port == 8443)
     return int(sent[0].get("status", sent[0].get("code")))
 
 

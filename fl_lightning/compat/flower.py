@@ -37,9 +37,12 @@ clientapp = "fl_lightning.flower:none"
 
 
 def prepare_environment() -> None:
-    """Disable Flower's telemetry and update check, before flwr is imported."""
+    """Disable Flower's telemetry and update check, before flwr is imported, and any proxy for this machine's own addresses."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    for name in ("NO_PROXY", "no_proxy"):
+        given = [one for one in os.environ.get(name, "").split(",") if one]
+        os.environ[name] = ",".join(dict.fromkeys([*given, "127.0.0.1", "localhost"]))
 
 
 def installed_version() -> tuple[int, ...] | None:
