@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 import fl_lightning
 from fl_lightning.compat.flower import FLEET, installed_version
@@ -138,7 +138,7 @@ def _certificate(server: _Server) -> str:
     server.headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     dates = {"certificate": server.certificate["notAfter"]}
     if server.ca:
-        dates |= {"CA": min((ca["notAfter"] for ca in context.get_ca_certs()), key=ssl.cert_time_to_seconds)}
+        dates |= {"CA": min((str(ca["notAfter"]) for ca in context.get_ca_certs()), key=ssl.cert_time_to_seconds)}
     days = {name: int((ssl.cert_time_to_seconds(date) - time.time()) / 86400) for name, date in dates.items()}
     for name, left in days.items():
         if left < 1:
