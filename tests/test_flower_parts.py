@@ -91,6 +91,7 @@ def waits(pool, names, found, monkeypatch):
 
 def test_a_fit_waits_for_all_sites_or_for_enough(monkeypatch):
     names, online = ("a", "b", "c"), {"a": True, "b": False, "c": True}
+    assert waits(FlowerPool(wait=0), names, dict.fromkeys(names, True), monkeypatch) == {"a": 10, "b": 11, "c": 12}
     with pytest.raises(ConfigurationError, match=r"not online after 0 s: b\. Start"):
         waits(FlowerPool(wait=0), names, online, monkeypatch)
     assert waits(FlowerPool(wait=0, min_sites=2), names, online, monkeypatch) == {"a": 10, "b": 11, "c": 12}

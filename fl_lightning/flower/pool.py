@@ -87,7 +87,7 @@ class FlowerPool(RemoteSites):
 
     def _require_enough(self, names: Sequence[str], revoked: Sequence[str], missing: Sequence[str]) -> None:
         online = len(names) - len(revoked) - len(missing)
-        if self.min_sites is not None and online >= self.min_sites:
+        if online >= (len(names) if self.min_sites is None else self.min_sites):
             return
         if revoked and self.min_sites is None:
             raise ConfigurationError(
