@@ -218,8 +218,8 @@ def test_interrupting_the_fit_stops_the_sites(federation):
     fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
     time.sleep(8)  # each site has looked for its order
     fit.send_signal(signal.SIGINT)
-    assert fit.wait(30) == 130
-    wait_for(lambda: all(one() for one in stopped), 20, "the sites to stop")
+    wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 10, "the fit and the sites to stop")
+    assert fit.returncode == 130
 
 
 def test_a_site_ends_on_request_with_its_children(federation):

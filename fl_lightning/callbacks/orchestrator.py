@@ -42,6 +42,7 @@ from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
+from fl_lightning.server.requeue import requeue_whole_rounds
 from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
@@ -174,6 +175,7 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(self._attack_schedule.end)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
+        requeue_whole_rounds(trainer, self._cleanup)
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
