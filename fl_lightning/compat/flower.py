@@ -19,7 +19,7 @@ FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
 
 ONLINE = "online"
-_FAREWELL = 2.0
+_FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
