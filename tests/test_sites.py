@@ -81,6 +81,48 @@ def test_scores_and_evaluations_at_the_sites(tmp_path, monkeypatch):
     assert len(numbers[0]) >= 3
 
 
+def test_frozen_parts_are_sent_once(tmp_path, monkeypatch):
+    """Transfer learning: thawed from round 2 on. A site that starts again gets everything."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration()
+    freeze = {"class_path": "TransferLearning", "init_args": {"parts": ["network.layers.1"], "thaw_after": 3}}
+    config["trainer"] |= {"max_epochs": 5, "callbacks": [freeze]}
+    whole = simulate(config)
+    begun = []
+
+    def restart(name, parts, ask):
+        if name == "north" and b'"TrainOrder"' in parts["order"]:
+            begun.append(name)
+            if len(begun) == 3:
+                start_site(tmp_path, name)
+        return ask()
+
+    HOOK["hook"] = restart
+    assert same_bits(whole, federate(config))
+    names = {}
+    for name in ("north", "west"):
+        lines = [json.loads(line) for line in (tmp_path / name / "state" / "audit.jsonl").read_text().splitlines()]
+        models = [line["tensors"] for line in lines if line["kind"] == "model"]
+        names[name] = [any("network.layers.1.weight" in tensor for tensor in tensors) for tensors in models]
+        assert all(any("network.layers.4.weight" in tensor for tensor in tensors) for tensors in models)
+    assert names["west"] == [True, False, False, False, True]  # round 3 trains it for the first time, from the value it has
+    assert names["north"] == [True, False, False, True, False, True]
+
+
+def test_central_noise_of_clients_privacy(tmp_path, monkeypatch):
+    """The sites clip, and the server adds noise from its own key: with almost none, the weights are the simulation's."""
+    pytest.importorskip("dp_accounting")
+    prepare(tmp_path, monkeypatch)
+    private = {"max_norm": 0.05, "noise_multiplier": 1e-9, "noise": "central"}
+    strategy = {"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}
+    config = configuration(transforms=[{"class_path": "ClientPrivacy", "init_args": private}], strategy=strategy)
+    here, there = simulate(config), federate(config)
+    assert all(torch.allclose(here[name], there[name], atol=1e-6) for name in here)
+    config["federation"]["transforms"] = []
+    free = federate(config, "free")
+    assert max(float((free[name] - there[name]).abs().max()) for name in free) > 0.01
+
+
 SENT = {  # 53 parameters, 16 of which are 30 %
     "TopK": ([TOP_K], {"numbers": ["float32", 16], "positions": ["int32", 16]}),
     "Quantize": ([QUANTIZE], {"numbers": ["uint8", math.ceil(53 * 5 / 8)], "scales": ["float32", math.ceil(53 / 7)]}),

@@ -10,6 +10,7 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.transport import Answer, Transport
+from fl_lightning.functional.digest import Digest
 from fl_lightning.messages import EvalOrder, ServerModel, Settlement, TrainOrder
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
@@ -38,6 +39,7 @@ class _Request:
 
     order: bytes
     model: bool
+    base: int = 0
     size: int = 0
 
 
@@ -63,7 +65,9 @@ class Exchange:
         self._transport, self._names = transport, tuple(names)
         self._contract, self._federation, self._limit = contract, federation, limit
         self._model: ServerModel | None = None
-        self._encoded: bytes | None = None
+        self._encoded: dict[int, bytes] = {}  # the model as bytes, by the version that the receiver has; 0 for none
+        self._digests: dict[str, str] = {}
+        self._changed: dict[str, int] = {}  # the version in which each tensor changed last
         self._has: dict[int, int] = {}  # the version of the model that each site has
         self._settlements: dict[int, list[Settlement]] = defaultdict(list)
         self._trained = set[int]()
@@ -79,8 +83,13 @@ class Exchange:
         return self._transport.absent()
 
     def publish(self, model: ServerModel) -> None:
-        """Send this model with the next order to each site."""
-        self._model, self._encoded = model, None
+        """Send this model with the next order to each site, without tensors that the site has: frozen ones, and constants."""
+        self._model, self._encoded = model, {}
+        for name, tensor in model.tensors.items():
+            digest = Digest()
+            digest.add(tensor)
+            if self._digests.get(name) != digest.text():
+                self._digests[name], self._changed[name] = digest.text(), model.version
 
     def send(self, client: int, orders: Sequence[TrainOrder | EvalOrder]) -> None:
         """Send orders with what the site must know first; without orders it does not need the model."""
@@ -97,28 +106,34 @@ class Exchange:
             orders=list(orders),
             settlements=list(self._settlements[client]),
         )
-        self._requests[client] = _Request(content, bool(orders) and self._has.get(client) != self._model.version)
+        known = self._has.get(client, 0)
+        self._requests[client] = _Request(content, bool(orders) and known != self._model.version, known)
         self._dispatch(client)
 
     def repeat(self, client: int) -> None:
-        """Send a site's request again, with the model; the site answers from its store if it has done the work."""
-        self._requests[client].model = True
+        """Send a site's request again, with the whole model; the site answers from its store if it has done the work."""
+        request = self._requests[client]
+        request.model, request.base = True, 0
         self._dispatch(client)
 
     def _dispatch(self, client: int) -> None:
         request = self._requests[client]
         parts = {"order": request.order}
         if request.model:
-            parts["model"] = self._published()
+            parts["model"] = self._published(request.base)
         request.size += sum(map(len, parts.values()))
         assert self._model is not None
         self._transport.send(client, parts, self._model.round_idx, self._limit)
 
-    def _published(self) -> bytes:
-        assert self._model is not None
-        if self._encoded is None:
-            self._encoded = to_bytes(self._model)
-        return self._encoded
+    def _published(self, base: int) -> bytes:
+        """Return the model as bytes, for a site that has a version of it; 0 for none."""
+        model = self._model
+        assert model is not None
+        new = {name: tensor for name, tensor in model.tensors.items() if self._changed[name] > base}
+        base = base if len(new) < len(model.tensors) else 0
+        if base not in self._encoded:
+            self._encoded[base] = to_bytes(replace(model, tensors=new, base=base))
+        return self._encoded[base]
 
     # ---------------------------------------------------------------- answers
 
@@ -144,13 +159,14 @@ class Exchange:
             found = envelope.opened(answer.content, ("reply",))
         except WireError as error:
             raise SiteError(who, str(error)) from error
-        if found.get("needs") == "model" and not self._requests[client].model:
+        request = self._requests[client]
+        if found.get("needs") == "model" and (not request.model or request.base):
             self.repeat(client)
             return None
         if "error" in found or "needs" in found:
             raise SiteError(who, envelope.printable(found.get("error", "it lacks the model")))
         assert self._model is not None
-        if self._requests[client].model:
+        if request.model:
             self._has[client] = self._model.version
         self._settlements.pop(client, None)
         self._count(client, found.get("releases"))
