@@ -46,6 +46,7 @@ class ServerModel:
         largest: the largest weight that can be summed exactly; updates with a larger one are refused.
         tolerates_broken: whether the strategy accepts weights that are not finite.
         session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
+        base: an earlier version, with which the tensors that are missing here are shared; 0 if none is missing.
     """
 
     version: int
@@ -56,6 +57,7 @@ class ServerModel:
     largest: float = math.inf
     tolerates_broken: bool = False
     session: str = ""
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True)

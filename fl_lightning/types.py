@@ -34,6 +34,29 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Compressed:
+    """Hold a model as a compressed change of the global one, for the way to the server; see ``functional.compression``.
+
+    Attributes:
+        numbers: the new values of the parameters that are sent, shape (s,); or their levels, packed in bytes.
+        rest: the floating-point buffers, shape (d - p,).
+        counters: the integer and boolean buffers, int64, shape (c,).
+        positions: the positions of the parameters that are sent, int32 or int64, ascending, shape (s,); None for all.
+        scales: the largest absolute change of each block, float32; None if the numbers are values, not levels.
+        bits: the bits of a level.
+        block: the number of levels that share a scale.
+    """
+
+    numbers: Tensor
+    rest: Tensor
+    counters: Tensor
+    positions: Tensor | None = None
+    scales: Tensor | None = None
+    bits: int = 0
+    block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Pull a client's parameters towards an anchor while it trains: ``strength / 2 * |w - anchor|^2`` in its loss.
 
@@ -114,6 +137,7 @@ class ClientUpdate:
             after all clients of the round have trained.
         update_norm: the L2 norm of the change of the parameters that the server receives; None if the server does not see
             individual changes.
+        compressed: the model in the form in which a site sends it, instead of ``model``, if a transform compresses it.
     """
 
     client: int
@@ -136,6 +160,7 @@ class ClientUpdate:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     epsilon: float | None = None
     update_norm: float | None = None
+    compressed: Compressed | None = None
 
     @property
     def state(self) -> Tensor | None:
@@ -155,11 +180,11 @@ class ClientUpdate:
 
     def without_state(self) -> ClientUpdate:
         """Return the update without its tensors, which makes it small and safe to store or to send between ranks."""
-        return replace(self, model=None, extras={})
+        return replace(self, model=None, extras={}, compressed=None)
 
     def with_state(self, state: Tensor) -> ClientUpdate:
         """Return the update with another state, shape (d,)."""
-        return replace(self, model=Snapshot(state, self.snapshot.counters, self.snapshot.moved))
+        return replace(self, model=Snapshot(state, self.snapshot.counters, self.snapshot.moved), compressed=None)
 
     def to(self, device: torch.device | str) -> ClientUpdate:
         """Return the update with its tensors on a device; no resident module contains this copy."""

@@ -28,13 +28,13 @@ from fl_lightning.messages import (
     Settlement,
     TrainOrder,
 )
-from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 2
+FORMAT = 3
 """The version of the format, which increases when a message changes."""
 
 _KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)
-MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Pull, Snapshot)}
+MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""
 

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.compat.python import run_exit_functions
 from fl_lightning.studies.worker import context, kill
@@ -92,7 +93,8 @@ def _enter(arguments: list[str], environment: dict[str, str], folder: Path, sink
     for stream in (sys.stdout, sys.stderr):
         os.dup2(sink.fileno(), stream.fileno())
     sink.close()
-    torch.set_num_threads(1)  # OMP_NUM_THREADS was read long ago
+    torch.set_num_threads(1)  # OMP_NUM_THREADS was read long ago, and so was the rank
+    rank_zero_only.rank = int(environment.get("RANK") or environment.get("SLURM_PROCID") or 0)  # type: ignore[attr-defined]
     try:
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])

@@ -1,4 +1,4 @@
-"""Every algorithm in one launch on two ranks: writes the final weights of each."""
+"""Every algorithm in one launch on two nodes of one rank each: writes the final weights of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(out: str) -> None:
         module, data, federation = prepare(name)
         if name in ("fedmedian", "scaffold"):  # by way of files; one rank holds everything in memory
             federation.memory_limit = 0.0
-        run = trainer(2, federation, devices=2, strategy="ddp")
+        run = trainer(2, federation, devices=1, num_nodes=2, strategy="ddp")
         run.fit(module, data)
         finals[name] = outcome(module, federation)
         memory = federation._run.memory

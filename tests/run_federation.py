@@ -24,7 +24,8 @@ from fl_lightning import (
 
 
 class Kill(FederationCallback):
-    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there.
+    """SIGKILL in round 2: before its second client trains, or while its checkpoint is half written; or SIGTERM there,
+    or what SLURM sends before the end of a job.
 
     With several ranks, one of them alone is killed.
     """
@@ -35,6 +36,8 @@ class Kill(FederationCallback):
     def on_client_start(self, trainer, pl_module, round_idx, client) -> None:
         if self.when == "in a round" and round_idx == 2 and client == 1:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.when == "SLURM" and round_idx == 2 and client == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
         if self.when == "politely" and round_idx == 2 and client == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 

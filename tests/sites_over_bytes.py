@@ -17,28 +17,39 @@ from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.site_data import SiteData, read_settings
 from fl_lightning.flower.site_server import SiteServer
 from fl_lightning.flower.transport import Answer, Parts, Transport
+from fl_lightning.messages import ClientInfo
 
 NAMES = ("north", "south", "west")
 SERVERS: dict[str, SiteServer] = {}
 """The running sites, by name; they outlive a fit."""
+REGISTERED: list[str] = list(NAMES)
+"""The names of the sites, in the order of their numbers."""
+ABSENT: set[str] = set()
+"""The names of the sites that are not online."""
+TOLD: dict[str, ClientInfo] = {}
+"""What sites have told in earlier fits."""
 HOOK: dict[str, Callable[[str, Parts, Callable[[], bytes]], bytes | None]] = {}
 """A function between the transport and a site, by the test that sets it."""
 
 
 class BytesTransport:
-    """Calls each site in turn, the last request first."""
+    """Calls each site in turn, the last request first; the names of absent sites are in ``ABSENT``."""
+
+    def absent(self) -> dict[int, str]:
+        return {k: "it is offline" for k, name in enumerate(REGISTERED) if name in ABSENT}
 
     def __init__(self) -> None:
         self._waiting: dict[int, Parts] = {}
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         assert client not in self._waiting
+        assert REGISTERED[client] not in ABSENT
         self._waiting[client] = dict(parts)
 
     def answers(self) -> Iterator[Answer]:
         while self._waiting:
             client, parts = self._waiting.popitem()
-            name = NAMES[client]
+            name = REGISTERED[client]
 
             def ask(name: str = name, parts: Parts = parts) -> bytes:
                 return SERVERS[name].answer(parts)
@@ -56,11 +67,17 @@ class BytesTransport:
 class BytesSites(RemoteSites):
     """``federation.pool: sites_over_bytes.BytesSites``."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, min_sites: int | None = None) -> None:
+        super().__init__(min_sites=min_sites)
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
-        return BytesTransport(), NAMES
+        return BytesTransport(), tuple(REGISTERED)
+
+    def _recall(self, name: str) -> ClientInfo | None:
+        return TOLD.get(name)
+
+    def _remember(self, infos: Sequence[ClientInfo]) -> None:
+        TOLD.update({info.name: info for info in infos})
 
 
 def start_site(folder: Path, name: str) -> SiteServer:
@@ -73,6 +90,9 @@ def start_site(folder: Path, name: str) -> SiteServer:
 def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None) -> None:
     """Write the data of a server and three sites of 24, 36 and 48 rows, and start the sites."""
     monkeypatch.chdir(folder)
+    REGISTERED[:] = NAMES
+    ABSENT.clear()
+    TOLD.clear()
     draw = np.random.default_rng(3)
     labels = draw.integers(0, 3, 148)
     features = draw.normal(size=(148, 6)) + labels[:, None]
@@ -182,4 +202,18 @@ def federate(config: dict[str, Any], folder: str = "real", *more: str) -> dict[s
     return weights(Path(folder))
 
 
-__all__ = ["HOOK", "NAMES", "SERVERS", "configuration", "federate", "prepare", "same_bits", "simulate", "start_site", "weights"]
+__all__ = [
+    "ABSENT",
+    "HOOK",
+    "NAMES",
+    "REGISTERED",
+    "SERVERS",
+    "TOLD",
+    "configuration",
+    "federate",
+    "prepare",
+    "same_bits",
+    "simulate",
+    "start_site",
+    "weights",
+]

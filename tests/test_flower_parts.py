@@ -8,19 +8,23 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED
+from fl_lightning.compat.flower import TESTED, Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import requirements
 from fl_lightning.flower.front import OnlyFleet
+from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder, create_certificates, create_key
 from fl_lightning.flower.site import address_of, main
+from fl_lightning.flower.transport import Answer
+from fl_lightning.messages import ClientInfo
 
 
 def status(
@@ -30,7 +34,7 @@ def status(
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -38,7 +42,9 @@ def status(
     headers = [] if length is None else [(b"content-length", length.encode())]
     scope = {"type": kind, "server": ("0.0.0.0", port), "method": method, "path": path, "headers": headers}
     scope["raw_path"] = path.encode() if raw is None else raw
-    asyncio.run(OnlyFleet(app, 8443)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(OnlyFleet(app, 8443, "1.2.3")(scope, None, send))  # type: ignore[arg-type]
+    if sent[0].get("status") == 200:
+        assert ((b"x-fl-lightning", b"1.2.3") in sent[0]["headers"]) == (port == 8443)
     return int(sent[0].get("status", sent[0].get("code")))
 
 
@@ -73,6 +79,45 @@ def test_numbers_are_never_given_again(tmp_path):
     folder = ServerFolder(tmp_path)
     assert [folder.number(name) for name in ("a", "b", "a", "c")] == [0, 1, 0, 2]
     assert ServerFolder(tmp_path).numbers() == {"a": 0, "b": 1, "c": 2}
+
+
+def waits(pool, names, found, monkeypatch):
+    """Return what a pool finds when these sites are registered and these (name to online) exist at the SuperLink."""
+    nodes = [Node(10 + k, name, online, b"") for k, (name, online) in enumerate(found.items())]
+    link = SimpleNamespace(nodes=lambda: nodes, close=lambda: None)
+    monkeypatch.setattr("fl_lightning.flower.pool.ControlLink", lambda address, certificate: link)
+    return pool._wait("127.0.0.1:1", b"", names)
+
+
+def test_a_fit_waits_for_all_sites_or_for_enough(monkeypatch):
+    names, online = ("a", "b", "c"), {"a": True, "b": False, "c": True}
+    assert waits(FlowerPool(wait=0), names, dict.fromkeys(names, True), monkeypatch) == {"a": 10, "b": 11, "c": 12}
+    with pytest.raises(ConfigurationError, match=r"not online after 0 s: b\. Start"):
+        waits(FlowerPool(wait=0), names, online, monkeypatch)
+    assert waits(FlowerPool(wait=0, min_sites=2), names, online, monkeypatch) == {"a": 10, "b": 11, "c": 12}
+    with pytest.raises(ConfigurationError, match=r"b\. Only 2 are online, but 'min_sites' is 3"):
+        waits(FlowerPool(wait=0, min_sites=3), names, online, monkeypatch)
+    del online["b"]
+    with pytest.raises(ConfigurationError, match=r"These sites were revoked: b\..*set 'federation.pool.min_sites'"):
+        waits(FlowerPool(wait=0), names, online, monkeypatch)
+    assert waits(FlowerPool(wait=60, min_sites=2), names, online, monkeypatch) == {"a": 10, "c": 11}
+
+
+def test_the_transport_names_sites_that_are_offline_or_revoked():
+    nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
+    transport = FlowerTransport(SimpleNamespace(nodes=lambda: nodes), [10, 11, None])  # type: ignore[arg-type]
+    assert transport.absent() == {1: "it is offline", 2: "it was revoked"}
+    transport.send(2, {}, 0, None)
+    assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
+
+
+def test_a_folder_remembers_what_sites_told(tmp_path):
+    folder = ServerFolder(tmp_path)
+    assert folder.description("a") is None
+    told = [ClientInfo("a", 30, (10, 20), 1, 2, ("x", "y")), ClientInfo("b", 5)]
+    folder.describe(told[:1])
+    folder.describe(told[1:])
+    assert [ServerFolder(tmp_path).description(name) for name in ("a", "b", "c")] == [*told, None]
 
 
 def test_a_folder_without_a_server_says_what_to_run(tmp_path):

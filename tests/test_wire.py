@@ -28,7 +28,7 @@ from fl_lightning.messages import (
     Settlement,
     TrainOrder,
 )
-from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 from fl_lightning.wire import FORMAT, MESSAGES, from_bytes, to_bytes
 
 ODD = (
@@ -69,6 +69,7 @@ EXAMPLES: list[Any] = [
     ClientInfo("Krankenhaus Süd", 12, (3, 0, 9)),
     LAYOUT,
     Progress(3, None),
+    Compressed(torch.tensor([1, 255], dtype=torch.uint8), ODD[3], ODD[8], torch.tensor([0, 5]), ODD[0], 8, 3),
 ]
 
 

@@ -7,6 +7,7 @@
     python tools/benchmark.py memory                  # peak memory over 200 rounds
     python tools/benchmark.py robust --models 1000    # a median of models that do not fit into memory
     python tools/benchmark.py allocator               # what keeping freed memory saves
+    python tools/benchmark.py flower --sites 3        # over the network, in an environment with the extra 'flower'
     python tools/benchmark.py gpu                     # S with 1,000 clients, W and L on a GPU, and what a step asks of it
 
 Every repeat runs the loop by hand, each row, and the loop by hand again, which is the control: a ratio that is not further
@@ -122,11 +123,12 @@ def one(name: str, settings: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, gpu")
+    parser.add_argument("what", nargs="+", help="workloads, or one of L, clients, memory, robust, allocator, flower, gpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peers", metavar="PYTHON", help="the interpreter of an environment with the peers")
     parser.add_argument("--models", type=int, default=200, help="of 'robust', with 10 million parameters each")
     parser.add_argument("--device", default="cuda", help="of 'gpu'; 'cpu' tries its rows out on little")
+    parser.add_argument("--sites", type=int, default=3, help="of 'flower'")
     parser.add_argument("--settings", type=json.loads, default={}, help="of 'one': a workload's settings in JSON")
     args = parser.parse_args()
     keep_freed_memory()
@@ -134,10 +136,11 @@ def main() -> None:
     if args.what[0] == "one":
         one(args.what[1], args.settings)
         return
+    import benchmark_flower
     import benchmark_gpu
     import benchmark_scale
 
-    measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS
+    measurements = benchmark_scale.MEASUREMENTS | benchmark_gpu.MEASUREMENTS | benchmark_flower.MEASUREMENTS
     print(f"torch {torch.__version__}, one thread per process, {os.cpu_count()} cores", flush=True)
     for what in args.what:
         if what in ("S", "W", "W-eval"):

@@ -14,6 +14,7 @@ from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
+from fl_lightning.server.requeue import requeued
 
 
 class _InTheRunsFolder(FindsLastCheckpoint):
@@ -118,7 +119,7 @@ def nothing_to_resume(folder: str) -> CheckpointError:
 
 
 def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
-    """Set ``ckpt_path`` to the run's best checkpoint if it is ``best``, or if an evaluation has none.
+    """Set ``ckpt_path`` to the run's best checkpoint if it is ``best``, or if an evaluation has none; resume a requeued fit.
 
     Args:
         config: configuration of a subcommand.
@@ -130,6 +131,11 @@ def choose_checkpoint(config: Namespace, command: str, tell: bool) -> None:
     """
     evaluates = command in ("validate", "test", "predict")
     given = config.get("ckpt_path")
+    if command == "fit" and not given and requeued() and any(Path(config.last_checkpoint.dirpath).glob("*.ckpt")):
+        config.ckpt_path = "last"
+        if tell:
+            print("SLURM has started this job again: it resumes from its last checkpoint.")
+        return
     if given != "best" and (given or not evaluates):
         return
     best = Path(config.best_checkpoint.dirpath) / "best.ckpt"

@@ -42,6 +42,7 @@ from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, warn_of_resting_parts
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
+from fl_lightning.server.requeue import requeue_whole_rounds
 from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
@@ -166,7 +167,7 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
         self._check(trainer, data)
-        self._run.begin(data.indices)
+        self._run.begin(data.indices, data.is_remote)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
@@ -174,6 +175,7 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(self._attack_schedule.end)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
+        requeue_whole_rounds(trainer, self._cleanup)
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer

@@ -77,6 +77,7 @@ class Workplace:
         detect_anomaly: whether autograd names the operation that produced a NaN.
         cohort: the largest number of clients in a round; None if it is unknown.
         engine: the engine that was chosen before the run was interrupted; None to choose one now.
+        compresses: whether updates are sent over a network, in a compressed form if a transform makes them smaller.
     """
 
     precision: str = "32-true"
@@ -88,6 +89,7 @@ class Workplace:
     detect_anomaly: bool = False
     cohort: int | None = None
     engine: str | None = None
+    compresses: bool = False
 
 
 class ClientAssembly:
@@ -141,6 +143,7 @@ class ClientAssembly:
             seed=settings.seed,
             secret=self._secret,
             device=place.device,
+            compresses=place.compresses,
         )
         evaluators = ClientEvaluators(
             self.resident,

@@ -14,6 +14,7 @@ from fl_lightning.clients.failures import UpdateCheck, refuse_moved
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.compression import compress
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.seeding import generator
@@ -42,6 +43,7 @@ class Outbox:
         seed: the seed of the federation.
         secret: the key of the noise that protects privacy.
         device: the device of the sums that attackers read.
+        compresses: whether updates carry the form in which a site sends them.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class Outbox:
         seed: int,
         secret: SecretKey,
         device: torch.device,
+        compresses: bool = False,
     ) -> None:
         self._attackers, self._transforms, self._memory = attackers, transforms, memory
         self._hostile = attackers.members(num_clients, seed)
         self._seed, self._secret, self._device = seed, secret, device
+        self._compresses = compresses
         self._attack: ModelAttack | None = None
         self._sent: Counter[int] = Counter()
 
@@ -147,7 +151,10 @@ class Outbox:
             kept = self._memory.drawer(update.client, kept_by(number))
             message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
         bytes_up = update.bytes_up - self._size * width + message.nbytes
-        return self._with_change(replace(update, bytes_up=bytes_up), message.change)
+        changed = self._with_change(replace(update, bytes_up=bytes_up), message.change)
+        if not self._compresses:
+            return changed
+        return replace(changed, compressed=compress(changed.snapshot, self._start, message.positions, message.levels))
 
     def _change(self, update: ClientUpdate) -> Tensor:
         return to_float64(update.snapshot.vector[: self._size]) - self._start

@@ -19,6 +19,8 @@ FLEET = "/v1/fleet/"
 """The paths that sites use; nothing else of a SuperLink must be reachable from outside."""
 
 ONLINE = "online"
+_FAREWELL = 1.5
+"""The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _STUB = b"""[project]
@@ -37,9 +39,12 @@ clientapp = "fl_lightning.flower:none"
 
 
 def prepare_environment() -> None:
-    """Disable Flower's telemetry and update check, before flwr is imported."""
+    """Disable Flower's telemetry and update check, before flwr is imported, and any proxy for this machine's own addresses."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+    for name in ("NO_PROXY", "no_proxy"):
+        given = [one for one in os.environ.get(name, "").split(",") if one]
+        os.environ[name] = ",".join(dict.fromkeys([*given, "127.0.0.1", "localhost"]))
 
 
 def installed_version() -> tuple[int, ...] | None:
@@ -247,13 +252,14 @@ class ServerLink:
         """End the run, so that sites stop working on it."""
         from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 
-        with suppress(Exception):  # the SuperLink may be gone
-            self._grid._retry_invoker.max_tries = 1
+        for client in (self._grid._runtime_client, self.control.client):  # the SuperLink may be gone
+            client._client.timeout, client._retry_invoker = _FAREWELL, None
+        with suppress(Exception):
             status = "completed" if completed else "stopped"
             self._grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
         with suppress(Exception):
             self.control.stop_runs()
-        self._heartbeat.stop()
+        self._heartbeat._stop_event.set()  # without waiting for a heartbeat under way
         self._grid.close()
         self.control.close()
 

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch.optim import Optimizer
 
@@ -59,6 +60,7 @@ __all__ = [
     "logging_levels",
     "seed_workers",
     "set_up_validation",
+    "slurm_environment",
     "stepping_through",
     "swap_logging_advice",
     "synchronises_batch_norm",
@@ -157,6 +159,12 @@ def ignore_signals(trainer: Trainer) -> None:
     """Keep a Trainer from taking over signals and restoring them; it has no flag for that."""
     for name in ("register_signal_handlers", "teardown"):
         setattr(trainer._signal_connector, name, _do_nothing)
+
+
+def slurm_environment(trainer: Trainer) -> SLURMEnvironment | None:
+    """Return the environment of a Trainer that SLURM has started; a Trainer does not show it."""
+    found = trainer._accelerator_connector.cluster_environment
+    return found if isinstance(found, SLURMEnvironment) else None
 
 
 def _do_nothing() -> None:

@@ -16,8 +16,6 @@ from fl_lightning.strategies.focus import Focus
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
-from fl_lightning.transforms.quantize import Quantize
-from fl_lightning.transforms.top_k import TopK
 
 
 def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
@@ -51,8 +49,6 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
         "several ranks (trainer.devices, trainer.num_nodes)": trainer.world_size > 1,
         "trainer.fast_dev_run": bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
     }
-    compressing = [t for t in settings.transforms if isinstance(t, TopK | Quantize)]
-    refused |= {f"federation.transforms: {type(t).__name__} (it is not encoded for the network yet)": True for t in compressing}
     chains = bool(settings.transforms) and any(type(t).receive is not Transform.receive for t in settings.transforms)
     refused |= {f"federation.transforms on {type(route).__name__}": chains and route.passes_models}
     named = [name for name, found in refused.items() if found]
@@ -63,12 +59,22 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
         )
 
 
-def require_parts(settings: Any, infos: Sequence[ClientInfo]) -> None:
+def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -> None:
     """Refuse settings that need examples or counts which a site does not have or does not tell.
+
+    Args:
+        settings: the federation's settings.
+        infos: what the sites told.
+        absent: the number of sites that are absent.
 
     Raises:
         ConfigurationError: naming the setting and the sites.
     """
+    if absent and settings.client_evaluation.active:
+        raise ConfigurationError(
+            "'federation.client_evaluation' needs all sites, but some are absent. Remove 'federation.pool.min_sites', or the "
+            "evaluation."
+        )
     needs = {
         "validation": ("federation.strategy", settings.strategy.local_metric is not None, "num_validation"),
         "test": ("federation.client_evaluation", settings.client_evaluation.active, "num_test"),

@@ -111,6 +111,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
         logger=contract["logger"],
         inference_mode=contract["inference_mode"],
         cohort=1,
+        compresses=True,
     )
     assembly = ClientAssembly(
         module=client_copy(module).to(device),

@@ -12,6 +12,9 @@ _ALLOWED = re.compile(re.escape(FLEET) + r"[a-z]+(-[a-z]+)*")
 _LARGEST = 64 * 2**20
 """The largest accepted request in bytes; Flower sends tensors in parts of 5 MB."""
 
+VERSION = "x-fl-lightning"
+"""The header with the server's version."""
+
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -22,10 +25,11 @@ class OnlyFleet:
     Args:
         app: the SuperLink's ASGI app.
         public_port: the port that is reachable from outside; requests at other ports pass.
+        version: the version that replies to sites carry in a header, for ``fl-lightning site --check``.
     """
 
-    def __init__(self, app: App, public_port: int) -> None:
-        self._app, self._public_port = app, public_port
+    def __init__(self, app: App, public_port: int, version: str = "") -> None:
+        self._app, self._public_port, self._version = app, public_port, version.encode()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -38,7 +42,15 @@ class OnlyFleet:
         elif _length(scope) > _LARGEST:
             await _refuse(send, 413)
         else:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._with_version(send))
+
+    def _with_version(self, send: Any) -> Any:
+        async def told(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (VERSION.encode(), self._version)]
+            await send(message)
+
+        return told
 
 
 def passes(scope: Scope) -> bool:

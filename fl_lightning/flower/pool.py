@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
-from fl_lightning.errors import ConfigurationError, RankError
+from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.transport import Answer, Parts, Transport
+from fl_lightning.messages import ClientInfo
 
 _DAY = 24 * 3600.0
 _CAUSES = {
@@ -34,12 +35,13 @@ class FlowerPool(RemoteSites):
         folder: the folder of ``fl-lightning serve``.
         wait: the seconds to wait for the registered sites to be online, >= 0.
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+        min_sites: the number of sites that must be online after ``wait`` for the fit to start, >= 1; None for all. The others
+            are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
     """
 
-    def __init__(self, folder: str = "fed", wait: float = 60.0, grace: float = 30.0) -> None:
-        super().__init__(grace)
-        if not wait >= 0:
-            raise ConfigurationError(f"'federation.pool.wait' must be 0 seconds or above, but is {wait!r}.")
+    def __init__(self, folder: str = "fed", wait: float = 60.0, grace: float = 30.0, min_sites: int | None = None) -> None:
+        super().__init__(grace, min_sites)
+        require(wait >= 0, "federation.pool.wait", "0 seconds or above", wait)
         self.folder, self.wait = folder, wait
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
@@ -51,35 +53,53 @@ class FlowerPool(RemoteSites):
             raise ConfigurationError("No site is registered. Run 'fl-lightning register NAME.pub' for each.")
         nodes = self._wait(address, certificate, names)
         link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
-        return FlowerTransport(link, [nodes[name] for name in names]), names
+        return FlowerTransport(link, [nodes.get(name) for name in names]), names
+
+    def _recall(self, name: str) -> ClientInfo | None:
+        return ServerFolder(Path(self.folder)).description(name)
+
+    def _remember(self, infos: Sequence[ClientInfo]) -> None:
+        ServerFolder(Path(self.folder)).describe(infos)
 
     def _wait(self, address: str, certificate: bytes, names: Sequence[str]) -> dict[str, int]:
-        """Return the node ids of the sites, as soon as all are online."""
-        control, end, told = _link(lambda: ControlLink(address, certificate), ServerFolder(Path(self.folder))), 0.0, False
+        """Return the node ids of the sites by name, as soon as all are online, or enough after the time limit.
+
+        Raises:
+            ConfigurationError: if too few are online.
+        """
+        folder = ServerFolder(Path(self.folder))
+        control, told = _link(lambda: ControlLink(address, certificate), folder), False
         end = time.monotonic() + self.wait
         try:
             while True:
-                nodes = {node.name: node for node in _link(control.nodes, ServerFolder(Path(self.folder)))}
-                revoked = [name for name in names if name not in nodes]
-                if revoked:
-                    raise ConfigurationError(
-                        f"These sites were revoked: {', '.join(revoked)}. Their numbers belong to this federation. Start a new "
-                        "one: 'fl-lightning serve' with another folder, and register the remaining sites there."
-                    )
-                missing = [name for name in names if not nodes[name].online]
-                if not missing:
-                    return {name: nodes[name].node_id for name in names}
-                if time.monotonic() > end:
-                    raise ConfigurationError(
-                        f"These sites are not online after {self.wait:g} s: {', '.join(missing)}. Start 'fl-lightning site' "
-                        "there, or raise 'federation.pool.wait'."
-                    )
+                nodes = {node.name: node for node in _link(control.nodes, folder)}
+                missing = [name for name in names if name in nodes and not nodes[name].online]
+                late = time.monotonic() > end
+                if not missing or late:
+                    self._require_enough(names, [n for n in names if n not in nodes], missing)
+                    return {name: node.node_id for name, node in nodes.items()}
                 if not told:
                     print(f"Waiting for {', '.join(missing)} ...", flush=True)
                     told = True
                 time.sleep(0.3)
         finally:
             control.close()
+
+    def _require_enough(self, names: Sequence[str], revoked: Sequence[str], missing: Sequence[str]) -> None:
+        online = len(names) - len(revoked) - len(missing)
+        if online >= (len(names) if self.min_sites is None else self.min_sites):
+            return
+        if revoked and self.min_sites is None:
+            raise ConfigurationError(
+                f"These sites were revoked: {', '.join(revoked)}. Their numbers belong to this federation. Continue without "
+                "them: set 'federation.pool.min_sites', and 'federation.faults.policy' to 'skip'. Or start a new one: "
+                "'fl-lightning serve' with another folder."
+            )
+        least = "" if self.min_sites is None else f" Only {online} are online, but 'min_sites' is {self.min_sites}."
+        raise ConfigurationError(
+            f"These sites are not online after {self.wait:g} s: {', '.join([*missing, *revoked])}.{least} Start 'fl-lightning "
+            "site' there, or raise 'federation.pool.wait'."
+        )
 
 
 def _link(call: Any, folder: ServerFolder) -> Any:
@@ -100,18 +120,25 @@ class FlowerTransport:
 
     Args:
         link: the connection to the SuperLink.
-        nodes: the node id of each client.
+        nodes: the node id of each client; None if it was revoked.
     """
 
-    def __init__(self, link: ServerLink, nodes: Sequence[int]) -> None:
+    def __init__(self, link: ServerLink, nodes: Sequence[int | None]) -> None:
         self._link, self._nodes = link, list(nodes)
         self._waiting: dict[str, tuple[int, float]] = {}
         self._refused: list[int] = []
 
+    def absent(self) -> dict[int, str]:
+        """See :meth:`Transport.absent`."""
+        online = {node.node_id for node in self._guarded(self._link.nodes) if node.online}
+        gone = {k: "it is offline" for k, node in enumerate(self._nodes) if node is not None and node not in online}
+        return gone | {k: "it was revoked" for k, node in enumerate(self._nodes) if node is None}
+
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
         limit = _DAY if seconds is None else seconds
-        order = self._guarded(lambda: self._link.push(self._nodes[client], parts, str(round_idx), limit))
+        node = self._nodes[client]
+        order = None if node is None else self._guarded(lambda: self._link.push(node, parts, str(round_idx), limit))
         if order is None:
             self._refused.append(client)
         else:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.collectives import Collectives
-from fl_lightning.errors import ClientError, ConfigurationError, WireError
+from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import refuse_simulated, require_parts
 from fl_lightning.flower.contract import SECTIONS
+from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.validation import require_message
@@ -31,12 +33,13 @@ class RemoteSites(RemoteClients):
 
     Args:
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
+        min_sites: the number of sites that must be online for the fit to start, >= 1; None for all.
     """
 
-    def __init__(self, grace: float = 30.0) -> None:
-        if not grace > 0:
-            raise ConfigurationError(f"'federation.pool.grace' must be above 0 seconds, but is {grace!r}.")
-        self.grace = grace
+    def __init__(self, grace: float = 30.0, min_sites: int | None = None) -> None:
+        require(grace > 0, "federation.pool.grace", "above 0 seconds", grace)
+        require(min_sites is None or min_sites >= 1, "federation.pool.min_sites", "1 or above, or null", min_sites)
+        self.grace, self.min_sites = grace, min_sites
         self._transport: Transport | None = None
         self._infos: tuple[ClientInfo, ...] = ()
 
@@ -44,25 +47,47 @@ class RemoteSites(RemoteClients):
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         """Return the transport, and the names of the sites in the order of their ids."""
 
+    def _recall(self, name: str) -> ClientInfo | None:
+        """Return what a site told when it was online last, or None."""
+        return None
+
+    def _remember(self, infos: Sequence[ClientInfo]) -> None:
+        """Keep what sites have told."""
+
     def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
         """See :class:`RemoteClients`."""
         refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
         self._values = configuration(trainer)
         self._settings, self._trainer = settings, trainer
+        if self.min_sites is not None and not settings.faults.skips:
+            raise ConfigurationError(
+                f"'federation.pool.min_sites' is {self.min_sites}, but 'federation.faults.policy' is 'fatal', which ends "
+                "the run when a site is absent. Set it to 'skip', or remove 'min_sites'."
+            )
         self._transport, names = self._connect(settings)
-        found = self._ask_all({client: envelope.request("describe") for client in range(len(names))}, names)
-        infos = []
-        for client, name in enumerate(names):
+        absent = self._transport.absent() if self.min_sites is not None else {}
+        told = self._described(names, absent)
+        self._remember(list(told.values()))
+        for client, cause in absent.items():
+            rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
+        everyone = enumerate(names)
+        self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
+        require_parts(settings, [info for info in self._infos if info.num_examples], absent=len(absent))
+        return self._infos
+
+    def _described(self, names: Sequence[str], absent: Collection[int]) -> dict[int, ClientInfo]:
+        """Return what each site that is online tells about its data."""
+        online = [client for client in range(len(names)) if client not in absent]
+        found = self._ask_all({client: envelope.request("describe") for client in online}, names)
+        infos: dict[int, ClientInfo] = {}
+        for client in online:
             info: Any = found[client].get("info")
             require_message(info, ClientInfo)
-            if info.name != name or info.num_examples < 1:
-                raise ConfigurationError(
-                    f"Site {name} calls itself '{envelope.printable(info.name)[:60]}', with {info.num_examples} examples."
-                )
-            infos.append(info)
-        self._infos = tuple(infos)
-        require_parts(settings, self._infos)
-        return self._infos
+            if info.name != names[client] or info.num_examples < 1:
+                called = envelope.printable(info.name)[:60]
+                raise ConfigurationError(f"Site {names[client]} calls itself '{called}', with {info.num_examples} examples.")
+            infos[client] = info
+        return infos
 
     def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
         """Send a request to each client, and return the contents of the replies.
@@ -103,22 +128,22 @@ class RemoteSites(RemoteClients):
             "logger": place.logger,
             "rounds": max(1, trainer.max_epochs or 1),
         }
+        absent = self._transport.absent() if self.min_sites is not None else {}
         requests = {
             client: envelope.request("prepare", federation=federation(), client=client, contract=contract)
             for client in range(len(self._infos))
+            if client not in absent
         }
         self._ask_all(requests, [info.name for info in self._infos])
         transport, self._transport = self._transport, None  # the pool closes it
+        limit = None if settings.faults.deadline is None else settings.faults.deadline + self.grace
         return RemotePool(
-            transport=transport,
+            exchange=Exchange(transport, [info.name for info in self._infos], contract, federation, limit),
             infos=self._infos,
             comm=Collectives(trainer),
-            contract=contract,
-            federation=federation,
             faults=settings.faults,
             view=assembly.view,
             engine=assembly.engine,
-            grace=self.grace,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import fl_lightning
 from fl_lightning.compat.flower import ControlLink, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.front import OnlyFleet
@@ -53,7 +54,7 @@ def serve(arguments: argparse.Namespace) -> None:
     for made in folder.prepare(arguments.host, port, local_port):
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    app = OnlyFleet(superlink_app(folder.files, "127.0.0.1", local_port), port)
+    app = OnlyFleet(superlink_app(folder.files, "127.0.0.1", local_port), port, fl_lightning.__version__)
     files = folder.files
     config = uvicorn.Config(
         app,

@@ -6,12 +6,14 @@ import ipaddress
 import json
 import os
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.messages import ClientInfo
 
 _DAYS = {"ca": 3650, "server": 825}
 
@@ -111,6 +113,25 @@ class ServerFolder:
             known[name] = len(known)
             write_whole(self.path / "sites.json", json.dumps(known).encode())
         return known[name]
+
+    # ---------------------------------------------------------------- what sites told
+
+    def description(self, name: str) -> ClientInfo | None:
+        """Return what a site told about its data when it was online last, or None."""
+        told = self._descriptions().get(name)
+        if told is None:
+            return None
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+        return ClientInfo(**fields)
+
+    def describe(self, infos: Sequence[ClientInfo]) -> None:
+        """Keep what sites told, for fits that start without them."""
+        told = self._descriptions() | {info.name: asdict(info) for info in infos}
+        write_whole(self.path / "described.json", json.dumps(told).encode())
+
+    def _descriptions(self) -> dict[str, dict[str, Any]]:
+        path = self.path / "described.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def create_certificates(files: dict[str, str], ca_key: Path, host: str) -> None:

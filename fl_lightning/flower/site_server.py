@@ -23,6 +23,7 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_state import SiteStore
 from fl_lightning.flower.validation import require_message, require_model, require_order
 from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import from_bytes
 
 Parts = Mapping[str, bytes]
@@ -37,7 +38,7 @@ class _Work:
     built: Built
     site: Site
     store: SiteStore
-    version: int | None = None
+    model: ServerModel | None = None
 
 
 class SiteServer:
@@ -149,12 +150,15 @@ class SiteServer:
         for order in orders:
             require_message(order, TrainOrder, EvalOrder)
             self._policy.check_order(order)
-        if orders and not self._has_model(work, asked, parts):
+        model = self._received(work, parts)
+        known = work.model if model is None else model
+        if orders and (known is None or known.version != asked.get("model_version")):
             return envelope.reply(needs="model")
         for settlement in settlements:
             work.site.handle(settlement)
-        if "model" in parts:
-            self._publish(work, parts["model"])
+        if model is not None:
+            work.site.handle(replace(model, tensors={k: t.to(self._device) for k, t in model.tensors.items()}))
+            work.model = model
         replies = [self._one(work, order) for order in orders]
         releases = work.built.runtime.releases()
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
@@ -164,17 +168,19 @@ class SiteServer:
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
 
-    @staticmethod
-    def _has_model(work: _Work, asked: Mapping[str, Any], parts: Parts) -> bool:
-        return "model" in parts or (work.version is not None and work.version == asked.get("model_version"))
-
-    def _publish(self, work: _Work, content: bytes) -> None:
-        model = from_bytes(content)
+    def _received(self, work: _Work, parts: Parts) -> ServerModel | None:
+        """Return the model in a request, with the tensors that it shares with the one here; None if it is not there."""
+        if "model" not in parts:
+            return None
+        model, known = from_bytes(parts["model"]), work.model
         require_message(model, ServerModel)
+        self._audit.record("in", "model", parts["model"], model)
+        if model.base:
+            if known is None or known.version != model.base:
+                return None
+            model = replace(model, tensors={**known.tensors, **model.tensors}, base=0)
         require_model(model, work.built.module)
-        self._audit.record("in", "model", content, model)
-        work.site.handle(replace(model, tensors={k: t.to(self._device) for k, t in model.tensors.items()}))
-        work.version = model.version
+        return model  # type: ignore[no-any-return]
 
     def _one(self, work: _Work, order: TrainOrder | EvalOrder) -> ChainReport | EvalReport:
         resident = work.built.runtime.resident
@@ -183,6 +189,13 @@ class SiteServer:
         require_order(order, resident.view(), resident.server.broadcast, client)
         result = work.site.handle(order)
         assert result is not None
+        if isinstance(result, ChainReport):
+            result = replace(result, updates=tuple(map(_as_sent, result.updates)))
         if isinstance(order, TrainOrder):
             self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
         return result
+
+
+def _as_sent(update: ClientUpdate) -> ClientUpdate:
+    """Return an update without the model if it carries that in a compressed form."""
+    return update if update.compressed is None else replace(update, model=None)

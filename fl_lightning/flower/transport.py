@@ -27,6 +27,10 @@ class Answer:
 class Transport(Protocol):
     """Exchange bytes with sites; each client has at most one request under way."""
 
+    def absent(self) -> Mapping[int, str]:
+        """Return the clients that cannot be reached now, each with the cause in words."""
+        ...
+
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """Send a request.
 

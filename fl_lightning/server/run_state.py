@@ -23,6 +23,7 @@ from fl_lightning.server.client_evaluation import ClientScores
 from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.resume.changes import Change, changes, in_words
 from fl_lightning.server.resume.fingerprint import Fingerprint
+from fl_lightning.server.resume.sites import other_sites
 from fl_lightning.server.resume.table import Kind
 from fl_lightning.settings.federation import FederationSettings
 
@@ -44,6 +45,7 @@ class RunState:
         self._owner = owner
         self.num_clients = 0
         self._partition = ""
+        self._sites: list[list[Any]] = []
         self.memory = ClientMemory()
         self.pool: ClientPool | None = None
         self.last_scores: dict[int, float] = {}
@@ -59,12 +61,14 @@ class RunState:
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition) -> None:
+    def begin(self, training: Partition, remote: bool = False) -> None:
         """Prepare for a fit, which may continue an earlier one.
 
         Args:
             training: the clients' training examples.
+            remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
         """
+        self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients = len(training)
         self._partition = training.digest()
         self.fingerprint = None
@@ -99,6 +103,7 @@ class RunState:
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
             "partition": self._partition,
+            "sites": self._sites,
             "threads": torch.get_num_threads(),
             "random_state": _random_state(),
         }
@@ -180,7 +185,12 @@ class RunState:
                 f"The checkpoint was written with {before or 'no differential privacy'}, but this run has {now or 'none'}, and "
                 "no single epsilon covers both."
             )
-        if state["clients"] != self.num_clients:
+        if self._sites and state.get("sites"):
+            strategy, scores = self._owner.strategy, self._owner.client_evaluation
+            joined = "" if strategy.clients_may_join else f"'federation.strategy' {type(strategy).__name__}"
+            joined = "differential privacy" if now else joined or ("'federation.client_evaluation'" if scores.active else "")
+            problems += other_sites(state["sites"], self._sites, joined)
+        elif state["clients"] != self.num_clients:
             problems.append(f"The checkpoint has {state['clients']} clients, but this run has {self.num_clients}.")
         elif state["partition"] != self._partition:
             problems.append(

@@ -47,6 +47,7 @@ class Strategy:
         compares_clients: whether the rule treats clients differently. Such a rule has no effect on a route that hands a
             single model to the server.
         averages: whether the new state is the average of the clients' states, weighted by the logged weights.
+        clients_may_join: whether a resumed run may have further clients: whether no state of the rule is a mean over all.
     """
 
     metric: str | Metric | None = None
@@ -58,6 +59,7 @@ class Strategy:
     needs_full_batch: bool = False
     tolerates_broken: bool = False
     averages: bool = False
+    clients_may_join: bool = True
 
     def reset(self) -> None:
         """Forget an earlier run. Called before round 0."""

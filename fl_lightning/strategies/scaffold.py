@@ -29,6 +29,7 @@ class Scaffold(RunningStrategy):
 
     needs_own_training = True
     averages = True
+    clients_may_join = False
 
     def __init__(self) -> None:
         self._control: Tensor | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.compression import Levels
 from fl_lightning.functional.keyed_noise import KeyedStream
 
 
@@ -22,12 +23,14 @@ class Message:
         bits: the bits of each number that is sent.
         positions: the positions of the numbers that are sent, int64, ascending, shape (s,); the others are 0. None for all.
         overhead: the bytes besides the numbers, such as positions and scales.
+        levels: the numbers that are sent as levels, if they were quantised; sites send these.
     """
 
     change: Tensor
     bits: int
     positions: Tensor | None = None
     overhead: int = 0
+    levels: Levels | None = None
 
     @property
     def count(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from fl_lightning.errors import require
+from fl_lightning.functional.compression import Levels, largest_level, steps_of
 from fl_lightning.transforms.base import Message, Sender, Transform
 
 _SCALE = 4
@@ -34,11 +35,12 @@ class Quantize(Transform):
         values = change if positions is None else change[positions]
         blocks = math.ceil(values.numel() / self.block)
         padded = torch.nn.functional.pad(values, (0, blocks * self.block - values.numel())).view(blocks, self.block)
-        levels = 2 ** (self.bits - 1) - 1
-        scales = padded.abs().amax(dim=1, keepdim=True).float().double()  # as sent
-        scales = torch.where(scales > 0, scales, torch.ones_like(scales)) / levels
+        most = largest_level(self.bits)
+        scales = padded.abs().amax(dim=1).float()  # as sent
         draw = torch.rand(padded.shape, generator=sender.draw, dtype=torch.float64).to(padded.device)
-        rounded = torch.floor(padded / scales + draw).clamp(-levels, levels)
-        received = (rounded * scales).view(-1)[: values.numel()]
+        rounded = torch.floor(padded / steps_of(scales, self.bits)[:, None] + draw).clamp(-most, most)
+        levels = Levels(rounded.int().view(-1)[: values.numel()], scales, self.bits, self.block)
+        received = levels.values()
         result = received if positions is None else torch.zeros_like(change).index_copy(0, positions, received)
-        return replace(message, change=result, bits=self.bits, overhead=message.overhead + blocks * _SCALE)
+        overhead = message.overhead + blocks * _SCALE
+        return replace(message, change=result, bits=self.bits, overhead=overhead, levels=levels)

@@ -1,0 +1,57 @@
+"""On SLURM, let a job that is about to end start again from its last finished round.
+
+Lightning would save a checkpoint in the middle of a round, in which some clients have trained already, and prefer that to any
+other checkpoint from then on. A round is repeated instead: finished rounds are in ``last.ckpt``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+from lightning.pytorch import Trainer
+
+from fl_lightning.compat.lightning import slurm_environment
+
+
+def requeued() -> bool:
+    """Return whether SLURM has started this job again."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+
+def requeue_whole_rounds(trainer: Trainer, cleanup: ExitStack) -> None:
+    """Requeue the job when SLURM's signal arrives, SIGUSR1 by default, instead of what Lightning would do.
+
+    A Trainer whose ``SLURMEnvironment`` has ``auto_requeue=False`` is left alone.
+
+    Args:
+        trainer: the user's Trainer, before it fits.
+        cleanup: an exit stack that restores signal and settings.
+    """
+    environment = slurm_environment(trainer)
+    if environment is None or not environment.auto_requeue or threading.current_thread() is not threading.main_thread():
+        return
+    environment.auto_requeue = False
+    cleanup.callback(setattr, environment, "auto_requeue", True)
+    number = environment.requeue_signal or signal.SIGTERM
+    cleanup.callback(signal.signal, number, signal.getsignal(number) or signal.SIG_DFL)
+    signal.signal(number, lambda *_: _requeue(trainer.is_global_zero))
+
+
+def _requeue(first: bool) -> None:
+    if not first:
+        return
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    print(f"SLURM will stop job {job} soon. It starts again from its last finished round.", file=sys.stderr, flush=True)
+    try:
+        status = subprocess.run(["scontrol", "requeue", job], check=False).returncode
+    except OSError as error:
+        status = error.errno or 1
+    if status:
+        print(f"'scontrol requeue {job}' failed with {status}. Submit the job again.", file=sys.stderr, flush=True)

@@ -1,0 +1,202 @@
+"""``site --check`` against a small server with a certificate, and against a proxy, without Flower."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+
+import fl_lightning
+from fl_lightning.flower import site_check
+from fl_lightning.flower.front import VERSION
+from fl_lightning.flower.server_folder import ServerFolder, create_certificates
+
+pytest.importorskip("cryptography")
+
+
+class Server:
+    """Answer every TLS connection with the same headers, in a thread."""
+
+    def __init__(self, folder: ServerFolder) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder.files["certificate"], folder.files["key"])
+        self.ca, self.headers = folder.files["ca"], {"date": formatdate(usegmt=True), VERSION: fl_lightning.__version__}
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.listening.getsockname()[1])
+        self._context = context
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+                with self._context.wrap_socket(connection, server_side=True) as tls:
+                    if tls.recv(4096):
+                        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+                        tls.sendall(f"HTTP/1.1 400 Bad Request\r\n{lines}\r\n".encode())
+            except ssl.SSLError:
+                continue  # a client that only looks whether the port answers
+            except OSError:
+                if self.listening.fileno() < 0:
+                    return
+
+
+class Proxy:
+    """Connect to what a client names, like an HTTP proxy, or refuse it; in a thread."""
+
+    def __init__(self, allows: bool) -> None:
+        self.listening, self.allows, self.asked = socket.create_server(("127.0.0.1", 0)), allows, list[str]()
+        self.address = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._tunnel, args=(connection,), daemon=True).start()
+
+    def _tunnel(self, connection: socket.socket) -> None:
+        target = connection.recv(4096).split()[1].decode()
+        self.asked.append(target)
+        if not self.allows:
+            connection.sendall(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+            connection.close()
+            return
+        server = socket.create_connection(("127.0.0.1", int(target.rpartition(":")[2])))
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        threading.Thread(target=_copy, args=(server, connection), daemon=True).start()
+        _copy(connection, server)
+
+
+def _copy(one: socket.socket, other: socket.socket) -> None:
+    try:
+        while content := one.recv(65536):
+            other.sendall(content)
+        other.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory) -> ServerFolder:
+    folder = ServerFolder(tmp_path_factory.mktemp("fed"))
+    create_certificates(folder.files, folder.ca_key, "localhost")
+    return folder
+
+
+@pytest.fixture
+def server(certified, monkeypatch) -> Iterator[Server]:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(site_check, "_registered", lambda arguments: "the server knows this key")
+    monkeypatch.setattr(site_check, "_data", lambda arguments: "the server would learn nothing")
+    found = Server(certified)
+    yield found
+    found.listening.close()
+
+
+def said(server: Server, capsys: Any, host: str = "localhost", ca: str | None = "") -> tuple[bool, list[str]]:
+    """Return whether all tests passed, and the lines."""
+    arguments = argparse.Namespace(
+        server=f"https://{host}:{server.port}", ca=server.ca if ca == "" else ca, name="a", key="a.key", data="data.yaml"
+    )
+    return site_check.check(arguments), capsys.readouterr().out.splitlines()
+
+
+def failure(server: Server, capsys: Any, **more: Any) -> str:
+    """Return the only line of a failure; what follows must be left out, except for the data."""
+    passed, lines = said(server, capsys, **more)
+    assert not passed
+    (number,) = [k for k, line in enumerate(lines) if line.startswith("FAILED")]
+    assert all(line.startswith("ok") for line in [*lines[:number], lines[-1]])
+    assert all(line.endswith("not tested") for line in lines[number + 1 : -1])
+    return lines[number]
+
+
+def test_all_tests_pass(server, capsys):
+    passed, lines = said(server, capsys)
+    assert passed, lines
+    names = [line.partition(":")[0].removeprefix("ok").strip() for line in lines]
+    assert names == ["proxy", "name resolution", "port", "certificate", "clock", "versions", "registration", "data"]
+    assert "certificate 824 more days, CA 3649 more days" in lines[3]
+
+
+def test_another_ca_and_another_name_are_told(server, capsys):
+    told = failure(server, capsys, ca=None)
+    assert told.startswith("FAILED  certificate")
+    assert "Pass the server's ca.crt with '--ca'" in told
+    assert "FAILED  certificate" in failure(server, capsys, host="127.0.0.2")
+
+
+def test_an_expiring_ca_is_told(server, capsys, monkeypatch):
+    now = site_check.time.time()
+    monkeypatch.setattr(site_check.time, "time", lambda: now + 3649.5 * 86400)
+    monkeypatch.setattr(site_check.ssl.SSLSocket, "getpeercert", lambda *_: {"notAfter": "Jan  1 00:00:00 2099 GMT"})
+    assert "The CA expires within a day." in failure(server, capsys)
+
+
+def test_clocks_that_differ_are_told(server, capsys):
+    server.headers["date"] = formatdate(0, usegmt=True)
+    assert "FAILED  clock: This clock and the server's differ by" in failure(server, capsys)
+
+
+def test_another_minor_version_is_told(server, capsys):
+    server.headers[VERSION] = "9.9.1"
+    assert f"The server has fl_lightning 9.9.1, but this site {fl_lightning.__version__}. Install 9.9" in failure(
+        server, capsys
+    )
+    del server.headers[VERSION]
+    passed, lines = said(server, capsys)
+    assert passed
+    assert "the server does not tell its own" in lines[5]
+
+
+def test_a_port_that_does_not_answer_is_told(server, capsys):
+    server.listening.close()
+    assert "does not answer" in failure(server, capsys)
+
+
+def test_the_proxy_of_the_environment_is_used(server, capsys, monkeypatch):
+    """Flower uses it, so the tests do; it looks up the server's name."""
+    proxy = Proxy(allows=True)
+    monkeypatch.setenv("HTTPS_PROXY", proxy.address)
+    passed, lines = said(server, capsys)
+    assert passed, lines
+    assert "127.0.0.1:" in lines[0]
+    assert "the proxy looks up localhost" in lines[1]
+    assert set(proxy.asked) == {f"localhost:{server.port}"}
+    monkeypatch.setenv("NO_PROXY", "localhost")
+    assert "none for localhost (NO_PROXY)" in said(server, capsys)[1][0]
+
+
+def test_a_proxy_that_refuses_is_told(server, capsys, monkeypatch):
+    proxy = Proxy(allows=False)
+    monkeypatch.setenv("HTTPS_PROXY", proxy.address)
+    told = failure(server, capsys)
+    assert "FAILED  port" in told
+    assert "through the proxy 127.0.0.1:" in told
+    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
+    assert "FAILED  proxy: HTTPS_PROXY is 'socks5://127.0.0.1'" in failure(server, capsys)
+
+
+def test_loopback_is_never_asked_through_a_proxy(monkeypatch):
+    """A site's worker asks its SuperNode, and a fit its SuperLink, on this machine."""
+    import os
+    from urllib.request import proxy_bypass_environment
+
+    from fl_lightning.compat.flower import prepare_environment
+
+    monkeypatch.setenv("NO_PROXY", "intranet")
+    monkeypatch.setenv("no_proxy", "intranet")
+    prepare_environment()
+    prepare_environment()
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "intranet,127.0.0.1,localhost"
+    assert proxy_bypass_environment("127.0.0.1")
