@@ -42,7 +42,8 @@ _NAMES = {
     "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
-        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork SecureAggregation "
+        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork PersonalPart "
+        "SecureAggregation "
         "ServerEvaluation"
     ),
     "strategies": (

@@ -306,6 +306,9 @@ from fl_lightning.settings import (
     PartialWork as PartialWork,
 )
 from fl_lightning.settings import (
+    PersonalPart as PersonalPart,
+)
+from fl_lightning.settings import (
     SecureAggregation as SecureAggregation,
 )
 from fl_lightning.settings import (

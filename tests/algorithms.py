@@ -43,6 +43,7 @@ from fl_lightning import (
     Mocha,
     PartialWork,
     PermutedLabels,
+    PersonalPart,
     Quantize,
     RingFed,
     Scaffold,
@@ -224,6 +225,15 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
     },
     "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
+    "personal": lambda: {
+        "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*")],
+        "strategy": AdaFed("val_acc", scored_by="clients"),
+        "transforms": [TopK(0.5)],
+        "data": {"client_validation": 0.2, "client_test": 0.3},
+        "client_evaluation": ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
+        "clients_per_round": 4,
+        "more": 8,
+    },
     "last client": lambda: {"strategy": LastClient()},
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
@@ -246,6 +256,8 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
 
 
 def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
-    """The final weights, and what was measured at the clients."""
-    scores = federation._run.client_scores.rounds
-    return {**weights(module), **{f"client scores of round {r}": values for r, values in scores.items()}}
+    """The final weights, what was measured at the clients, and what they keep."""
+    scores, memory = federation._run.client_scores.rounds, federation._run.memory
+    kept = {f"client {k}: {name}": tensor for k in range(len(SIZES)) for name, tensor in memory.kept(k).items()}
+    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(": training")}  # packed, with its device
+    return {**weights(module), **kept, **{f"client scores of round {r}": values for r, values in scores.items()}}

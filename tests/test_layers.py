@@ -50,7 +50,7 @@ LAYER = {
     "server": 7,
     "callbacks": 8,
     "flower": 8,
-    "cli_names": 8,
+    **dict.fromkeys(("cli_names", "export_command"), 8),
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
     "cli_parser": 9.5,
     "cli": 10,

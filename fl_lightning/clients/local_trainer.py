@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.kept_training import NAME
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.memory import ClientMemory, personal_part
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.functional.seeding import derive_seed
@@ -20,6 +22,7 @@ from fl_lightning.messages import ClientJob, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
 from fl_lightning.types import ClientUpdate, Snapshot
 
+_NOTHING = Snapshot(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 Turn = tuple[ClientJob, Snapshot | None]
 """A client's job, and the model that it starts from (None for the global one)."""
 
@@ -57,7 +60,12 @@ class LocalTrainer:
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
-        self._unkept: dict[int, Tensor | None] = {}  # by client, until its update is accepted
+        self._unkept: dict[int, Trained] = {}  # by client, until its update is accepted
+
+    @property
+    def memory(self) -> ClientMemory:
+        """Return the state that clients keep between rounds."""
+        return self._memory
 
     @property
     def kept_like_parameters(self) -> tuple[str, ...]:
@@ -84,11 +92,11 @@ class LocalTrainer:
             return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, poisson)
 
         kept = self._memory.kept(job.client)
-        return EngineJob(job, derive_seed(*key, "training"), open_data, own or start, kept)
+        return EngineJob(job, derive_seed(*key, "training"), open_data, own or start, kept, personal_part(kept))
 
     def _update(self, trained: Trained) -> ClientUpdate:
         job = trained.job.job
-        self._unkept[job.client] = trained.kept
+        self._unkept[job.client] = replace(trained, model=_NOTHING)
         down, up = self._message_sizes()
         moved = trained.model.moved
         if moved and self._private is not None:
@@ -139,9 +147,11 @@ class LocalTrainer:
             job: the client's turn.
             in_place: whether to overwrite the tensors that the client has stored so far.
         """
-        kept = self._unkept.pop(update.client, None)
-        if kept is not None:
-            self._memory.put(update.client, **{NAME: kept})
+        trained = self._unkept.pop(update.client, None)
+        if trained is not None:
+            self._memory.keep_personal(update.client, trained.own)
+            if trained.kept is not None:
+                self._memory.put(update.client, **{NAME: trained.kept})
         if job.own_model:
             self._memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:

@@ -87,7 +87,7 @@ class ClientSession(Callback):
             begun: the time at which the client began, from ``time.perf_counter``.
         """
         job, self._terms = self._job, []
-        for parameter in self._client.parameters():
+        for parameter in (*self._client.parameters(), *self._client.own_parameters()):
             parameter.grad = None
         coefficients = self._steps
         attributes = self._resident.python.end()
@@ -104,15 +104,16 @@ class ClientSession(Callback):
             optimizer=self._words,
             seconds=time.perf_counter() - begun,
             kept=kept_training.pack(self._kept) if self._kept else None,
+            own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
-        self._resident.fill(self._client, self._job.start)
+        self._resident.fill(self._client, self._job.start, self._job.own)
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull)
-        begun = [(rule, rule.begin(start)) for rule in self._rules]
+        begun = [(rule, rule.begin(start)) for rule in self._rules if start.parameters]
         self._terms = [(rule, terms) for rule, terms in begun if terms]
         keep_metrics_to_this_process(pl_module)
 

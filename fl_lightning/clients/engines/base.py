@@ -57,6 +57,7 @@ class EngineJob:
         open_data: a function that returns the client's examples, called once, when training begins.
         start: the model to start from; None for the global one.
         kept: the stored tensors of the client's rules, by name.
+        own: the client's personal parameters and buffers, by name; empty before its first training.
     """
 
     job: ClientJob
@@ -64,6 +65,7 @@ class EngineJob:
     open_data: Callable[[], LightningDataModule]
     start: Snapshot | None = None
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Trained:
         optimizer: the optimizer's name and momentum.
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
+        own: the client's personal parameters and buffers, by name.
     """
 
     job: EngineJob
@@ -93,6 +96,7 @@ class Trained:
     optimizer: str
     seconds: float
     kept: Tensor | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Engine(Protocol):

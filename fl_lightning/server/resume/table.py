@@ -32,7 +32,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
-        stays="strategy route transforms clients_per_round seed",
+        stays="strategy route transforms personal clients_per_round seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
     ),
@@ -44,6 +44,7 @@ TABLE: dict[str, Row] = {
         "proximal_mu callbacks full_batch partial_work",
     ),
     "PartialWork": Row(on_purpose="share stragglers"),
+    "PersonalPart": Row(stays="*"),
     "ExamplePrivacy": Row(stays="*"),
     "Faults": Row(free="*"),  # so that a run that ended because of failures can continue
     "Availability": Row(on_purpose="drop_out slow slowness leave come_back"),
@@ -65,7 +66,7 @@ TABLE: dict[str, Row] = {
     "Quantize": Row(on_purpose="bits block"),
     "TopK": Row(on_purpose="share error_feedback"),
     # strategies
-    "AdaFed": Row(on_purpose="metric power examples mode epsilon"),
+    "AdaFed": Row(on_purpose="metric power examples mode epsilon scored_by"),
     "CosineFilter": Row(on_purpose="threshold examples"),
     "FedAvg": Row(on_purpose="weighting"),
     "FedAvgM": Row(on_purpose="momentum lr weighting"),
