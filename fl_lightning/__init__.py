@@ -47,9 +47,9 @@ _NAMES = {
         "ServerEvaluation"
     ),
     "strategies": (
-        "AdaFed CosineFilter FedAvg FedAvgM FedLoss FedMedian FedNova FedSGD FederatedKMeans FilteringStrategy Focus "
-        "GeometricMedian JointStrategy Krum LastClient ModelScorer RunningStrategy Scaffold ShapleyValues Strategy "
-        "TrimmedMean WeightedAverage"
+        "AFL AdaFed CosineFilter FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
+        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer QFedAvg "
+        "RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

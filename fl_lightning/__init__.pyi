@@ -315,10 +315,16 @@ from fl_lightning.settings import (
     ServerEvaluation as ServerEvaluation,
 )
 from fl_lightning.strategies import (
+    AFL as AFL,
+)
+from fl_lightning.strategies import (
     AdaFed as AdaFed,
 )
 from fl_lightning.strategies import (
     CosineFilter as CosineFilter,
+)
+from fl_lightning.strategies import (
+    FedAdagrad as FedAdagrad,
 )
 from fl_lightning.strategies import (
     FedAvg as FedAvg,
@@ -327,7 +333,16 @@ from fl_lightning.strategies import (
     FedAvgM as FedAvgM,
 )
 from fl_lightning.strategies import (
+    FedBABU as FedBABU,
+)
+from fl_lightning.strategies import (
+    FedDyn as FedDyn,
+)
+from fl_lightning.strategies import (
     FederatedKMeans as FederatedKMeans,
+)
+from fl_lightning.strategies import (
+    FedExP as FedExP,
 )
 from fl_lightning.strategies import (
     FedLoss as FedLoss,
@@ -337,6 +352,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     FedNova as FedNova,
+)
+from fl_lightning.strategies import (
+    FedRep as FedRep,
 )
 from fl_lightning.strategies import (
     FedSGD as FedSGD,
@@ -361,6 +379,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     ModelScorer as ModelScorer,
+)
+from fl_lightning.strategies import (
+    QFedAvg as QFedAvg,
 )
 from fl_lightning.strategies import (
     RunningStrategy as RunningStrategy,

@@ -9,6 +9,7 @@ import torch
 from federations import Blobs, Consecutive, Plain, weights
 
 from fl_lightning import (
+    AFL,
     ALIE,
     AdaFed,
     Attackers,
@@ -20,14 +21,19 @@ from fl_lightning import (
     DiagnosticOddsRatio,
     ExamplePrivacy,
     Faults,
+    FedAdagrad,
     FedAvg,
     FedAvgM,
+    FedBABU,
     FedCyclic,
+    FedDyn,
     FederatedDataModule,
     FederatedOrchestrator,
+    FedExP,
     FedLoss,
     FedMedian,
     FedNova,
+    FedRep,
     FedSGD,
     FedStar,
     Focus,
@@ -44,6 +50,7 @@ from fl_lightning import (
     PartialWork,
     PermutedLabels,
     PersonalPart,
+    QFedAvg,
     Quantize,
     RingFed,
     Scaffold,
@@ -127,6 +134,8 @@ class ThreeLines(Plain):
         super().__init__(**more)
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 3))
 
+
+HEAD = PersonalPart(names="net.3.*")
 
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedavg": lambda: {"clients_per_round": 0.6},
@@ -226,7 +235,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
     "personal": lambda: {
-        "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*")],
+        "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],
         "strategy": AdaFed("val_acc", scored_by="clients"),
         "transforms": [TopK(0.5)],
         "data": {"client_validation": 0.2, "client_test": 0.3},
@@ -234,6 +243,13 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
+    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "clients_per_round": 3},
+    "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
+    "feddyn": lambda: {"strategy": FedDyn(0.1), "clients_per_round": 3, "momentum": 0.9},
+    "fedexp": lambda: {"strategy": FedExP()},
+    "qfedavg": lambda: {"strategy": QFedAvg(), "clients_per_round": 3},
+    "afl": lambda: {"strategy": AFL(1.0)},
+    "fedadagrad": lambda: {"strategy": FedAdagrad()},
     "last client": lambda: {"strategy": LastClient()},
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},

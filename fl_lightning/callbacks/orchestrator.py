@@ -194,8 +194,9 @@ class FederatedOrchestrator(Callback):
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_personal(self, trainer)
-        check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
-        check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
+        for part in (self.route, self.strategy):
+            check_cohort(part, self.local, data.num_clients, self.clients_per_round)
+            check_faults(self.faults, self.availability, part, self.local, data.num_clients, self.clients_per_round)
         check_uplink(self.attackers, self.transforms, self.route)
         check_privacy(self, data)
         self.client_evaluation.check(data)

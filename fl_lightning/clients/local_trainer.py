@@ -60,7 +60,7 @@ class LocalTrainer:
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
-        self._unkept: dict[int, Trained] = {}  # by client, until its update is accepted
+        self._unkept: dict[int, tuple[Trained, dict[str, Tensor]]] = {}  # by client, until its update is accepted
 
     @property
     def memory(self) -> ClientMemory:
@@ -96,13 +96,13 @@ class LocalTrainer:
 
     def _update(self, trained: Trained) -> ClientUpdate:
         job = trained.job.job
-        self._unkept[job.client] = replace(trained, model=_NOTHING)
         down, up = self._message_sizes()
         moved = trained.model.moved
         if moved and self._private is not None:
             refuse_moved(moved, "'federation.local.privacy'")
         up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
-        extras = self._extras(trained)
+        extras, remembered = self._extras(trained)
+        self._unkept[job.client] = replace(trained, model=_NOTHING), remembered
         sent_along = self._resident.server.broadcast.values() if extras else ()
         width = trained.model.vector.element_size()
         return ClientUpdate(
@@ -121,15 +121,16 @@ class LocalTrainer:
             extras=extras,
         )
 
-    def _extras(self, trained: Trained) -> dict[str, Tensor]:
-        """Return the tensors that the client's rules send with the model."""
+    def _extras(self, trained: Trained) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors that the client's rules send with the model, and those that they store."""
         if not self._rules:
-            return {}
+            return {}, {}
         server, state = self._resident.server, self._resident.view()
         size, given = state.num_parameters, trained.job.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]
-        end = LocalEnd(start, trained.model.vector[:size], trained.rates, server.broadcast)
-        return {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
+        end = LocalEnd(start, trained.model.vector[:size], trained.rates, server.broadcast, trained.job.kept)
+        sent = {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
+        return sent, {name: tensor for rule in self._rules for name, tensor in rule.remember(end).items()}
 
     def _message_sizes(self) -> tuple[int, int]:
         """Return the bytes of a model sent down and up, which are the same for every client and round."""
@@ -147,11 +148,12 @@ class LocalTrainer:
             job: the client's turn.
             in_place: whether to overwrite the tensors that the client has stored so far.
         """
-        trained = self._unkept.pop(update.client, None)
-        if trained is not None:
+        if update.client in self._unkept:
+            trained, remembered = self._unkept.pop(update.client)
             self._memory.keep_personal(update.client, trained.own)
-            if trained.kept is not None:
-                self._memory.put(update.client, **{NAME: trained.kept})
+            kept = remembered if trained.kept is None else {**remembered, NAME: trained.kept}
+            if kept:
+                self._memory.put(update.client, **kept)
         if job.own_model:
             self._memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:

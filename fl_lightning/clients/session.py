@@ -67,7 +67,7 @@ class ClientSession(Callback):
     def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
         self._job, self._plan = job, plan or TurnPlan()
-        self._first_step, self._last_epoch = 0, math.inf
+        self._first_step, self._first_epoch, self._last_epoch = 0, 0, math.inf
         self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
         self._kept: dict[str, Any] = {}
         self._resident.python.begin(job.seed, self._before.get("attributes", {}))
@@ -164,7 +164,7 @@ class ClientSession(Callback):
             self._advance_schedules(trainer, module)
         if self._plan.progress is not None:
             self._move(trainer, epoch, step)
-            self._first_step = step
+            self._first_step, self._first_epoch = step, epoch
             if self._plan.epochs != -1:
                 self._last_epoch = epoch + self._plan.epochs
         scale_rates(optimizers, configs, self._lr_decay**job.round_idx / decayed)
@@ -254,6 +254,7 @@ class ClientSession(Callback):
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
+        self._rest(trainer.current_epoch - self._first_epoch)
         if not self._terms:
             return
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.
@@ -264,6 +265,14 @@ class ClientSession(Callback):
         chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
         for rule, terms in self._terms:
             rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, self._pull)
+
+    def _rest(self, epoch: int) -> None:
+        """Remove the gradients of the part that does not train in an epoch of the turn, so that optimizers skip it."""
+        resting = {rule.resting(epoch) for rule in self._rules}
+        for part, parameters in (("shared", self._client.parameters()), ("personal", self._client.own_parameters())):
+            if part in resting:
+                for parameter in parameters:
+                    parameter.grad = None
 
 
 def keep_metrics_to_this_process(module: LightningModule) -> None:

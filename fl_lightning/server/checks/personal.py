@@ -25,6 +25,11 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
     Raises:
         ConfigurationError: if a part does not work with personal parts; it says what to use instead.
     """
+    if owner.strategy.needs_personal and not owner.personal:
+        raise ConfigurationError(
+            f"{type(owner.strategy).__name__} needs a head of each client, but 'federation.personal' is empty. Name the head's "
+            "parameters there, such as [{names: 'head.*'}]."
+        )
     if not owner.personal:
         return
     strategy, route = owner.strategy, owner.route
@@ -104,7 +109,7 @@ def announce_personal(owner: FederationSettings, server: ModelState) -> None:
     own = server.own_tensors()
     if not own:
         return
-    if not server.num_parameters and owner.strategy.client_rule() is not None:
+    if not server.num_parameters and (owner.strategy.client_rule() is not None or owner.strategy.needs_personal):
         raise ConfigurationError(
             f"'federation.personal' matches every parameter, so {type(owner.strategy).__name__} has nothing to correct. Match "
             "fewer parameters, or use FedAvg."

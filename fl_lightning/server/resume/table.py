@@ -67,9 +67,15 @@ TABLE: dict[str, Row] = {
     "TopK": Row(on_purpose="share error_feedback"),
     # strategies
     "AdaFed": Row(on_purpose="metric power examples mode epsilon scored_by"),
+    "AFL": Row(on_purpose="rate loss"),
     "CosineFilter": Row(on_purpose="threshold examples"),
+    "FedAdagrad": Row(on_purpose="lr tau weighting"),
     "FedAvg": Row(on_purpose="weighting"),
     "FedAvgM": Row(on_purpose="momentum lr weighting"),
+    "FedBABU": Row(on_purpose="weighting"),
+    "FedDyn": Row(on_purpose="alpha"),
+    "FedExP": Row(on_purpose="epsilon weighting"),
+    "FedRep": Row(on_purpose="head_epochs weighting"),
     "FedSGD": Row(on_purpose="weighting"),
     "FedLoss": Row(on_purpose="loss examples"),
     "FederatedKMeans": Row(stays="seed", on_purpose="empty"),
@@ -77,6 +83,7 @@ TABLE: dict[str, Row] = {
     "GeometricMedian": Row(on_purpose="examples smoothing iterations"),
     "Krum": Row(on_purpose="attackers selected"),
     "LastClient": Row(stays="seed"),
+    "QFedAvg": Row(on_purpose="q lr loss"),
     "ShapleyValues": Row(stays="seed", on_purpose="metric mode exact_up_to orders tolerance"),
     "TrimmedMean": Row(on_purpose="attackers"),
     # routes
