@@ -27,7 +27,7 @@ LAYER = {
     "__init__": 1,
     "checkpoint_file": 1,
     "config_files": 1,
-    **dict.fromkeys(("config_arguments", "config_command"), 2),
+    **dict.fromkeys(("config_arguments", "config_command", "algorithm_command"), 2),
     **dict.fromkeys(
         (
             "attacks",
