@@ -42,13 +42,14 @@ _NAMES = {
     "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
-        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork SecureAggregation "
+        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork PersonalPart "
+        "SecureAggregation "
         "ServerEvaluation"
     ),
     "strategies": (
-        "AdaFed CosineFilter FedAvg FedAvgM FedLoss FedMedian FedNova FedSGD FederatedKMeans FilteringStrategy Focus "
-        "GeometricMedian JointStrategy Krum LastClient ModelScorer RunningStrategy Scaffold ShapleyValues Strategy "
-        "TrimmedMean WeightedAverage"
+        "AFL AdaFed CosineFilter FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
+        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer QFedAvg "
+        "RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

@@ -306,10 +306,16 @@ from fl_lightning.settings import (
     PartialWork as PartialWork,
 )
 from fl_lightning.settings import (
+    PersonalPart as PersonalPart,
+)
+from fl_lightning.settings import (
     SecureAggregation as SecureAggregation,
 )
 from fl_lightning.settings import (
     ServerEvaluation as ServerEvaluation,
+)
+from fl_lightning.strategies import (
+    AFL as AFL,
 )
 from fl_lightning.strategies import (
     AdaFed as AdaFed,
@@ -318,13 +324,25 @@ from fl_lightning.strategies import (
     CosineFilter as CosineFilter,
 )
 from fl_lightning.strategies import (
+    FedAdagrad as FedAdagrad,
+)
+from fl_lightning.strategies import (
     FedAvg as FedAvg,
 )
 from fl_lightning.strategies import (
     FedAvgM as FedAvgM,
 )
 from fl_lightning.strategies import (
+    FedBABU as FedBABU,
+)
+from fl_lightning.strategies import (
+    FedDyn as FedDyn,
+)
+from fl_lightning.strategies import (
     FederatedKMeans as FederatedKMeans,
+)
+from fl_lightning.strategies import (
+    FedExP as FedExP,
 )
 from fl_lightning.strategies import (
     FedLoss as FedLoss,
@@ -334,6 +352,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     FedNova as FedNova,
+)
+from fl_lightning.strategies import (
+    FedRep as FedRep,
 )
 from fl_lightning.strategies import (
     FedSGD as FedSGD,
@@ -358,6 +379,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     ModelScorer as ModelScorer,
+)
+from fl_lightning.strategies import (
+    QFedAvg as QFedAvg,
 )
 from fl_lightning.strategies import (
     RunningStrategy as RunningStrategy,

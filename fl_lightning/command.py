@@ -22,6 +22,8 @@ SUBCOMMANDS = {
     "register": "Register a site with the server by its public key.",
     "sites": "List the registered sites, or revoke one.",
     "site": "Take part in a federation as a site, with data of your own.",
+    "algorithms": "List every algorithm with a line, its configuration and its page.",
+    "export": "Write one client's complete model from a federation with personal parts.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 
@@ -33,6 +35,7 @@ _FLOWER = {**dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.
 _SMALL = {
     "init": "fl_lightning.starter",
     "configs": "fl_lightning.config_command",
+    "algorithms": "fl_lightning.algorithm_command",
     "dashboard": "fl_lightning.dashboard",
 }
 """Modules whose ``main`` takes the arguments after the command, and which do not import torch."""
@@ -76,6 +79,9 @@ def main() -> None:
         return
     _refuse_unknown(arguments)
     _see_this_folder()
+    if arguments[:1] == ["export"]:
+        import_module("fl_lightning.export_command").main(arguments[1:])
+        return
     if arguments[:1] and arguments[0] in _FLOWER:
         import_module(_FLOWER[arguments[0]]).main(arguments)
         return

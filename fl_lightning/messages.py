@@ -25,11 +25,13 @@ class ModelLayout:
         modes: whether each submodule is in training mode and, for BatchNorm, tracks its statistics (None for other modules),
             by name.
         moving: the names of frozen tensors that clients' training has changed, in order.
+        personal: the names of the tensors that each client keeps for itself, in order.
     """
 
     trained: tuple[bool, ...]
     modes: Mapping[str, tuple[bool, bool | None]]
     moving: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from federations import Blobs, Consecutive, Plain, weights
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fl_lightning import (
+    AFL,
     ALIE,
     AdaFed,
     Attackers,
@@ -21,14 +22,19 @@ from fl_lightning import (
     DiagnosticOddsRatio,
     ExamplePrivacy,
     Faults,
+    FedAdagrad,
     FedAvg,
     FedAvgM,
+    FedBABU,
     FedCyclic,
+    FedDyn,
     FederatedDataModule,
     FederatedOrchestrator,
+    FedExP,
     FedLoss,
     FedMedian,
     FedNova,
+    FedRep,
     FedSGD,
     FedStar,
     Focus,
@@ -44,6 +50,8 @@ from fl_lightning import (
     Mocha,
     PartialWork,
     PermutedLabels,
+    PersonalPart,
+    QFedAvg,
     Quantize,
     RingFed,
     Scaffold,
@@ -158,6 +166,8 @@ class ThreeLines(Plain):
         self.net = torch.nn.Sequential(torch.nn.Linear(4, 3))
 
 
+HEAD = PersonalPart(names="net.3.*")
+
 ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "fedavg": lambda: {"clients_per_round": 0.6},
     "fedsgd": lambda: {"strategy": FedSGD(), "local": {"full_batch": True, "max_epochs": 1}},
@@ -263,6 +273,22 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
     },
     "transfer learning": lambda: {"module": Thawing, "strategy": FedAvgM(0.7), "clients_per_round": 4},
+    "personal": lambda: {
+        "personal": [PersonalPart(modules="torch.nn.BatchNorm1d"), HEAD],
+        "strategy": AdaFed("val_acc", scored_by="clients"),
+        "transforms": [TopK(0.5)],
+        "data": {"client_validation": 0.2, "client_test": 0.3},
+        "client_evaluation": ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
+        "clients_per_round": 4,
+        "more": 8,
+    },
+    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "clients_per_round": 3},
+    "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
+    "feddyn": lambda: {"strategy": FedDyn(0.1), "clients_per_round": 3, "momentum": 0.9},
+    "fedexp": lambda: {"strategy": FedExP()},
+    "qfedavg": lambda: {"strategy": QFedAvg(), "clients_per_round": 3},
+    "afl": lambda: {"strategy": AFL(1.0)},
+    "fedadagrad": lambda: {"strategy": FedAdagrad()},
     "last client": lambda: {"strategy": LastClient()},
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
@@ -289,6 +315,8 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
 
 
 def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
-    """The final weights, and what was measured at the clients."""
-    scores = federation._run.client_scores.rounds
-    return {**weights(module), **{f"client scores of round {r}": values for r, values in scores.items()}}
+    """The final weights, what was measured at the clients, and what they keep."""
+    scores, memory = federation._run.client_scores.rounds, federation._run.memory
+    kept = {f"client {k}: {name}": tensor for k in range(len(SIZES)) for name, tensor in memory.kept(k).items()}
+    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(": training")}  # packed, with its device
+    return {**weights(module), **kept, **{f"client scores of round {r}": values for r, values in scores.items()}}

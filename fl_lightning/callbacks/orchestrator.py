@@ -38,6 +38,7 @@ from fl_lightning.server.checks.compatibility import (
     federated_data,
 )
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
+from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, warn_of_resting_parts
 from fl_lightning.server.interruption import tell_how_to_resume
@@ -52,6 +53,7 @@ from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
+from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
@@ -90,6 +92,8 @@ class FederatedOrchestrator(Callback):
             classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
         pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
             sites of their own.
+        personal: the parts of the module that each client keeps for itself, by class or name: neither sent nor averaged, and
+            evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
@@ -118,6 +122,7 @@ class FederatedOrchestrator(Callback):
         memory_limit: float = 4.0,
         trusted_classes: list[str] | None = None,
         pool: RemoteClients | None = None,
+        personal: list[PersonalPart] | None = None,
         client_columns: int = 20,
         seed: int = 0,
         enabled: bool = True,
@@ -139,6 +144,7 @@ class FederatedOrchestrator(Callback):
         self.memory_limit = memory_limit
         self.trusted_classes = require_trusted(trusted_classes)
         self.pool = pool
+        self.personal = personal or []
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns
         self.seed = seed
@@ -153,6 +159,8 @@ class FederatedOrchestrator(Callback):
         self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
         if stage == "fit":
             adapt_losses(trainer, self._cleanup)
+        if stage != "fit":
+            warn_incomplete(self, trainer)
         if stage != "fit" or not self.enabled:
             return
         refuse_tools(trainer, pl_module)
@@ -167,7 +175,9 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
         self._check(trainer, data)
-        self._run.begin(data.indices, data.is_remote)
+        without_validation(self, trainer, self._cleanup)
+        names = [data.client_name(client) for client in range(data.num_clients)]
+        self._run.begin(data.indices, names, data.is_remote)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
@@ -186,8 +196,10 @@ class FederatedOrchestrator(Callback):
         self._cleanup.callback(give_back)
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        check_cohort(self.route, self.local, data.num_clients, self.clients_per_round)
-        check_faults(self.faults, self.availability, self.route, self.local, data.num_clients, self.clients_per_round)
+        check_personal(self, trainer)
+        for part in (self.route, self.strategy):
+            check_cohort(part, self.local, data.num_clients, self.clients_per_round)
+            check_faults(self.faults, self.availability, part, self.local, data.num_clients, self.clients_per_round)
         check_uplink(self.attackers, self.transforms, self.route)
         check_privacy(self, data)
         self.client_evaluation.check(data)
@@ -280,9 +292,11 @@ class FederatedOrchestrator(Callback):
         self._run.saved_round = self._run.finished_round
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Refuse a federation's checkpoint in a fit without one."""
+        """Refuse a federation's checkpoint in a fit without one, and an incomplete model outside of a fit."""
         if not self.enabled and trainer.training:
             refuse_federations(checkpoint, self.state_key)
+        if not trainer.training:
+            refuse_incomplete(checkpoint, self.state_key)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state, whose settings have already been compared."""

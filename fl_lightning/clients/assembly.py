@@ -149,6 +149,7 @@ class ClientAssembly:
             self.resident,
             self._data,
             settings.metrics,
+            self._memory.personal,
             precision=place.precision,
             device=place.device,
             logger=place.logger,

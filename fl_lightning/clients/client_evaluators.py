@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.client_data import ClientData
@@ -13,6 +14,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.messages import MetricRole, Part
 from fl_lightning.types import Snapshot
 
+Tensors = Mapping[str, Tensor]
 Metrics = Mapping[MetricRole, tuple[str | Metric, str]]
 """The metric of each role, and the setting that names it, for messages."""
 
@@ -24,18 +26,21 @@ class ClientEvaluators:
         resident: the module into which models are loaded.
         data: the clients' examples.
         metrics: the metrics to compute, by role.
+        own: returns a client's personal parameters and buffers, with which models are evaluated on its examples.
         flags: options of :class:`ModelEvaluation`, such as the precision.
     """
 
-    def __init__(self, resident: ResidentModel, data: ClientData, metrics: Metrics, **flags: Any) -> None:
-        self._resident, self._data, self._metrics, self._flags = resident, data, metrics, flags
+    def __init__(
+        self, resident: ResidentModel, data: ClientData, metrics: Metrics, own: Callable[[int], Tensors], **flags: Any
+    ) -> None:
+        self._resident, self._data, self._metrics, self._own, self._flags = resident, data, metrics, own, flags
         self._evaluations: dict[str | int, ModelEvaluation] = {}
 
     def measures(self, role: MetricRole) -> bool:
         """Return whether a metric has this role."""
         return role in self._metrics
 
-    def score(self, model: Snapshot | None, role: MetricRole, client: int, part: Part) -> float:
+    def score(self, model: Snapshot | None, role: MetricRole, client: int, part: Part, own: Tensors | None = None) -> float:
         """Return the score of a model on a part of a client's examples.
 
         Args:
@@ -43,6 +48,7 @@ class ClientEvaluators:
             role: the role of the metric.
             client: the client whose examples to use.
             part: the part of the examples to use.
+            own: other personal tensors than those that the client has stored.
 
         Raises:
             ConfigurationError: if the module does not log the metric in validation.
@@ -51,5 +57,5 @@ class ClientEvaluators:
         key = metric if isinstance(metric, str) else id(metric)  # the table of metrics keeps it alive
         if key not in self._evaluations:
             self._evaluations[key] = ModelEvaluation(metric, setting, **self._flags)
-        module = self._resident.load(model)
+        module = self._resident.load(model, self._own(client) if own is None else own)
         return self._evaluations[key].score(module, self._data.client_evaluation_view(client, part))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.kept_training import NAME
-from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.memory import ClientMemory, personal_part
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.errors import DataError
@@ -21,6 +23,7 @@ from fl_lightning.messages import ClientJob, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
 from fl_lightning.types import ClientUpdate, Snapshot
 
+_NOTHING = Snapshot(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 Turn = tuple[ClientJob, Snapshot | None]
 """A client's job, and the model that it starts from (None for the global one)."""
 
@@ -58,7 +61,12 @@ class LocalTrainer:
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
-        self._unkept: dict[int, Tensor | None] = {}  # by client, until its update is accepted
+        self._unkept: dict[int, tuple[Trained, dict[str, Tensor]]] = {}  # by client, until its update is accepted
+
+    @property
+    def memory(self) -> ClientMemory:
+        """Return the state that clients keep between rounds."""
+        return self._memory
 
     @property
     def kept_like_parameters(self) -> tuple[str, ...]:
@@ -85,17 +93,17 @@ class LocalTrainer:
             return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, poisson)
 
         kept = self._memory.kept(job.client)
-        return EngineJob(job, derive_seed(*key, "training"), open_data, own or start, kept)
+        return EngineJob(job, derive_seed(*key, "training"), open_data, own or start, kept, personal_part(kept))
 
     def _update(self, trained: Trained) -> ClientUpdate:
         job = trained.job.job
-        self._unkept[job.client] = trained.kept
         down, up = self._message_sizes()
         moved = trained.model.moved
         if moved and self._private is not None:
             refuse_moved(moved, "'federation.local.privacy'")
         up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
-        extras = self._extras(trained)
+        extras, remembered = self._extras(trained)
+        self._unkept[job.client] = replace(trained, model=_NOTHING), remembered
         sent_along = self._resident.server.broadcast.values() if extras else ()
         width = trained.model.vector.element_size()
         return ClientUpdate(
@@ -114,15 +122,16 @@ class LocalTrainer:
             extras=extras,
         )
 
-    def _extras(self, trained: Trained) -> dict[str, Tensor]:
-        """Return the tensors that the client's rules send with the model."""
+    def _extras(self, trained: Trained) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors that the client's rules send with the model, and those that they store."""
         if not self._rules:
-            return {}
+            return {}, {}
         server, state = self._resident.server, self._resident.view()
         size, given = state.num_parameters, trained.job.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]
-        end = LocalEnd(start, trained.model.vector[:size], trained.rates, server.broadcast)
-        return {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
+        end = LocalEnd(start, trained.model.vector[:size], trained.rates, server.broadcast, trained.job.kept)
+        sent = {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
+        return sent, {name: tensor for rule in self._rules for name, tensor in rule.remember(end).items()}
 
     def _message_sizes(self) -> tuple[int, int]:
         """Return the bytes of a model sent down and up, which are the same for every client and round."""
@@ -140,9 +149,12 @@ class LocalTrainer:
             job: the client's turn.
             in_place: whether to overwrite the tensors that the client has stored so far.
         """
-        kept = self._unkept.pop(update.client, None)
-        if kept is not None:
-            self._memory.put(update.client, **{NAME: kept})
+        if update.client in self._unkept:
+            trained, remembered = self._unkept.pop(update.client)
+            self._memory.keep_personal(update.client, trained.own)
+            kept = remembered if trained.kept is None else {**remembered, NAME: trained.kept}
+            if kept:
+                self._memory.put(update.client, **kept)
         if job.own_model:
             self._memory.keep_model(update.client, update.snapshot)
         for rule in self._rules:

@@ -14,6 +14,7 @@ from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
 from fl_lightning.types import Snapshot
 
 _MOVED = "moved "
+_PERSONAL = "personal "
 
 
 class ClientMemory:
@@ -47,6 +48,15 @@ class ClientMemory:
         moved = {_MOVED + name: tensor for name, tensor in model.moved.items()}
         self.put(client, vector=model.vector, counters=model.counters, **moved)
 
+    def personal(self, client: int) -> dict[str, Tensor]:
+        """Return a client's personal parameters and buffers, by name; empty before its first training."""
+        return personal_part(self.kept(client))
+
+    def keep_personal(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store a client's personal parameters and buffers."""
+        if tensors:
+            self.put(client, **{_PERSONAL + name: tensor for name, tensor in tensors.items()})
+
     def vectors(self) -> Iterator[tuple[str, int]]:
         """Yield the name and length of stored tensors that may cover all parameters of a model."""
         for kept in self._kept.values():
@@ -55,7 +65,7 @@ class ClientMemory:
             yield from (
                 (name, shape[0])
                 for name, shape in shapes.items()
-                if len(shape) == 1 and name not in ("counters", NAME) and not name.startswith(_MOVED)
+                if len(shape) == 1 and name not in ("counters", NAME) and not name.startswith((_MOVED, _PERSONAL))
             )
 
     def former_scores(self) -> dict[int, float]:
@@ -155,6 +165,11 @@ class ClientMemory:
             kept = self._kept[client]
             if not isinstance(kept, StoredState) and kept:
                 self._kept[client] = self._files.write(client, kept)
+
+
+def personal_part(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the personal parameters and buffers among a client's stored tensors, by name."""
+    return {name.removeprefix(_PERSONAL): tensor for name, tensor in kept.items() if name.startswith(_PERSONAL)}
 
 
 class _Drawer(MutableMapping[str, Tensor]):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from fl_lightning.clients.python_state import PythonState
 from fl_lightning.errors import ConfigurationError
@@ -37,6 +39,7 @@ class ResidentModel:
         self._server: ServerModel | None = None
         self._content: object | None = None
         self._warned: set[str] = set()
+        self._first: dict[str, Tensor] = {}  # the personal part of a client that has not trained yet
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
 
@@ -56,6 +59,9 @@ class ResidentModel:
         self._server = model
         if self._state is not None:
             self._state.follow(model.layout)
+        if model.layout.personal and (known is None or known.layout is not model.layout):
+            own = self.view().own_tensors()
+            self._first |= {name: tensor.clone() for name, tensor in own.items() if name not in self._first}
 
     def view(self) -> ModelState:
         """Return the view of the module's tensors, arranged like the server's."""
@@ -64,28 +70,39 @@ class ResidentModel:
             state.follow(self.server.layout)
         return state
 
-    def load(self, model: Snapshot | None = None) -> LightningModule:
+    def load(self, model: Snapshot | None = None, own: Mapping[str, Tensor] | None = None) -> LightningModule:
         """Load a model to evaluate, unless the module contains it already, and restore the module's attributes.
 
         Args:
             model: the model; None for the global one.
+            own: a client's personal tensors, by name; by default those of a client that has not trained yet.
 
         Returns:
             The module with the model in it.
         """
         wanted = self.server if model is None else model.version
         if wanted is not self._content:
-            self.fill(self.view(), model)
+            self.fill(self.view(), model, own)
             self._content = wanted
+        elif self._first:  # the content is the same for all clients except for what each one keeps
+            self.view().set_own({**self._first, **(own or {})})
         self.python.restore()
         return self.module
 
-    def fill(self, state: ModelState, model: Snapshot | None) -> None:
-        """Copy the global model into a view of the module, and then the tensors of another model if given."""
+    def fill(self, state: ModelState, model: Snapshot | None, own: Mapping[str, Tensor] | None = None) -> None:
+        """Copy the global model into a view of the module, and then the tensors of another model if given.
+
+        Args:
+            state: the view of the module.
+            model: the model; None for the global one.
+            own: a client's personal tensors; see :meth:`load`.
+        """
         self._content = None
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
+        if self._first:
+            state.set_own({**self._first, **(own or {})})
 
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise.

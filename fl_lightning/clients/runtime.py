@@ -103,17 +103,19 @@ class ClientRuntime:
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model on a client's examples, after any turns that the client should first train alone."""
-        model = self.memory.last_model(order.client) if order.own else order.model
+        model, own = self.memory.last_model(order.client) if order.own else order.model, None
         if order.jobs:
             if order.epochs not in self._alone_trainers:
                 self._alone_trainers[order.epochs] = self._alone(order.epochs)
             alone = self._alone_trainers[order.epochs]
             alone.forget()
+            if order.model is None:  # fine-tuning continues from the client's personal part
+                alone.memory.keep_personal(order.client, self.memory.personal(order.client))
             for job in order.jobs:
                 (update,) = alone.train([(job, model)])
                 alone.keep(update, job, in_place=False)
-                model = update.snapshot
-        value = self._evaluators.score(model, order.metric, order.client, order.part)
+                model, own = update.snapshot, alone.memory.personal(order.client)
+        value = self._evaluators.score(model, order.metric, order.client, order.part, own)
         return EvalReport(order.client, value)
 
     def releases(self) -> dict[str, dict[int, int]]:

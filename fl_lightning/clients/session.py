@@ -91,7 +91,7 @@ class ClientSession(Callback):
             begun: the time at which the client began, from ``time.perf_counter``.
         """
         job, self._terms = self._job, []
-        for parameter in self._client.parameters():
+        for parameter in (*self._client.parameters(), *self._client.own_parameters()):
             parameter.grad = None
         coefficients = self._steps
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
@@ -109,15 +109,16 @@ class ClientSession(Callback):
             seconds=time.perf_counter() - begun,
             kept=kept_training.pack(self._kept) if self._kept else None,
             num_examples=self._read,
+            own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
         )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
-        self._resident.fill(self._client, self._job.start)
+        self._resident.fill(self._client, self._job.start, self._job.own)
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull)
-        begun = [(rule, rule.begin(start)) for rule in self._rules]
+        begun = [(rule, rule.begin(start)) for rule in self._rules if start.parameters]
         self._terms = [(rule, terms) for rule, terms in begun if terms]
         keep_metrics_to_this_process(pl_module)
 
@@ -270,6 +271,7 @@ class ClientSession(Callback):
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
+        self._rest(trainer.current_epoch - self._first_epoch)
         if not self._terms:
             return
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.
@@ -280,6 +282,14 @@ class ClientSession(Callback):
         chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
         for rule, terms in self._terms:
             rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, self._pull)
+
+    def _rest(self, epoch: int) -> None:
+        """Remove the gradients of the part that does not train in an epoch of the turn, so that optimizers skip it."""
+        resting = {rule.resting(epoch) for rule in self._rules}
+        for part, parameters in (("shared", self._client.parameters()), ("personal", self._client.own_parameters())):
+            if part in resting:
+                for parameter in parameters:
+                    parameter.grad = None
 
 
 def keep_metrics_to_this_process(module: LightningModule) -> None:

@@ -6,6 +6,7 @@ floating-point buffers (persistent)    averaged with the same weights, e.g. Batc
 integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
 buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
 buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
+personal parameters and buffers        neither sent nor aggregated; each client keeps its own (``federation.personal``)
 buffers that are not persistent        copied to the clients, never sent back
 complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
 values that are not finite
@@ -61,6 +62,7 @@ class ModelState:
         self._module = module
         self._followed: ModelLayout | None = None
         self._moving: tuple[str, ...] = ()
+        self._kept_by_clients: tuple[str, ...] = ()
         self._arrange()
 
     def _arrange(self) -> None:
@@ -69,6 +71,7 @@ class ModelState:
         self._constant_modules = constant_modules(module)
         self._constants: list[_Slot] = []
         self._frozen: list[_Slot] = []
+        self._personal: dict[str, _Slot] = {}
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
@@ -85,7 +88,11 @@ class ModelState:
                     (self._frozen if moves else self._constants).append((owner, name))
                 continue
             for name, buffer in owner.named_buffers(recurse=False):
-                sent = f"{prefix}.{name}".lstrip(".") in persistent and name not in owned and can_be_averaged(buffer)
+                path = f"{prefix}.{name}".lstrip(".")
+                sent = path in persistent and name not in owned and can_be_averaged(buffer)
+                if sent and path in self._kept_by_clients:
+                    self._personal[path] = (owner, name)
+                    continue
                 kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
                 kind.append((owner, name))
 
@@ -102,8 +109,11 @@ class ModelState:
                 if id(parameter) in seen:  # tied weights are sent once
                     continue
                 seen.add(id(parameter))
-                if id(owner) in self._constant_modules and f"{prefix}.{name}".lstrip(".") not in self._moving:
+                path = f"{prefix}.{name}".lstrip(".")
+                if id(owner) in self._constant_modules and path not in self._moving:
                     self._constants.append((owner, name))
+                elif path in self._kept_by_clients:
+                    self._personal[path] = (owner, name)
                 elif not parameter.requires_grad:
                     self._frozen.append((owner, name))
                 else:
@@ -121,7 +131,8 @@ class ModelState:
         """Return the current layout, for the copies of this module."""
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
-            self._layout = ModelLayout(tuple(p.requires_grad for p in self._module.parameters()), modes, self._moving)
+            trained = tuple(p.requires_grad for p in self._module.parameters())
+            self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients)
         return self._layout
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -139,7 +150,7 @@ class ModelState:
             part.training = training
             if tracks is not None:  # Lightning's finetuning switches it in BatchNorm
                 part.track_running_stats = tracks  # type: ignore[assignment]
-        self._moving = layout.moving
+        self._moving, self._kept_by_clients = layout.moving, layout.personal
         self._arrange()
         self._followed = layout
 
@@ -155,7 +166,7 @@ class ModelState:
         return self._names
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every parameter and buffer by name: the tensors themselves, not copies."""
+        """Return every parameter and buffer that is not personal by name: the tensors themselves, not copies."""
         kinds = zip(self._all_names(), self._all_kinds(), strict=True)
         return {name: tensor for names, slots in kinds for name, tensor in zip(names, self._tensors(slots), strict=True)}
 
@@ -164,12 +175,14 @@ class ModelState:
         return [getattr(owner, name).detach() for owner, name in slots]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters themselves, each once."""
+        """Return the trained parameters that clients share, themselves, each once."""
         return [getattr(owner, name) for owner, name in self._parameters]
 
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
         tensors = self._tensors(self._parameters) + self._tensors(self._floats)
+        if not tensors and self._personal:
+            return torch.zeros(0, device=self.device)
         if not tensors:
             raise ConfigurationError(
                 "The module has no trainable parameters, so there is nothing to federate. Add a network, or thaw parameters."
@@ -187,7 +200,8 @@ class ModelState:
     @property
     def device(self) -> torch.device:
         """Return the device of the first parameter."""
-        return self.parameters()[0].device if self._parameters else torch.device("cpu")
+        first: list[_Slot] = [*self._parameters[:1], *self._personal.values()]
+        return getattr(*first[0]).device if first else torch.device("cpu")
 
     @torch.no_grad()
     def copy_from(self, tensors: Mapping[str, Tensor], layout: ModelLayout) -> None:
@@ -259,6 +273,28 @@ class ModelState:
     def moving(self) -> tuple[str, ...]:
         """Return the names of the frozen tensors that clients have changed so far."""
         return self._moving
+
+    # ---------------------------------------------------------------- what each client keeps for itself
+
+    def keep_at_clients(self, names: Iterable[str]) -> None:
+        """Exclude parameters and buffers from :meth:`vector`, because each client keeps its own."""
+        self._kept_by_clients = tuple(names)
+        self._arrange()
+
+    def own_tensors(self) -> dict[str, Tensor]:
+        """Return the personal parameters, then the personal buffers, by name: the tensors themselves, not copies."""
+        return {name: getattr(owner, attribute).detach() for name, (owner, attribute) in self._personal.items()}
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Return the personal parameters themselves."""
+        found = [getattr(owner, name) for owner, name in self._personal.values()]
+        return [tensor for tensor in found if isinstance(tensor, nn.Parameter)]
+
+    @torch.no_grad()
+    def set_own(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the personal parameters and buffers."""
+        for name, own in self.own_tensors().items():
+            own.copy_(tensors[name])
 
     def _set(self, moved: Mapping[str, Tensor]) -> None:
         own = self.tensors()

@@ -16,17 +16,20 @@ class LeNet(nn.Module):
         channels: the channels of the images.
         image_size: the height and width of the images in pixels, at least 16.
         num_classes: the number of outputs.
+        batch_norm: whether to normalise the outputs of both convolutions over the batch.
     """
 
-    def __init__(self, channels: int = 1, image_size: int = 28, num_classes: int = 10) -> None:
+    def __init__(self, channels: int = 1, image_size: int = 28, num_classes: int = 10, batch_norm: bool = False) -> None:
         super().__init__()
         require(image_size >= 16, "model.network.image_size", "at least 16", image_size)
         side = ((image_size - 4) // 2 - 4) // 2
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 6, 5),
+            *([nn.BatchNorm2d(6)] if batch_norm else []),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Conv2d(6, 16, 5),
+            *([nn.BatchNorm2d(16)] if batch_norm else []),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),

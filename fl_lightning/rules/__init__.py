@@ -2,7 +2,18 @@
 
 from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
 from fl_lightning.rules.control_variates import ControlVariates
+from fl_lightning.rules.dynamic import DynamicRegularizer
+from fl_lightning.rules.phases import Phases
 from fl_lightning.rules.proximal import ProximalRule
 from fl_lightning.rules.pull import PullRule
 
-__all__ = ["ClientRule", "ControlVariates", "LocalEnd", "LocalStart", "ProximalRule", "PullRule"]
+__all__ = [
+    "ClientRule",
+    "ControlVariates",
+    "DynamicRegularizer",
+    "LocalEnd",
+    "LocalStart",
+    "Phases",
+    "ProximalRule",
+    "PullRule",
+]

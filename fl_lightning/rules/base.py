@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.types import Pull
+
+Part = Literal["shared", "personal"]
+"""The parameters that the server averages, or those that each client keeps."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class LocalEnd:
         end: the trained parameters at the end, shape (p,).
         rates: the sum of the learning rates over the steps; 0 if the optimizer is not plain SGD.
         broadcast: the tensors that the strategy sent, as in :class:`LocalStart`.
+        kept: the tensors that the client has stored in earlier rounds, as in :class:`LocalStart`.
     """
 
     start: Sequence[Tensor]
     end: Tensor
     rates: float
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class ClientRule(ABC):
@@ -85,6 +91,14 @@ class ClientRule(ABC):
     def finish(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the tensors that the client sends with its model, by name; none by default."""
         return {}
+
+    def remember(self, end: LocalEnd) -> dict[str, Tensor]:
+        """Return the tensors that the client stores for its next round without sending them, by name; none by default."""
+        return {}
+
+    def resting(self, epoch: int) -> Part | None:
+        """Return the part that does not train in an epoch of the client's turn, counted from 0; None by default."""
+        return None
 
     def keep(self, kept: MutableMapping[str, Tensor], extras: Mapping[str, Tensor], in_place: bool) -> None:  # noqa: B027
         """Store the client's tensors for its next round; nothing by default.

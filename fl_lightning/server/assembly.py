@@ -18,6 +18,7 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.checks.compatibility import check_batch_norm, check_convex, federated_data
+from fl_lightning.server.checks.personal import announce_personal
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.evaluators import STRATEGY_METRIC, Evaluators
@@ -26,6 +27,7 @@ from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
+from fl_lightning.settings.personal import personal_names
 
 
 def client_metrics(settings: FederationSettings) -> Metrics:
@@ -135,6 +137,8 @@ class Assembly:
         """
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
         server.note_moving(self._run.moving)
+        server.keep_at_clients(personal_names(self._module, settings.personal))
+        announce_personal(settings, server)
         check_convex(settings.route, self._module, settings.local)
         check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
         evaluators = Evaluators(
@@ -181,4 +185,5 @@ class Assembly:
     def evaluator(self, federation: Federation) -> ClientEvaluator:
         """Return the evaluator of models at the clients."""
         settings = self._settings
-        return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, settings.route.keeps_models)
+        own, parts = settings.route.keeps_models, bool(settings.personal)
+        return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, own, parts)

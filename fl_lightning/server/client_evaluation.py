@@ -61,13 +61,19 @@ class ClientEvaluator:
         federation: the parts of the federation.
         scores: the scores so far, to which results are added.
         own_models: whether clients have their own models, which are evaluated instead of the global one.
+        own_parts: whether clients have personal parts, with which the global model is evaluated.
     """
 
     def __init__(
-        self, settings: ClientEvaluation, federation: Federation, scores: ClientScores, own_models: bool = False
+        self,
+        settings: ClientEvaluation,
+        federation: Federation,
+        scores: ClientScores,
+        own_models: bool = False,
+        own_parts: bool = False,
     ) -> None:
         self._settings, self._parts, self._scores = settings, federation, scores
-        self._column = "own" if own_models else "global"
+        self._own, self._column = own_models, "own" if own_models or own_parts else "global"
         self._tried = False
         self._sizes = federation.data.splits.test.sizes if federation.data.splits.test is not None else torch.zeros(0)
 
@@ -130,7 +136,7 @@ class ClientEvaluator:
         return spread_of_clients(values, self._sizes, self._settings.higher_is_better)
 
     def _now(self) -> Tensor:
-        return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._column == "own"))
+        return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._own))
 
     def _each(self, order: Callable[[int, int], EvalOrder]) -> Tensor:
         """Return the result of an order for every client, where a function returns the order of a client and a version."""

@@ -13,6 +13,7 @@ from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.attack_schedule import AttackSchedule
+from fl_lightning.server.checks.personal import client_figures
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
@@ -56,8 +57,9 @@ class RoundRunner:
         with outside_precision(trainer):
             jobs = self._round(module)
             scores = self._evaluator.end_round(trainer.current_epoch, jobs)
-        if scores:
-            module.log_dict({f"federation/{name}": x for name, x in scores.items()}, on_step=False, on_epoch=True, batch_size=1)
+        figures = client_figures(self._settings, scores)
+        if figures:
+            module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
 
     def conclude(self) -> None:
         """Compare the final model with the clients' own models."""

@@ -44,6 +44,7 @@ class RunState:
     def __init__(self, owner: FederationSettings) -> None:
         self._owner = owner
         self.num_clients = 0
+        self.client_names: tuple[str, ...] = ()
         self._partition = ""
         self._sites: list[list[Any]] = []
         self.memory = ClientMemory()
@@ -61,15 +62,16 @@ class RunState:
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition, remote: bool = False) -> None:
+    def begin(self, training: Partition, names: Sequence[str], remote: bool = False) -> None:
         """Prepare for a fit, which may continue an earlier one.
 
         Args:
             training: the clients' training examples.
+            names: the clients' names.
             remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
         """
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
-        self.num_clients = len(training)
+        self.num_clients, self.client_names = len(training), tuple(names)
         self._partition = training.digest()
         self.fingerprint = None
         self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
@@ -102,6 +104,7 @@ class RunState:
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
+            "client_names": list(self.client_names),
             "partition": self._partition,
             "sites": self._sites,
             "threads": torch.get_num_threads(),
@@ -173,7 +176,7 @@ class RunState:
             equal = device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine))
             before_progress = {"progress": "round", "optimizer_state": "fresh"}  # in checkpoints of earlier versions
             local = before_progress | local | {"engine": _EQUAL if equal else engine}
-            both.append(settings | {"federation": federation | {"local": local}})
+            both.append(settings | {"federation": {"personal": []} | federation | {"local": local}})
         return both[0], both[1]
 
     def _other_clients(self, state: dict[str, Any]) -> list[str]:

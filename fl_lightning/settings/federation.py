@@ -12,6 +12,7 @@ from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
@@ -34,6 +35,7 @@ class FederationSettings(Protocol):
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None
     memory_limit: float
+    personal: list[PersonalPart]
     client_columns: int
     seed: int
     resume_changed: bool

@@ -29,6 +29,9 @@ class AdaFed(WeightedAverage):
             torchmetrics metric's own direction, or the metric's name; see
             :func:`~fl_lightning.functional.metric_mode.known_direction`.
         epsilon: the number added to a score in mode ``min``, > 0.
+        scored_by: ``server`` scores every model on the server's validation set, as the paper does; ``clients`` lets each client
+            score the model that it sends on its own validation part (``data.client_validation``), so its weight depends on
+            the client's honesty. Personal parts need it.
 
     Raises:
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
@@ -41,10 +44,15 @@ class AdaFed(WeightedAverage):
         examples: bool = False,
         mode: Literal["max", "min"] | None = None,
         epsilon: float = 1e-3,
+        scored_by: Literal["server", "clients"] = "server",
     ) -> None:
         require(power > 0, "federation.strategy.power", "above 0", power)
         require(epsilon > 0, "federation.strategy.epsilon", "above 0", epsilon)
-        self.metric = metric
+        if scored_by == "server":
+            self.metric = metric
+        else:
+            self.local_metric = self._metric = metric
+        self.scored_by = scored_by
         self.power = power
         self.examples = examples
         self.mode = "max" if higher_is_better(metric, mode, "federation.strategy.mode") else "min"
@@ -57,8 +65,9 @@ class AdaFed(WeightedAverage):
 
     def weight(self, update: ClientUpdate) -> float:
         """Return p_k. A negative score is returned unchanged, and ``accumulate`` rejects it."""
-        assert update.score is not None
-        score = update.score if self.mode == "max" else 1.0 / (update.score + self.epsilon)
+        found = update.score if self.scored_by == "server" else update.local_score
+        assert found is not None
+        score = found if self.mode == "max" else 1.0 / (found + self.epsilon)
         if score < 0:
             return score
         return float(score**self.power * (update.num_examples if self.examples else 1))

@@ -46,6 +46,8 @@ class Strategy:
         tolerates_broken: whether the rule copes with models and losses that are not finite. If not, they end the run.
         compares_clients: whether the rule treats clients differently. Such a rule has no effect on a route that hands a
             single model to the server.
+        needs_all_clients: whether every client must take part in every round.
+        needs_personal: whether the rule distinguishes a shared from a personal part (``federation.personal``).
         averages: whether the new state is the average of the clients' states, weighted by the logged weights.
         clients_may_join: whether a resumed run may have further clients: whether no state of the rule is a mean over all.
     """
@@ -58,8 +60,15 @@ class Strategy:
     compares_clients: bool = True
     needs_full_batch: bool = False
     tolerates_broken: bool = False
+    needs_all_clients: bool = False
+    needs_personal: bool = False
     averages: bool = False
     clients_may_join: bool = True
+
+    @property
+    def least_epochs(self) -> int:
+        """Return 1, or more if the rule is defined only for more local epochs."""
+        return 1
 
     def reset(self) -> None:
         """Forget an earlier run. Called before round 0."""

@@ -59,6 +59,7 @@ class EngineJob:
         open_data: a function that returns the client's examples, called once, when training begins.
         start: the model to start from; None for the global one.
         kept: the stored tensors of the client's rules, by name.
+        own: the client's personal parameters and buffers, by name; empty before its first training.
     """
 
     job: ClientJob
@@ -66,6 +67,7 @@ class EngineJob:
     open_data: Callable[[], LightningDataModule]
     start: Snapshot | None = None
     kept: Mapping[str, Tensor] = field(default_factory=dict)
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Trained:
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
         num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
+        own: the client's personal parameters and buffers, by name.
     """
 
     job: EngineJob
@@ -97,6 +100,7 @@ class Trained:
     seconds: float
     kept: Tensor | None = None
     num_examples: int | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Engine(Protocol):

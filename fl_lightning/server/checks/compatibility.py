@@ -52,6 +52,11 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} does not define how to aggregate updates. Make it a subclass of WeightedAverage, "
             "RunningStrategy or JointStrategy."
         )
+    if local.max_epochs < strategy.least_epochs:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} with these settings needs {strategy.least_epochs} local epochs or more, but "
+            f"'federation.local.max_epochs' is {local.max_epochs}. Raise it, or lower 'federation.strategy.head_epochs'."
+        )
     if strategy.needs_full_batch and not local.full_batch:
         raise ConfigurationError(
             f"{type(strategy).__name__} needs one gradient over all examples of each client, but clients train on the batches "
@@ -107,7 +112,7 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
         )
 
 
-def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_per_round: int | float) -> None:
+def check_cohort(route: Route | Strategy, local: LocalTraining, num_clients: int, clients_per_round: int | float) -> None:
     """Refuse a cohort that is too large or too small, or only a sample if the route needs every client.
 
     Raises:
@@ -119,14 +124,14 @@ def check_cohort(route: Route, local: LocalTraining, num_clients: int, clients_p
         which = f"a cohort of {size} out of {num_clients}" if size < num_clients else "stragglers that are dropped"
         raise ConfigurationError(
             f"{type(route).__name__} needs every client in every round, but this federation has {which}. Set "
-            "'federation.clients_per_round' to 1.0 and keep stragglers, or use another route, such as ServerRoute."
+            f"'federation.clients_per_round' to 1.0 and keep stragglers, or use {_instead(route)}."
         )
 
 
 def check_faults(
     faults: Faults,
     availability: Availability,
-    route: Route,
+    route: Route | Strategy,
     local: LocalTraining,
     num_clients: int,
     clients_per_round: int | float,
@@ -141,7 +146,7 @@ def check_faults(
     if route.needs_all_clients and (availability.loses_clients or faults.skips):
         raise ConfigurationError(
             f"{type(route).__name__} needs every client in every round, but {loses} may lose some. Use the policy fatal (with "
-            "'federation.faults.retries') and set 'drop_out' and 'leave' to 0, or use another route, such as ServerRoute."
+            f"'federation.faults.retries') and set 'drop_out' and 'leave' to 0, or use {_instead(route)}."
         )
     limits = {"federation.faults.deadline": faults.deadline is not None, "federation.availability.slow": availability.slow > 0}
     for setting, used in limits.items():
@@ -150,6 +155,10 @@ def check_faults(
                 f"'{setting}' is checked between a client's steps, but the engine '{local.engine}' may run many clients' steps "
                 "at once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
+
+
+def _instead(part: Route | Strategy) -> str:
+    return "another route, such as ServerRoute" if isinstance(part, Route) else "another strategy, such as FedAvg"
 
 
 def check_uplink(attackers: Attackers, transforms: Sequence[Transform], route: Route) -> None:

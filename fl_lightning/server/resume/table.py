@@ -32,7 +32,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
-        stays="strategy route transforms clients_per_round seed",
+        stays="strategy route transforms personal clients_per_round seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
     ),
@@ -44,6 +44,7 @@ TABLE: dict[str, Row] = {
         "proximal_mu callbacks full_batch partial_work",
     ),
     "PartialWork": Row(on_purpose="share stragglers"),
+    "PersonalPart": Row(stays="*"),
     "ExamplePrivacy": Row(stays="*"),
     "Faults": Row(free="*"),  # so that a run that ended because of failures can continue
     "Availability": Row(on_purpose="drop_out slow slowness leave come_back"),
@@ -65,10 +66,16 @@ TABLE: dict[str, Row] = {
     "Quantize": Row(on_purpose="bits block"),
     "TopK": Row(on_purpose="share error_feedback"),
     # strategies
-    "AdaFed": Row(on_purpose="metric power examples mode epsilon"),
+    "AdaFed": Row(on_purpose="metric power examples mode epsilon scored_by"),
+    "AFL": Row(on_purpose="rate loss"),
     "CosineFilter": Row(on_purpose="threshold examples"),
+    "FedAdagrad": Row(on_purpose="lr tau weighting"),
     "FedAvg": Row(on_purpose="weighting"),
     "FedAvgM": Row(on_purpose="momentum lr weighting"),
+    "FedBABU": Row(on_purpose="weighting"),
+    "FedDyn": Row(on_purpose="alpha"),
+    "FedExP": Row(on_purpose="epsilon weighting"),
+    "FedRep": Row(on_purpose="head_epochs weighting"),
     "FedSGD": Row(on_purpose="weighting"),
     "FedLoss": Row(on_purpose="loss examples"),
     "FederatedKMeans": Row(stays="seed", on_purpose="empty"),
@@ -76,6 +83,7 @@ TABLE: dict[str, Row] = {
     "GeometricMedian": Row(on_purpose="examples smoothing iterations"),
     "Krum": Row(on_purpose="attackers selected"),
     "LastClient": Row(stays="seed"),
+    "QFedAvg": Row(on_purpose="q lr loss"),
     "ShapleyValues": Row(stays="seed", on_purpose="metric mode exact_up_to orders tolerance"),
     "TrimmedMean": Row(on_purpose="attackers"),
     # routes

@@ -22,6 +22,7 @@ from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
+from fl_lightning.rules import PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
 _REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
@@ -58,6 +59,9 @@ class StackedEngine:
             )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
         _refuse(module, local, settings.precision, settings.detect_anomaly)
+        for rule in settings.rules:
+            if not rule.stacks and not isinstance(rule, PullRule):
+                raise EngineError(f"Stacked clients do not support {type(rule).__name__}, a part of the strategy. {_REMEDY}")
         self._precision: Any = fabric_precision(settings.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)

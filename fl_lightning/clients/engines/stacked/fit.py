@@ -67,7 +67,8 @@ class StackedFit:
         self._random = [ClientRandom(job.seed, settings.device) for job in jobs]
         self._metrics = [part for part in self._module.modules() if isinstance(part, Metric)]
         self._losses: list[Tensor] = []
-        self._stack = ClientStack(self._module, resident.view(), [job.start for job in jobs])
+        own = [dict(job.own) for job in jobs]
+        self._stack = ClientStack(self._module, resident.view(), [job.start for job in jobs], own)
 
     # ---------------------------------------------------------------- the fit
 
@@ -222,7 +223,8 @@ class StackedFit:
         self._optimizer.follow()
         with torch.no_grad():
             for rule, terms in self._terms:
-                rule.correct_gradients(list(trained.values()), [terms[name] for name in trained])
+                shared = [name for name in trained if name in terms]  # rules do not change personal parameters
+                rule.correct_gradients([trained[name] for name in shared], [terms[name] for name in shared])
             if self._local.gradient_clip_val is not None:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
         self._optimizer.step()
@@ -270,6 +272,9 @@ class StackedFit:
                 rates=self._optimizer.rates,
                 optimizer=self._optimizer.words,
                 seconds=seconds,
+                own=own,
             )
-            for job, snapshot, mean, recorder in zip(self._jobs, self._stack.snapshots(), means, self._recorders, strict=True)
+            for job, snapshot, own, mean, recorder in zip(
+                self._jobs, self._stack.snapshots(), self._stack.personal(), means, self._recorders, strict=True
+            )
         ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.types import Snapshot
@@ -21,24 +21,34 @@ class ClientStack:
         module: the module, loaded with the model that clients start from.
         state: the view of the module.
         starts: the model that each client starts from; None for the module's.
+        own: the personal parameters and buffers of each client, by name; the module's if it has none.
 
     Attributes:
         parameters: the parameters by name, each of shape (K, ...); frozen ones only if clients start from their own models.
         buffers: the buffers by name, each of shape (K, ...).
     """
 
-    def __init__(self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None]) -> None:
+    def __init__(
+        self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None], own: Sequence[Tensors]
+    ) -> None:
         named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
         self.size, self._device = len(starts), module.device
         self._names, self._floats, self._counters, local = state.names()
-        own = any(start is not None for start in starts)
-        self.parameters: Tensors = {n: self._copies(named[n]) for n in self._names if named[n].requires_grad or own}
-        self.buffers: Tensors = {name: self._copies(named[name]) for name in (*self._floats, *self._counters, *local)}
+        others = any(start is not None for start in starts)
+        self._personal = [*state.own_tensors()]
+        mine = [name for name in self._personal if isinstance(named[name], nn.Parameter)]
+        chosen = [*mine, *(name for name in self._names if named[name].requires_grad or others)]
+        self.parameters: Tensors = {name: self._copies(named[name]) for name in chosen}
+        kept = [name for name in self._personal if name not in mine]
+        self.buffers: Tensors = {n: self._copies(named[n]) for n in (*self._floats, *self._counters, *local, *kept)}
         self._shared = {name: named[name].detach() for name in self._names if name not in self.parameters}
         for position, start in enumerate(starts):
             if start is not None:
                 self._fill(position, [*self._names, *self._floats], start.vector)
                 self._fill(position, self._counters, start.counters)
+        for position, tensors in enumerate(own):
+            for name in tensors.keys() & {*self._personal}:
+                (self.parameters | self.buffers)[name][position].copy_(tensors[name])
         for name, tensor in self.parameters.items():
             tensor.requires_grad_(named[name].requires_grad)
 
@@ -82,10 +92,15 @@ class ClientStack:
         counters = self._matrix(self._counters).long()
         return [Snapshot(vectors[k], counters[k]) for k in range(self.size)]
 
+    def personal(self) -> list[Tensors]:
+        """Return each client's personal parameters and buffers, by name."""
+        every = self.parameters | self.buffers
+        return [{name: every[name].detach()[k].clone() for name in self._personal} for k in range(self.size)]
+
     def _matrix(self, names: Sequence[str]) -> Tensor:
         rows = []
         for name in names:
             shared = self._shared.get(name)
             tensor = (self.parameters | self.buffers)[name] if shared is None else shared.expand(self.size, *shared.shape)
             rows.append(tensor.detach().reshape(self.size, -1))
-        return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, dtype=torch.int64, device=self._device)
+        return torch.cat(rows, dim=1) if rows else torch.zeros(self.size, 0, device=self._device)

@@ -1,0 +1,36 @@
+"""Train the shared and the personal part one after the other, as FedRep's and FedBABU's clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fl_lightning.rules.base import ClientRule, LocalStart, Part
+from fl_lightning.types import Pull
+
+
+class Phases(ClientRule):
+    """Train only the personal part in the first epochs of a turn, and only the shared part in the others.
+
+    Args:
+        personal_epochs: the number of first epochs that train the personal part, >= 0.
+    """
+
+    stacks = False
+
+    def __init__(self, personal_epochs: int) -> None:
+        self.personal_epochs = personal_epochs
+
+    def begin(self, start: LocalStart) -> list[Tensor]:
+        """Return nothing: the rule changes no gradient of the part that trains."""
+        return []
+
+    def correct_gradients(
+        self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
+    ) -> None:
+        """Change nothing; see :meth:`resting`."""
+
+    def resting(self, epoch: int) -> Part | None:
+        """Return the part that does not train in an epoch of the turn, counted from 0."""
+        return "shared" if epoch < self.personal_epochs else "personal"

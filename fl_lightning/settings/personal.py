@@ -1,0 +1,136 @@
+"""Select the parts of a module that each client keeps for itself, as FedBN and FedPer do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
+
+from torch import nn
+
+from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.model_parts import client_state
+
+_NAME = "federation.personal"
+
+
+@dataclass(frozen=True)
+class PersonalPart:
+    """Select tensors that each client keeps for itself: they are neither sent nor averaged.
+
+    Args:
+        modules: the class of submodules, such as ``torch.nn.BatchNorm2d``, with all their parameters, buffers and counters.
+        names: a pattern of the names of parameters and buffers, in which ``*`` stands for any text. It matches the whole name
+            or its end after a dot: ``head.*`` matches ``head.bias`` and ``network.head.bias``. The name of a submodule selects
+            all of it.
+
+    Raises:
+        ConfigurationError: unless exactly one of them is given, or if the class does not exist.
+    """
+
+    modules: str | None = None
+    names: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.modules is None) == (self.names is None):
+            raise ConfigurationError(
+                f"An entry of '{_NAME}' has modules {self.modules!r} and names {self.names!r}, but it needs exactly one of "
+                "them. Write {modules: torch.nn.BatchNorm2d} or {names: 'head.*'}."
+            )
+        if isinstance(self.modules, type):
+            object.__setattr__(self, "modules", f"{self.modules.__module__}.{self.modules.__qualname__}")
+        if self.modules is not None:
+            _find_class(self.modules)
+
+    def select(self, module: nn.Module) -> set[str]:
+        """Return the names of the parameters and buffers that match."""
+        found: set[str] = set()
+        kind = None if self.modules is None else _find_class(self.modules)
+        for prefix, part in module.named_modules():
+            if kind is not None and isinstance(part, kind):
+                found |= {f"{prefix}.{name}".lstrip(".") for name in _tensors(part)}
+        if self.names is not None:
+            found |= {name for name in _tensors(module) if _matches(name, self.names)}
+        return found
+
+
+def personal_names(module: nn.Module, parts: Sequence[PersonalPart]) -> tuple[str, ...]:
+    """Return the names of the personal parameters and buffers of a module, in its order.
+
+    Tied weights are personal if any of their names matches. Buffers that belong to the server, such as class weights, and those
+    that the module names in ``client_state`` stay as they are.
+
+    Raises:
+        ConfigurationError: if an entry matches nothing; it suggests names that are near.
+    """
+    chosen: set[str] = set()
+    for part in parts:
+        found = part.select(module)
+        if not found:
+            raise ConfigurationError(_no_match(part, module))
+        chosen |= found
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tied = {id(tensors[name]) for name in chosen if name in tensors}
+    chosen |= {name for name, tensor in tensors.items() if id(tensor) in tied}
+    owned = {f"{prefix}.{name}".lstrip(".") for prefix, part in module.named_modules() for name in _owned(part)}
+    return tuple(name for name in _tensors(module) if name in chosen - owned)
+
+
+def _owned(part: nn.Module) -> tuple[str, ...]:
+    return (*getattr(part, "server_buffers", ()), *client_state(part))
+
+
+def _tensors(module: nn.Module) -> list[str]:
+    parameters = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    return [*parameters, *(name for name, _ in module.named_buffers(remove_duplicate=False))]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts = name.split(".")
+    ends = [".".join(parts[start:]) for start in range(len(parts))]
+    return any(fnmatchcase(end, pattern) or fnmatchcase(end, f"{pattern}.*") for end in ends)
+
+
+def _find_class(path: str) -> type[nn.Module]:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"'{_NAME}' names the class '{path}', which cannot be imported ({error}). Set 'modules' to the dotted path of a "
+            "class, such as torch.nn.BatchNorm2d."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigurationError(
+            f"'{_NAME}' names '{path}', which is not a torch.nn.Module. Set 'modules' to the dotted path of a class of layers, "
+            "such as torch.nn.BatchNorm2d, or use 'names'."
+        )
+    return found
+
+
+def _no_match(part: PersonalPart, module: nn.Module) -> str:
+    if part.names is not None:
+        names = _tensors(module)
+        shorter = {".".join(name.split(".")[start:]) for name in names for start in range(name.count(".") + 1)}
+        near = did_you_mean(part.names, {*names, *shorter, *(f"{name.rpartition('.')[0]}.*" for name in names)})
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        return (
+            f"'{_NAME}' has the names '{part.names}', which match no parameter or buffer of {type(module).__name__}.{near} It "
+            f"has: {shown}."
+        )
+    kinds = {f"{type(one).__module__}.{type(one).__qualname__}" for one in module.modules() if _holds_tensors(one)}
+    short = {_public(kind) for kind in kinds}
+    return (
+        f"'{_NAME}' has the modules {part.modules}, but {type(module).__name__} contains no such layer with parameters or "
+        f"buffers.{did_you_mean(str(part.modules), short)} It has: {', '.join(sorted(short))}."
+    )
+
+
+def _holds_tensors(part: nn.Module) -> bool:
+    return any(True for _ in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+
+
+def _public(path: str) -> str:
+    """Return the path by which users know a layer of torch."""
+    return f"torch.nn.{path.rpartition('.')[2]}" if path.startswith("torch.nn.modules.") else path

@@ -1,0 +1,25 @@
+"""Train the body below a head that stays as it was initialised, as FedBABU does (Oh et al. 2022, Algorithm 1)."""
+
+from __future__ import annotations
+
+from fl_lightning.rules.base import ClientRule
+from fl_lightning.rules.phases import Phases
+from fl_lightning.strategies.fedavg import FedAvg
+
+
+class FedBABU(FedAvg):
+    """Average the body; the head, which ``federation.personal`` matches, keeps its first values at every client.
+
+    At the end, clients fine-tune the whole model on their own data: ``federation.client_evaluation.personal_epochs`` measures
+    what they reach. The common head keeps the clients' features aligned, and messages are smaller by it.
+
+    Args:
+        weighting: the weighting of the average, as in FedAvg.
+    """
+
+    needs_personal = True
+    compares_clients = True
+
+    def client_rule(self) -> ClientRule:
+        """Return the clients' half: the head rests."""
+        return Phases(0)

@@ -1,0 +1,76 @@
+"""Weigh clients by their loss for a fairer model, as q-FedAvg does (Li et al. 2020, q-FFL, Algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.errors import ClientError, require
+from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.metric_mode import known_direction
+from fl_lightning.functional.spread import squared_distance
+from fl_lightning.functional.sums import Sums
+from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.types import ClientUpdate, RoundStart
+
+_TINY = 1e-10
+"""Added to the loss, as in the authors' code, so that a client without any loss has a finite weight."""
+
+
+class QFedAvg(RunningStrategy):
+    """Minimise ``sum_k F_k^{q+1} / (q + 1)``: clients with a high loss weigh more.
+
+    With ``D_k = (w_t - w_k) / lr`` and F_k the loss of w_t on client k's training part, ``w_{t+1} = w_t - sum_k F_k^q D_k /
+    sum_k h_k``, where ``h_k = q F_k^{q-1} |D_k|^2 + F_k^q / lr``. With q = 0 it is FedAvg with ``weighting`` uniform. Buffers
+    are averaged with the weights F_k^q.
+
+    Args:
+        q: the fairness, >= 0; the paper tunes it between 0.001 and 15.
+        lr: the clients' learning rate, > 0; 1 / lr estimates the Lipschitz constant.
+        loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
+    """
+
+    needs_own_training = True
+
+    def __init__(self, q: float = 1.0, lr: float = 0.1, loss: str | Metric = "val_loss") -> None:
+        require(q >= 0, "federation.strategy.q", "0 or above", q)
+        require(lr > 0, "federation.strategy.lr", "above 0", lr)
+        wanted = "a loss, for which lower is better"
+        require(known_direction(loss) is not True, "federation.strategy.loss", wanted, loss)
+        self.q, self.lr = q, lr
+        self.loss = self.global_metric = loss
+
+    def start_round(self, start: RoundStart) -> None:
+        """Note w_t."""
+        self._start = start.server_state[: start.num_parameters]
+
+    def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
+        """Add an update, and return F_k^q.
+
+        Raises:
+            ClientError: if the loss is not finite or negative.
+        """
+        assert update.state is not None
+        assert update.global_score is not None
+        loss = update.global_score + _TINY
+        if not (math.isfinite(loss) and loss > 0):
+            raise ClientError(
+                f"q-FedAvg cannot weigh client {update.client} in round {update.round_idx}: its loss is {update.global_score}. "
+                "Lower the clients' learning rate, or check its data."
+            )
+        squares = squared_distance(update.state[: len(self._start)], self._start) / self.lr**2
+        weight = float(loss**self.q)
+        sums.add("state", update.state, weight)
+        sums.add("weight", weight)
+        sums.add("scale", self.q * loss ** (self.q - 1) * squares + weight / self.lr)
+        return weight
+
+    def aggregate(self, sums: Sums) -> Tensor:
+        """Return the new state."""
+        weight, scale = sums.scalar("weight"), sums.scalar("scale")
+        mean = sums.take("state").div_(weight)
+        start = to_float64(self._start).to(mean.device)
+        mean[: len(start)] = start + (mean[: len(start)] - start) * (weight / (self.lr * scale))
+        return mean

@@ -1,0 +1,373 @@
+"""Personal parts: what each client keeps for itself is neither sent nor averaged, and never evaluated without the client."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from against_hand import assert_close
+from by_hand import LR, World
+from federations import SIZES, Blobs, Consecutive, Plain, federate, network, trainer, weights
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
+
+from fl_lightning import (
+    AdaFed,
+    Attackers,
+    Backdoor,
+    BestCheckpoint,
+    CheckpointError,
+    ClassificationTask,
+    ClientEvaluation,
+    ClientPrivacy,
+    ConfigurationError,
+    F1WeightedCrossEntropy,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedNova,
+    LastCheckpoint,
+    LocalOnly,
+    LocalTraining,
+    Mediators,
+    PersonalPart,
+    Scaffold,
+    ShapleyValues,
+    TopK,
+)
+from fl_lightning.export_command import main as export_main
+from fl_lightning.settings.personal import personal_names
+
+NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")
+
+
+def fit(rounds: int = 3, *callbacks: Any, data: dict[str, Any] | None = None, module: Any = None, **settings: Any) -> Any:
+    """Module, federation and Trainer; float64 and examples in order."""
+    flags = settings.pop("flags", {})
+    if module is None:
+        torch.manual_seed(3)
+        module = Plain(lr=LR, batchnorm=True).double()
+    settings.setdefault("local", LocalTraining(max_epochs=2))
+    federation = FederatedOrchestrator(**settings)
+    run = trainer(rounds, federation, *callbacks, precision="64-true", **flags)
+    source = Blobs(shuffle=False, dtype=torch.float64)
+    ckpt_path = settings.pop("ckpt_path", None)
+    run.fit(module, FederatedDataModule(source, Consecutive(), **(data or {})), ckpt_path=ckpt_path)
+    return module, federation, run
+
+
+def complete(module: Plain, federation: FederatedOrchestrator, client: int) -> dict[str, torch.Tensor]:
+    """A client's whole network."""
+    own = federation._run.memory.personal(client)
+    return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
+
+
+def by_hand(names: list[str], rounds: int = 3) -> list[nn.Module]:
+    """Every client's network: what is in ``names`` stays, everything else is averaged by examples, counters by maximum."""
+    torch.manual_seed(3)
+    start = Plain(lr=LR, batchnorm=True).double().net
+    world = World(torch.float64)
+    clients = [copy.deepcopy(start) for _ in SIZES]
+    for _ in range(rounds):
+        clients = [world.train(net, k)[0] for k, net in enumerate(clients)]
+        states = [net.state_dict() for net in clients]
+        for name in states[0].keys() - set(names):
+            if states[0][name].is_floating_point():
+                shared = sum(n * state[name] for n, state in zip(SIZES, states, strict=True)) / sum(SIZES)
+            else:
+                shared = torch.stack([state[name] for state in states]).max()
+            for state in states:
+                state[name].copy_(shared)
+    return clients
+
+
+# ------------------------------------------------------------------ oracles
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+@pytest.mark.parametrize("part", [NORM, HEAD])
+def test_the_rest_is_averaged_and_each_client_keeps_its_own(part, engine):
+    module, federation, _ = fit(personal=[part], local=LocalTraining(max_epochs=2, engine=engine))
+    names = [name.removeprefix("net.") for name in personal_names(Plain(batchnorm=True), [part])]
+    assert len(names) == (5 if part is NORM else 2)
+    for client, net in enumerate(by_hand(names)):
+        assert_close(net.state_dict(), complete(module, federation, client))
+
+
+@pytest.mark.parametrize("engine", ["trainer", "stacked"])
+def test_everything_personal_is_training_alone(engine):
+    local = LocalTraining(max_epochs=2, engine=engine)
+    module, federation, _ = fit(personal=[ALL], local=local)
+    _, alone, _ = fit(route=LocalOnly("val_acc"), local=local)
+    for client in range(len(SIZES)):
+        own, other = complete(module, federation, client), alone._run.memory.last_model(client)
+        floats = [t.reshape(-1) for name, t in own.items() if t.is_floating_point() and "running" not in name]
+        floats += [t.reshape(-1) for name, t in own.items() if "running" in name]
+        assert torch.equal(torch.cat(floats), other.vector)
+        assert own["1.num_batches_tracked"] == other.counters[0]
+
+
+def test_with_one_client_nothing_depends_on_what_is_personal():
+    """Oracle: an ordinary federation of one client; averaging one model changes nothing."""
+
+    def one(**settings: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        module = Plain(batchnorm=True)
+        federation = FederatedOrchestrator(**settings)
+        trainer(2, federation).fit(module, FederatedDataModule(Blobs(n=20), Consecutive([20])))
+        return complete(module, federation, 0)
+
+    assert_close(one(), one(personal=[HEAD, NORM]), 1e-6)  # the server's step w - (w - average) rounds
+
+
+def test_a_client_that_has_not_trained_has_the_part_of_the_start():
+    """Cohorts of one: the clients that were never drawn are evaluated with the first head, and keep nothing."""
+    module, federation, _ = fit(
+        1,
+        personal=[ALL],
+        clients_per_round=1,
+        data={"client_test": 0.3},
+        client_evaluation=ClientEvaluation(1, "val_loss"),
+    )
+    scores = federation._run.client_scores.rounds[0]
+    memory = federation._run.memory
+    (trained,) = [k for k in range(3) if memory.personal(k)]
+    probe = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
+    probe.setup("fit")
+    x, y = Blobs(dtype=torch.float64).train
+    for client in range(3):
+        torch.manual_seed(3)
+        net = Plain(lr=LR, batchnorm=True).double().net.eval()
+        if client == trained:
+            net.load_state_dict(complete(module, federation, client))
+        rows = probe.splits.test[client]
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(net(x[rows]), y[rows])
+        assert float(scores[client]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start():
+    """With everything personal, training alone is the federation itself, and fine-tuning goes on from there."""
+    _, federation, _ = fit(
+        2,
+        personal=[ALL],
+        data={"client_test": 0.3},
+        client_evaluation=ClientEvaluation(1, "val_loss", personal_epochs=2, compare_alone=True),
+        flags={"default_root_dir": "out"},
+    )
+    header, *rows = [line.split(",") for line in Path("out/client_comparison.csv").read_text().splitlines()]
+    assert header[2:] == ["local only", "own", "personalised", "gain"]
+    _, longer, _ = fit(
+        3, personal=[ALL], data={"client_test": 0.3}, client_evaluation=ClientEvaluation(1, "val_loss")
+    )  # the third round is two epochs more; no shuffling
+    for client, row in enumerate(rows[:3]):
+        assert float(row[2]) == float(row[3]) == float(federation._run.client_scores.rounds[1][client])
+        assert float(row[4]) == pytest.approx(float(longer._run.client_scores.rounds[2][client]), rel=1e-12)
+
+
+class Sent(FederationCallback):
+    def __init__(self) -> None:
+        self.updates: list[Any] = []
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.updates.append(update)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"strategy": FedNova()}, {"strategy": Scaffold()}, {"transforms": [TopK(0.5)]}, {"route": Mediators(2)}],
+    ids=["plain", "fednova", "scaffold", "compressed", "chains"],
+)
+def test_nothing_personal_is_in_a_message(settings):
+    sent = Sent()
+    _, federation, _ = fit(1, sent, personal=[NORM, HEAD], **settings)
+    shared = 4 * 8 + 8
+    for update in sent.updates:
+        assert update.bytes_down == 8 * shared * (2 if "strategy" in settings and update.extras else 1)
+        if update.model is not None and not settings.get("transforms"):
+            assert update.state.numel() == shared
+            assert update.counters.numel() == 0
+        assert all(extra.numel() == shared for extra in update.extras.values())
+    assert all(len(federation._run.memory.personal(k)) == 7 for k in range(3))
+
+
+def test_client_privacy_allows_personal_batch_norm_and_says_that_it_has_none(caplog):
+    private = {"transforms": [ClientPrivacy(0.5, 0.3, "local", noise_seed=7)]}
+    with pytest.raises(ConfigurationError, match="The clients send the buffers net"):
+        fit(1, **private)
+    with caplog.at_level(logging.INFO):
+        fit(1, personal=[NORM], **private)
+    assert "Personal parts have none: whoever gets a client's complete model" in caplog.text
+    shared, saved = 8 * (32 + 8 + 24 + 3), 8 * 4 * 8 + 8
+    share = 100 * saved / (shared + saved)
+    assert (
+        f"A message carries {shared} bytes instead of {shared + saved} in each direction ({share:.1f} % saved)" in caplog.text
+    )
+    assert "Each client keeps 5 tensors for itself: net.1.weight, net.1.bias, net.1.running_mean" in caplog.text
+
+
+# ------------------------------------------------------------------ which tensors
+
+
+def test_what_matches():
+    class Tied(nn.Module):
+        server_buffers = ("given",)
+        client_state = ("queue",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Linear(3, 3, bias=False)
+            self.decoder = nn.Linear(3, 3, bias=False)
+            self.decoder.weight = self.encoder.weight
+            self.head = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+            self.register_buffer("given", torch.zeros(1))
+            self.register_buffer("queue", torch.zeros(1))
+
+    def names(*parts: PersonalPart) -> tuple[str, ...]:
+        return personal_names(Tied(), parts)
+
+    norm = tuple(f"head.1.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"))
+    assert names(PersonalPart(modules="torch.nn.BatchNorm1d")) == norm
+    assert names(PersonalPart(modules=nn.BatchNorm1d)) == norm
+    assert names(PersonalPart(names="head")) == names(PersonalPart(names="head.*")) == ("head.0.weight", "head.0.bias", *norm)
+    assert names(PersonalPart(names="bias"), PersonalPart(names="1.weight")) == ("head.0.bias", "head.1.weight", "head.1.bias")
+    assert names(PersonalPart(names="decoder.weight")) == ("encoder.weight", "decoder.weight")
+    assert names(PersonalPart(names="*")) == ("encoder.weight", "decoder.weight", "head.0.weight", "head.0.bias", *norm)
+
+
+WRONG = [
+    ({"personal": [PersonalPart(names="net.4.*")]}, r"'net.4.\*', which match no parameter .* Did you mean net"),
+    (
+        {"personal": [PersonalPart(modules="torch.nn.BatchNorm2d")]},
+        r"contains no such layer .* Did you mean torch.nn.BatchNorm1d\? It has: torch.nn.BatchNorm1d, torch.nn.Linear",
+    ),
+    ({"personal": [HEAD], "strategy": AdaFed("val_acc")}, "AdaFed scores clients' models on the server's set"),
+    ({"personal": [HEAD], "strategy": ShapleyValues("val_acc")}, "ShapleyValues scores clients' models"),
+    ({"personal": [HEAD], "route": LocalOnly("val_acc")}, "LocalOnly keeps whole models at the clients"),
+    (
+        {"personal": [HEAD], "attackers": Attackers(clients=[1], backdoor=Backdoor(1))},
+        "'federation.attackers.backdoor' is measured with the global model",
+    ),
+    ({"personal": [ALL], "strategy": Scaffold()}, "matches every parameter, so Scaffold has nothing to correct"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG)
+def test_what_does_not_work_is_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "it needs exactly one of them"),
+        ({"modules": "torch.nn.Linear", "names": "a"}, "it needs exactly one of them"),
+        ({"modules": "torch.nn.Linea"}, "names the class 'torch.nn.Linea', which cannot be imported"),
+        ({"modules": "Linear"}, "names the class 'Linear', which cannot be imported"),
+        ({"modules": "torch.nn.functional.relu"}, "which is not a torch.nn.Module"),
+    ],
+)
+def test_wrong_parts(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PersonalPart(**arguments)
+
+
+def test_a_loss_that_adapts_at_the_server_is_refused():
+    module = ClassificationTask(network(), 3, F1WeightedCrossEntropy(3)).double()
+    with pytest.raises(ConfigurationError, match="F1WeightedCrossEntropy adapts to the server's validation"):
+        fit(1, module=module, personal=[ALL])
+
+
+# ------------------------------------------------------------------ what decides
+
+EVALUATED = {"data": {"client_test": 0.3}, "client_evaluation": ClientEvaluation(1, "val_acc")}
+
+
+@pytest.mark.parametrize(
+    ("callback", "settings"),
+    [
+        (lambda: BestCheckpoint("val_acc"), {}),
+        (lambda: EarlyStopping("val_loss"), EVALUATED),
+        (lambda: BestCheckpoint("val_acc"), EVALUATED | {"client_evaluation": ClientEvaluation(2, "val_acc")}),
+    ],
+)
+def test_monitors_need_the_clients_evaluation(callback, settings):
+    with pytest.raises(ConfigurationError, match="the server does not validate, because its model is incomplete"):
+        fit(1, callback(), personal=[HEAD], flags={"enable_checkpointing": True}, **settings)
+
+
+def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
+    best = BestCheckpoint("val_acc", dirpath=str(tmp_path))
+    stop = EarlyStopping("val_acc", patience=1, mode="max")
+    flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    _, federation, run = fit(9, best, stop, personal=[HEAD], flags=flags, **EVALUATED)
+    sizes = np.array([2, 6, 4])
+    means = [float((v.numpy() * sizes).sum() / 12) for v in federation._run.client_scores.rounds.values()]
+    assert float(best.best_model_score) == pytest.approx(max(means))
+    assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] == means.index(max(means))
+    assert stop.stopped_epoch == len(means) - 1 < 8
+    assert run.limit_val_batches == 1.0  # as the user had it
+
+
+# ------------------------------------------------------------------ export
+
+
+def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
+    flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    limit = {"memory_limit": 0.0}  # by way of files with digests
+    module, federation, _ = fit(2, LastCheckpoint(), personal=[NORM, HEAD], clients_per_round=2, flags=flags, **limit)
+    assert (tmp_path / "client_state").is_dir()
+    saved = str(tmp_path / "checkpoints" / "last.ckpt")
+    for client in range(3):
+        target = tmp_path / f"{client}.ckpt"
+        export_main(["--client", str(client), "--ckpt_path", saved, "--output", str(target)])
+        said = capsys.readouterr().out
+        found = Plain.load_from_checkpoint(target)
+        own = federation._run.memory.personal(client)
+        assert (f"with 7 tensors of client {client}" if own else f"client {client} has not trained yet") in said
+        expected = {f"net.{name}": tensor for name, tensor in complete(module, federation, client).items()}
+        state = {name: tensor for name, tensor in found.state_dict().items() if name in expected}
+        assert all(torch.equal(state[name], tensor.to(state[name])) for name, tensor in expected.items())
+        tested = trainer(1, FederatedOrchestrator(personal=[NORM, HEAD]))
+        tested.test(found, Blobs(), ckpt_path=str(target), verbose=False)
+    tested = trainer(1, FederatedOrchestrator(personal=[NORM, HEAD]))
+    with pytest.raises(CheckpointError, match=r"holds only the shared part .* 'fl-lightning export --client NAME'"):
+        tested.test(Plain(batchnorm=True), Blobs(), ckpt_path=saved, verbose=False)
+    with pytest.warns(UserWarning, match="its personal parts are those of the start"):
+        trainer(1, FederatedOrchestrator(personal=[NORM])).test(Plain(batchnorm=True), Blobs(), verbose=False)
+    for arguments, message in (
+        (["--client", "7", "--ckpt_path", saved], "There is no client '7'. The federation has 0, 1, 2."),
+        (["--client", "1", "--ckpt_path", str(tmp_path / "1.ckpt")], "was not written by a federation with"),
+        (["--client", "1", "--ckpt_path", saved, "--output", saved], "already exists and was not changed"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            export_main(arguments)
+        assert ended.value.code == 1
+        assert message in capsys.readouterr().err
+
+
+def test_a_resumed_run_must_have_the_same_parts(tmp_path):
+    flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    fit(1, LastCheckpoint(), personal=[HEAD], flags=flags)
+    for other in ([NORM], [], [HEAD, NORM]):
+        federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2), personal=other, resume_changed=True)
+        run = trainer(2, federation, precision="64-true")
+        data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive())
+        with pytest.raises(CheckpointError, match=r"'federation\.personal"):
+            run.fit(Plain(lr=LR, batchnorm=True).double(), data, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+
+
+def test_scores_of_the_clients_own_still_weigh():
+    """AdaFed by each client's score of its complete model on its own validation part, against the average by hand."""
+    sent = Sent()
+    data = {"client_validation": 0.3}
+    fit(1, sent, personal=[HEAD], strategy=AdaFed("val_acc", scored_by="clients"), data=data)
+    assert all(update.local_score is not None for update in sent.updates)
+    assert {update.weight for update in sent.updates} == {update.local_score for update in sent.updates}
+    federate(Plain(), 1, strategy=AdaFed("val_acc", scored_by="server"))

@@ -1,0 +1,120 @@
+"""FedRep and FedBABU: clients train a head of their own and a common representation one after the other, or never the head."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from against_hand import assert_close
+from by_hand import LR, B, World
+from federations import SIZES, Blobs, Consecutive, Plain, trainer, weights
+from torch.nn import functional as F
+
+from fl_lightning import (
+    ClientEvaluation,
+    ConfigurationError,
+    FedBABU,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FedRep,
+    LocalTraining,
+    PersonalPart,
+)
+from fl_lightning.errors import EngineError
+
+HEAD = [PersonalPart(names="net.3.*")]
+
+
+def fit(rounds=3, dtype=torch.float64, optimizer=None, data=None, **settings):
+    torch.manual_seed(3)
+    module = Plain(lr=LR, batchnorm=True).to(dtype)
+    if optimizer:
+        module.configure_optimizers = lambda: optimizer(module.parameters())
+    federation = FederatedOrchestrator(**settings)
+    run = trainer(rounds, federation, precision="64-true" if dtype == torch.float64 else "32-true")
+    run.fit(module, FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive(), **(data or {})))
+    return module, federation
+
+
+def by_hand(phases, dtype, rounds=3):
+    """Every client's network; ``phases`` says for each local epoch whether it trains the head (True) or the rest."""
+    torch.manual_seed(3)
+    start, world = Plain(lr=LR, batchnorm=True).to(dtype).net, World(dtype)
+    clients = [copy.deepcopy(start) for _ in SIZES]
+    for _ in range(rounds):
+        for net, part in zip(clients, world.parts, strict=True):
+            x, y = world.x[part], world.y[part]
+            for trains_head in phases:
+                chosen = [p for name, p in net.named_parameters() if name.startswith("3.") is trains_head]
+                for begin in range(0, len(x), B):
+                    loss = F.cross_entropy(net.train()(x[begin : begin + B]), y[begin : begin + B])
+                    gradients = torch.autograd.grad(loss, chosen)
+                    with torch.no_grad():
+                        for parameter, gradient in zip(chosen, gradients, strict=True):
+                            parameter -= LR * gradient
+        states = [net.state_dict() for net in clients]
+        for name in states[0]:
+            if name.startswith("3."):
+                continue
+            stacked = torch.stack([state[name].double() for state in states])
+            share = torch.tensor(SIZES, dtype=torch.float64).view(-1, *(1 for _ in stacked.shape[1:])) / sum(SIZES)
+            shared = (share * stacked).sum(0) if states[0][name].is_floating_point() else stacked.amax(0)
+            for state in states:
+                state[name].copy_(shared)
+    return clients
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize(
+    ("strategy", "phases"), [(FedRep(2), (True, True, False)), (FedBABU(), (False, False, False))], ids=["fedrep", "fedbabu"]
+)
+def test_each_epoch_trains_one_part(strategy, phases, engine, dtype):
+    local = LocalTraining(max_epochs=3, engine=engine)
+    module, federation = fit(dtype=dtype, strategy=strategy, personal=HEAD, local=local)
+    for client, net in enumerate(by_hand(phases, dtype)):
+        own = federation._run.memory.personal(client)
+        mine = weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
+        assert_close(net.state_dict(), mine, 1e-11 if dtype == torch.float64 else 5e-6)
+
+
+def test_a_part_that_rests_does_not_decay_or_drift():
+    """Oracle: with AdamW and its decay, FedBABU's head is the first one to the last bit, at every client."""
+    torch.manual_seed(3)
+    start = Plain(lr=LR, batchnorm=True).double().net[3].state_dict()
+    _, federation = fit(strategy=FedBABU(), personal=HEAD, optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5))
+    for client in range(3):
+        own = federation._run.memory.personal(client)
+        assert all(torch.equal(own[f"net.3.{name}"], tensor) for name, tensor in start.items())
+
+
+def test_fine_tuning_trains_the_head_of_fedbabu():
+    evaluation = ClientEvaluation(1, "val_loss", personal_epochs=5)
+    _, federation = fit(strategy=FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
+    before = federation._run.client_scores.rounds[2]
+    with open("client_comparison.csv") as file:
+        rows = [line.split(",") for line in file.read().splitlines()]
+    after = torch.tensor([float(row[rows[0].index("personalised")]) for row in rows[1:4]])
+    assert (after < before - 0.01).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"strategy": FedRep()}, "FedRep needs a head of each client, but 'federation.personal' is empty"),
+        ({"strategy": FedBABU()}, "FedBABU needs a head of each client"),
+        ({"strategy": FedRep(), "personal": HEAD}, "needs 2 local epochs or more, but 'federation.local.max_epochs' is 1"),
+        ({"strategy": FedBABU(), "personal": [PersonalPart(names="*")]}, "matches every parameter, so FedBABU has nothing"),
+    ],
+)
+def test_what_is_missing_is_named(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(1, **settings)
+    with pytest.raises(ConfigurationError, match=r"'federation.strategy.head_epochs' must be 1 or above, but is 0"):
+        FedRep(0)
+
+
+def test_stacked_clients_refuse_phases():
+    with pytest.raises(EngineError, match="Stacked clients do not support Phases"):
+        fit(1, strategy=FedBABU(), personal=HEAD, local=LocalTraining(engine="stacked"))
