@@ -28,6 +28,9 @@ ELSEWHERE = {
     "bash": "a tool with tests of its own",
     "eval": "a setting of the shell",
     ".": "an installation",
+    "torchrun": "several machines: tests/test_processes.py runs two nodes",
+    "srun": "several machines: tests/test_processes.py runs two nodes",
+    "export": "tests/test_personal.py runs it",
     "serve": "tests/test_flower.py runs it",
     "register": "tests/test_flower.py runs it",
     "sites": "tests/test_flower.py runs it",
@@ -42,6 +45,8 @@ NEEDS = {
     "data/cells": "your own images",
     "FlowerPool": "sites: tests/test_flower.py runs it",
     "config.yaml": "the files of a run or a project that exist by then",
+    "lora.yaml": "transformers and peft: tests/third_party runs it",
+    "best_3.ckpt": "a checkpoint that the command before it writes",
     "norm_bounded": "tests/test_docs.py runs it",
 }
 """Words in a command that need something the page does not create."""

@@ -119,8 +119,9 @@ class ResidentModel:
         return model
 
     def _refuse_new_parameters(self) -> None:
+        known = self.server.tensors.keys() | set(self.server.layout.personal)
         for name, _ in self.module.named_parameters():
-            if name not in self.server.tensors:
+            if name not in known:
                 raise ConfigurationError(
                     f"Training created the parameter '{name}' of {type(self.module).__name__}, which the global model lacks, "
                     "so it would never be averaged. Build it in '__init__', or run one batch through that part before the fit."
