@@ -6,7 +6,7 @@ from torch import nn
 
 SAMPLE_ATTRIBUTES = ("grad_sample", "summed_grad", "_forward_counter")
 """What Opacus's hooks and optimizer write onto parameters."""
-LAYER_ATTRIBUTES = ("activations", "max_batch_len")
+LAYER_ATTRIBUTES = ("activations",)
 """What its hooks write onto layers."""
 
 
