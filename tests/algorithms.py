@@ -196,6 +196,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "moving targets": lambda: {"module": Following, "strategy": AdaFed("val_acc"), "clients_per_round": 3},
     "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
+    "moving targets at krum": lambda: {"module": Following, "strategy": Krum(1, selected=2)},
     "python state": lambda: {"module": Remembering, "clients_per_round": 3},
     "weighted draws": lambda: {"source": Weighted, "clients_per_round": 3},
     "streams": lambda: {

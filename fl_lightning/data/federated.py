@@ -44,7 +44,7 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
 
     Args:
         datamodule: any datamodule whose ``train_dataloader`` returns one DataLoader over a map-style dataset. The clients use
-            that loader's batch size, shuffling, collation and workers.
+            that loader's batch size, sampler, collation and workers.
         partitioner: decides which example belongs to which client.
         client_validation: the share of its examples, in [0, 1), that every client holds back from training for its own
             validation, at least one, in the proportions of its classes if the dataset provides labels; FedLoss uses 0.1.
@@ -131,8 +131,9 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         (2, 'a')
 
         Args:
-            clients: each client's training examples by name: a map-style dataset, a DataLoader, or a LightningDataModule, whose
-                validation and test loaders are then the client's own sets. Loaders must have the same settings.
+            clients: each client's training examples by name: a dataset, a DataLoader, or a LightningDataModule, whose
+                validation and test loaders are then the client's own sets. Loaders must have the same settings; but streams,
+                samplers other than shuffling, samplers of batches and subclasses of DataLoader are used as they are.
             val: the server's validation set, a dataset or DataLoader; or each client's own by name, whose union is then the
                 server's.
             test: the same for the test set.
