@@ -84,6 +84,7 @@ class Trained:
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
         own: the client's personal parameters and buffers, by name.
+        kept_model: the model that the client keeps, if it is another one than ``model``.
     """
 
     job: EngineJob
@@ -97,6 +98,7 @@ class Trained:
     seconds: float
     kept: Tensor | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
+    kept_model: Snapshot | None = None
 
 
 class Engine(Protocol):
