@@ -47,6 +47,7 @@ class ServerModel:
         broadcast: additional tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
         largest: the largest weight that can be summed exactly; updates with a larger one are refused.
         tolerates_broken: whether the strategy accepts weights that are not finite.
+        first: the personal tensors of the first model, by name, with which a client begins that has none of its own.
         session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
     """
 
@@ -58,6 +59,7 @@ class ServerModel:
     largest: float = math.inf
     tolerates_broken: bool = False
     session: str = ""
+    first: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

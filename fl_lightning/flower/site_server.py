@@ -173,7 +173,8 @@ class SiteServer:
         require_message(model, ServerModel)
         require_model(model, work.built.module)
         self._audit.record("in", "model", content, model)
-        work.site.handle(replace(model, tensors={k: t.to(self._device) for k, t in model.tensors.items()}))
+        tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
+        work.site.handle(replace(model, tensors=tensors, first=first))
         work.version = model.version
 
     def _one(self, work: _Work, order: TrainOrder | EvalOrder) -> ChainReport | EvalReport:
