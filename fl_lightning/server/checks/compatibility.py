@@ -53,7 +53,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} does not define how to aggregate updates. Make it a subclass of WeightedAverage, "
             "RunningStrategy or JointStrategy."
         )
-    if local.max_epochs < strategy.least_epochs:
+    if local.max_epochs < strategy.least_epochs and strategy.least_epochs > 1:  # -1 has no limit
         raise ConfigurationError(
             f"{type(strategy).__name__} with these settings needs {strategy.least_epochs} local epochs or more, but "
             f"'federation.local.max_epochs' is {local.max_epochs}. Raise it, or lower 'federation.strategy.head_epochs'."
