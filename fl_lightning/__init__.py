@@ -47,8 +47,8 @@ _NAMES = {
         "ServerEvaluation"
     ),
     "strategies": (
-        "AFL AdaFed CosineFilter FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
-        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer QFedAvg "
+        "AFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
+        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer PFedMe QFedAvg "
         "RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",

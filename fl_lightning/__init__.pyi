@@ -324,6 +324,9 @@ from fl_lightning.strategies import (
     CosineFilter as CosineFilter,
 )
 from fl_lightning.strategies import (
+    Ditto as Ditto,
+)
+from fl_lightning.strategies import (
     FedAdagrad as FedAdagrad,
 )
 from fl_lightning.strategies import (
@@ -379,6 +382,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     ModelScorer as ModelScorer,
+)
+from fl_lightning.strategies import (
+    PFedMe as PFedMe,
 )
 from fl_lightning.strategies import (
     QFedAvg as QFedAvg,

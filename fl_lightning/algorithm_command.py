@@ -65,6 +65,8 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         Algorithm("LG-FedAvg", "the lower layers stay at each client", "lg_fedavg_mnist", "lg_fedavg"),
         Algorithm("FedRep", "a head of each client, then the representation", "fedrep_mnist", "fedrep"),
         Algorithm("FedBABU", "a fixed head, fine-tuned at the end", "fedbabu_mnist", "fedbabu"),
+        Algorithm("Ditto", "a second model of each client near the global one", "ditto_mnist", "ditto"),
+        Algorithm("pFedMe", "a second model of each client, which w follows", "pfedme_mnist", "pfedme"),
         Algorithm("MOCHA", "related linear models", "mocha_simulated", "mocha"),
         Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "baselines"),
     ),

@@ -23,7 +23,7 @@ SUBCOMMANDS = {
     "sites": "List the registered sites, or revoke one.",
     "site": "Take part in a federation as a site, with data of your own.",
     "algorithms": "List every algorithm with a line, its configuration and its page.",
-    "export": "Write one client's complete model from a federation with personal parts.",
+    "export": "Write one client's complete model: the shared part and its own.",
     "configs": "List, show or copy the configurations that come with the package.",
 }
 

@@ -1,4 +1,4 @@
-"""The command ``fl-lightning export``: write one client's complete model from a federation with personal parts."""
+"""The command ``fl-lightning export``: write one client's complete model, with its personal parts or as its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def main(arguments: Sequence[str]) -> None:
     Args:
         arguments: the arguments after ``export``.
     """
-    parser = ArgumentParser(
-        "fl-lightning export", description="Write one client's complete model: the shared part and its own."
-    )
+    parser = ArgumentParser("fl-lightning export", description="Write one client's complete model.")
     parser.add_argument("--client", required=True, metavar="NAME", help="the client, by its name or its number")
     parser.add_argument("--ckpt_path", required=True, metavar="PATH", help="a checkpoint of the federation, such as best.ckpt")
     parser.add_argument("--output", metavar="PATH", help="the file to write (default: <checkpoint>_<client>.ckpt beside it)")
@@ -48,54 +46,73 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = ())
         trusted: the dotted paths of classes that the checkpoint may contain besides tensors and plain values.
 
     Raises:
-        CheckpointError: if the checkpoint cannot be read, or does not hold personal parts.
+        CheckpointError: if the checkpoint cannot be read, or holds nothing of the client's own.
         ConfigurationError: if there is no such client.
     """
     from fl_lightning.checkpoint_file import read_checkpoint
+    from fl_lightning.clients.memory import personal_part
     from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
 
     checkpoint = read_checkpoint(source, "cpu", trusted)
+    weights = dict(checkpoint["state_dict"])
     state = _federation(checkpoint, source)
     number = _number(client, state.get("client_names", []), int(state["clients"]))
-    own = _personal(state["memory"], number, source)
-    weights = dict(checkpoint["state_dict"])
-    unknown = [name for name in own if name not in weights]
-    if unknown:
+    kept = _kept(state["memory"], number, source)
+    own = _own_model(kept, state["tensor_names"], weights) if "vector" in kept else personal_part(kept)
+    if not own and not _has_personal(state):
         raise CheckpointError(
-            f"'{source}' has no weights '{unknown[0]}', which the client keeps. Use the federation's own file."
+            f"'{source}' holds no model of client {client}'s own: its federation has no 'federation.personal', and no "
+            "strategy or route that keeps clients' models, or the client has not trained yet. Use the file as it is."
         )
     for name, tensor in own.items():
         weights[name] = tensor.to(weights[name])
-    kept = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
-    AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights}, target)
+    rest = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
+    AtomicCheckpointIO().save_checkpoint({**rest, "state_dict": weights}, target)
     if not own:
         return f"{target}: client {client} has not trained yet, so its personal part is that of the start."
+    if "vector" in kept:
+        return f"{target}: the own model of client {client}."
     return f"{target}: the shared model with {len(own)} tensors of client {client}."
 
 
 def _federation(checkpoint: Any, source: Path) -> dict[str, Any]:
-    """Return the state of the federation with personal parts that wrote a checkpoint."""
-    callbacks = checkpoint.get("callbacks", {}) if isinstance(checkpoint, dict) else {}
-    for state in callbacks.values():
-        if isinstance(state, dict) and state.get("settings", {}).get("federation", {}).get("personal"):
+    """Return the state of the federation that wrote a checkpoint."""
+    for state in checkpoint.get("callbacks", {}).values():
+        if isinstance(state, dict) and "client_names" in state and "memory" in state:
             return state
     raise CheckpointError(
-        f"'{source}' was not written by a federation with 'federation.personal', so there are no personal parts to add. Use "
-        "the file as it is, or name a checkpoint of such a federation."
+        f"'{source}' was not written by a federation, so it has no clients. Name a checkpoint of a federation, such "
+        "as best.ckpt."
     )
 
 
-def _personal(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:
+def _has_personal(state: dict[str, Any]) -> bool:
+    return bool(state.get("settings", {}).get("federation", {}).get("personal"))
+
+
+def _kept(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:
+    """Return what a client has stored."""
     from fl_lightning.clients.memory import ClientMemory
 
     if not memory:
         raise CheckpointError(
-            f"'{source}' holds no personal parts: the federation's clients are sites, which keep theirs on their own disks."
+            f"'{source}' holds no client's state: the clients have not trained yet, keep nothing, or are sites, which keep "
+            "theirs on their own disks. Use the file as it is."
         )
     clients = ClientMemory()
     clients.bound(source.absolute().parent.parent / "client_state", float("inf"))
     clients.load_state_dict(memory)
-    return clients.personal(client)
+    return clients.kept(client)
+
+
+def _own_model(kept: dict[str, Any], names: Sequence[Sequence[str]], weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors of a client's complete model by name."""
+    parameters, floats, counters = names
+    found: dict[str, Any] = {}
+    for vector, chosen in ((kept["vector"], [*parameters, *floats]), (kept["counters"], counters)):
+        sizes = [weights[name].numel() for name in chosen]
+        found |= {name: part.view_as(weights[name]) for name, part in zip(chosen, vector.split(sizes), strict=True)}
+    return found
 
 
 def _number(client: str, names: Sequence[str], count: int) -> int:

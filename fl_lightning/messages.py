@@ -47,6 +47,7 @@ class ServerModel:
         broadcast: additional tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
         largest: the largest weight that can be summed exactly; updates with a larger one are refused.
         tolerates_broken: whether the strategy accepts weights that are not finite.
+        first: the personal tensors of the first model, by name, with which a client begins that has none of its own.
         session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
         base: an earlier version, with which the tensors that are missing here are shared; 0 if none is missing.
     """
@@ -60,6 +61,7 @@ class ServerModel:
     tolerates_broken: bool = False
     session: str = ""
     base: int = 0
+    first: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def test_every_config_is_fitted(config, fl):
         assert_differs_from_fedavg(name, fl, more)
 
 
-NOT_FEDAVG = ["fedbn", "fedper", "lg_fedavg", "fedrep", "fedbabu", "feddyn", "fedexp", "qfedavg", "afl"]
+NOT_FEDAVG = ["fedbn", "fedper", "lg_fedavg", "fedrep", "fedbabu", "feddyn", "fedexp", "qfedavg", "afl", "pfedme"]
 _plain: dict[str, dict[str, torch.Tensor]] = {}
 
 

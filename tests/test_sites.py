@@ -51,6 +51,14 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
+EVERY = {"every_n_rounds": 1, "metric": "val_accuracy"}
+OWN: dict[str, dict[str, Any]] = {
+    "personal": {"personal": [{"names": "layers.4.*"}]},
+    "FedRep": {"personal": [{"names": "layers.4.*"}], "strategy": "FedRep", "local": {"threads": 1, "max_epochs": 2}},
+    "Ditto": {"strategy": "Ditto"},
+}
+
+
 @pytest.fixture(autouse=True)
 def _no_hook():
     yield
@@ -144,6 +152,21 @@ def test_what_transforms_compress_is_sent_compressed(case, tmp_path, monkeypatch
         found = {name.partition("compressed.")[2]: told for name, told in line["tensors"].items()}
         assert found == expected | {"rest": ["float32", 0], "counters": ["int64", 0]}
     assert len(sent) == 2
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_personal_parts_and_models_stay_at_the_sites(case, tmp_path, monkeypatch):
+    """Weights and evaluations are those of the simulation; no message from a site holds what it keeps."""
+    prepare(tmp_path, monkeypatch)
+    config = configuration(**OWN[case], client_evaluation=EVERY)
+    here = simulate(config, "simulated", "--data.client_validation", "0.25", "--data.client_test", "0.25")
+    give_parts(tmp_path)
+    assert same_bits(here, federate(config))
+    tables = [(tmp_path / folder / "client_evaluation.csv").read_text().splitlines() for folder in ("simulated", "real")]
+    numbers = [[line.split(",")[1:] for line in lines[1:]] for lines in tables]
+    assert numbers[0] == numbers[1]
+    states = torch.load(tmp_path / "real" / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"].values()
+    assert next(state["memory"] for state in states if "memory" in state) == {}
 
 
 # ---------------------------------------------------------------- what outlives a crash

@@ -21,7 +21,7 @@ from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ClientJob, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
-from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 _NOTHING = Snapshot(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 Turn = tuple[ClientJob, Snapshot | None]
@@ -79,9 +79,26 @@ class LocalTrainer:
         The order may differ from that of the turns if the engine trains clients side by side.
         """
         for trained in self.engine.fit([self._prepared(job, start) for job, start in turns]):
-            yield self._update(trained)
+            yield self._update(self._with_own_model(trained))
 
-    def _prepared(self, job: ClientJob, start: Snapshot | None) -> EngineJob:
+    def _with_own_model(self, trained: Trained) -> Trained:
+        """Train the client's own model after its turn, if a rule asks for one, and return the result of the turn with it."""
+        rule = next((rule for rule in self._rules if rule.own_model), None)
+        if rule is None or trained.kept_model is not None:
+            return trained
+        job, given = trained.job.job, trained.job.start
+        server, state = self._resident.server, self._resident.view()
+        received = state.names()[0]
+        anchor = (
+            torch.cat([server.tensors[name].detach().reshape(-1) for name in received])
+            if given is None
+            else given.vector[: state.num_parameters]
+        )
+        pulled = replace(job, pull=Pull(anchor, rule.pull_strength), own_model=True)
+        (own,) = self.engine.fit([replace(self._prepared(pulled, given, "own "), kept={})])
+        return replace(trained, kept_model=own.model, seconds=trained.seconds + own.seconds)
+
+    def _prepared(self, job: ClientJob, start: Snapshot | None, purpose: str = "") -> EngineJob:
         own = self._memory.last_model(job.client) if job.own_model else None
         key = (self._seed, job.round_idx, job.client, *([job.period] if job.period else []))
 
@@ -89,11 +106,11 @@ class LocalTrainer:
             poisson = None
             if self._private is not None:
                 poisson = self._private.begin(self._data, self._full_batch, job.round_idx, job.client, job.period)
-            shuffle = derive_seed(*key, "shuffle")
+            shuffle = derive_seed(*key, purpose + "shuffle")
             return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, poisson)
 
         kept = self._memory.kept(job.client)
-        return EngineJob(job, derive_seed(*key, "training"), open_data, own or start, kept, personal_part(kept))
+        return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, personal_part(kept))
 
     def _update(self, trained: Trained) -> ClientUpdate:
         job = trained.job.job
@@ -152,6 +169,8 @@ class LocalTrainer:
         if update.client in self._unkept:
             trained, remembered = self._unkept.pop(update.client)
             self._memory.keep_personal(update.client, trained.own)
+            if trained.kept_model is not None:
+                self._memory.keep_model(update.client, trained.kept_model)
             kept = remembered if trained.kept is None else {**remembered, NAME: trained.kept}
             if kept:
                 self._memory.put(update.client, **kept)

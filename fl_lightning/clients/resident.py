@@ -39,7 +39,6 @@ class ResidentModel:
         self._server: ServerModel | None = None
         self._content: object | None = None
         self._warned: set[str] = set()
-        self._first: dict[str, Tensor] = {}  # the personal part of a client that has not trained yet
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
 
@@ -59,9 +58,6 @@ class ResidentModel:
         self._server = model
         if self._state is not None:
             self._state.follow(model.layout)
-        if model.layout.personal and (known is None or known.layout is not model.layout):
-            own = self.view().own_tensors()
-            self._first |= {name: tensor.clone() for name, tensor in own.items() if name not in self._first}
 
     def view(self) -> ModelState:
         """Return the view of the module's tensors, arranged like the server's."""
@@ -84,8 +80,8 @@ class ResidentModel:
         if wanted is not self._content:
             self.fill(self.view(), model, own)
             self._content = wanted
-        elif self._first:  # the content is the same for all clients except for what each one keeps
-            self.view().set_own({**self._first, **(own or {})})
+        elif self.server.first:  # the content is the same for all clients except for what each one keeps
+            self.view().set_own({**self.server.first, **(own or {})})
         self.python.restore()
         return self.module
 
@@ -101,8 +97,8 @@ class ResidentModel:
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
-        if self._first:
-            state.set_own({**self._first, **(own or {})})
+        if self.server.first:
+            state.set_own({**self.server.first, **(own or {})})
 
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise.

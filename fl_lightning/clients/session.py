@@ -30,6 +30,7 @@ from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.rules.sgd import describe, follow, plain, sgd_settings
+from fl_lightning.types import Snapshot
 
 
 class ClientSession(Callback):
@@ -90,7 +91,8 @@ class ClientSession(Callback):
             metrics: the metrics that the module logged.
             begun: the time at which the client began, from ``time.perf_counter``.
         """
-        job, self._terms = self._job, []
+        job, model = self._job, self._resident.snapshot(self._client)
+        sent, self._terms = self._sent(model), []
         for parameter in (*self._client.parameters(), *self._client.own_parameters()):
             parameter.grad = None
         coefficients = self._steps
@@ -99,7 +101,7 @@ class ClientSession(Callback):
             self._kept["attributes"] = attributes
         return Trained(
             job=job,
-            model=self._resident.snapshot(self._client),
+            model=sent or model,
             num_steps=steps - self._first_step - self._skipped,
             train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
             metrics=metrics,
@@ -110,7 +112,18 @@ class ClientSession(Callback):
             kept=kept_training.pack(self._kept) if self._kept else None,
             num_examples=self._read,
             own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
+            kept_model=None if sent is None else model,
         )
+
+    def _sent(self, model: Snapshot) -> Snapshot | None:
+        """Return the model that a rule sends instead of the trained one, if any."""
+        for rule, terms in self._terms:
+            others = rule.sends(self._client.parameters(), terms)
+            if others is not None:
+                parameters = torch.cat([tensor.detach().reshape(-1).to(model.vector) for tensor in others])
+                vector = torch.cat([parameters, model.vector[len(parameters) :]])
+                return Snapshot(vector, model.counters, model.moved)
+        return None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""

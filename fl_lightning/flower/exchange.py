@@ -130,9 +130,10 @@ class Exchange:
         model = self._model
         assert model is not None
         new = {name: tensor for name, tensor in model.tensors.items() if self._changed[name] > base}
-        base = base if len(new) < len(model.tensors) else 0
+        base = base if len(new) < len(model.tensors) or model.first else 0
         if base not in self._encoded:
-            self._encoded[base] = to_bytes(replace(model, tensors=new, base=base))
+            first = {} if base else model.first  # it never changes
+            self._encoded[base] = to_bytes(replace(model, tensors=new, first=first, base=base))
         return self._encoded[base]
 
     # ---------------------------------------------------------------- answers

@@ -157,7 +157,8 @@ class SiteServer:
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
-            work.site.handle(replace(model, tensors={k: t.to(self._device) for k, t in model.tensors.items()}))
+            tensors, first = ({k: t.to(self._device) for k, t in each.items()} for each in (model.tensors, model.first))
+            work.site.handle(replace(model, tensors=tensors, first=first))
             work.model = model
         replies = [self._one(work, order) for order in orders]
         releases = work.built.runtime.releases()
@@ -178,7 +179,7 @@ class SiteServer:
         if model.base:
             if known is None or known.version != model.base:
                 return None
-            model = replace(model, tensors={**known.tensors, **model.tensors}, base=0)
+            model = replace(model, tensors={**known.tensors, **model.tensors}, first=known.first, base=0)
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 

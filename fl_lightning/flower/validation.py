@@ -70,12 +70,14 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
     Raises:
         WireError: naming the tensor.
     """
-    mine = ModelState(module).tensors()
-    different = sorted(set(mine) ^ set(model.tensors))
+    state = ModelState(module)
+    state.keep_at_clients(model.layout.personal)
+    mine, personal = state.tensors(), state.own_tensors()
+    different = sorted((set(mine) ^ set(model.tensors)) | (set(personal) ^ set(model.first)))
     if different:
         raise WireError(f"The server's model and the model here differ: only one has '{different[0][:100]}'.")
-    for name, tensor in mine.items():
-        came = model.tensors[name]
+    for name, tensor in (mine | personal).items():
+        came = {**model.tensors, **model.first}[name]
         if came.shape != tensor.shape or came.dtype != tensor.dtype:
             raise WireError(
                 f"'{name}' is {came.dtype} of shape {tuple(came.shape)}, but {tensor.dtype} of {tuple(tensor.shape)} here."

@@ -63,10 +63,14 @@ class ClientRule(ABC):
         kept_like_parameters: the names of stored tensors of shape (p,), where p is the number of trained parameters. They
             become invalid when other parameters are trained.
         stacks: whether :meth:`correct_gradients` supports stacked clients.
+        own_model: whether each client keeps a complete model of its own: the trained one, if :meth:`sends` replaces it in the
+            message, or otherwise one that it trains after each turn, with a pull of ``pull_strength`` towards the start.
     """
 
     kept_like_parameters: tuple[str, ...] = ()
     stacks: bool = True
+    own_model: bool = False
+    pull_strength: float = 0.0
 
     @abstractmethod
     def begin(self, start: LocalStart) -> list[Tensor]:
@@ -91,6 +95,15 @@ class ClientRule(ABC):
     def finish(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the tensors that the client sends with its model, by name; none by default."""
         return {}
+
+    def sends(self, parameters: Sequence[Tensor], terms: Sequence[Tensor]) -> list[Tensor] | None:
+        """Return other parameters that the client sends instead of the trained ones; None by default.
+
+        Args:
+            parameters: the parameters after the training.
+            terms: their terms from :meth:`begin`.
+        """
+        return None
 
     def remember(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the tensors that the client stores for its next round without sending them, by name; none by default."""

@@ -139,6 +139,7 @@ class Assembly:
         server.note_moving(self._run.moving)
         server.keep_at_clients(personal_names(self._module, settings.personal))
         announce_personal(settings, server)
+        self._run.tensor_names = server.names
         check_convex(settings.route, self._module, settings.local)
         check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
         evaluators = Evaluators(
@@ -185,5 +186,5 @@ class Assembly:
     def evaluator(self, federation: Federation) -> ClientEvaluator:
         """Return the evaluator of models at the clients."""
         settings = self._settings
-        own, parts = settings.route.keeps_models, bool(settings.personal)
+        own, parts = settings.route.keeps_models or settings.strategy.own_models, bool(settings.personal)
         return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, own, parts)

@@ -107,6 +107,7 @@ class Federation:
             largest=self.largest,
             tolerates_broken=strategy.tolerates_broken,
             session=self.session,
+            first=self.server.own_tensors(),
         )
         self.pool.publish(model)
         self.evaluators.publish(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -56,6 +56,7 @@ class RunState:
         self.totals = Totals()
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
+        self.tensor_names: Callable[[], Sequence[list[str]]] = list
         self.rounds: int | None = None
         self.rounds_are_known = False
         self.federation = uuid4().hex
@@ -105,6 +106,7 @@ class RunState:
             "privacy_account": self.account.state_dict(),
             "clients": self.num_clients,
             "client_names": list(self.client_names),
+            "tensor_names": [list(names) for names in self.tensor_names()[:3]],
             "partition": self._partition,
             "sites": self._sites,
             "threads": torch.get_num_threads(),

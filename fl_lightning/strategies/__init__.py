@@ -4,6 +4,7 @@ from fl_lightning.strategies.adafed import AdaFed
 from fl_lightning.strategies.afl import AFL
 from fl_lightning.strategies.base import JointStrategy, ModelScorer, RunningStrategy, Strategy, WeightedAverage
 from fl_lightning.strategies.cosine_filter import CosineFilter
+from fl_lightning.strategies.ditto import Ditto
 from fl_lightning.strategies.fedadagrad import FedAdagrad
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.fedavgm import FedAvgM
@@ -21,6 +22,7 @@ from fl_lightning.strategies.geometric_median import GeometricMedian
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.strategies.krum import Krum
 from fl_lightning.strategies.last_client import LastClient
+from fl_lightning.strategies.pfedme import PFedMe
 from fl_lightning.strategies.qfedavg import QFedAvg
 from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.strategies.shapley import ShapleyValues
@@ -30,6 +32,7 @@ __all__ = [
     "AFL",
     "AdaFed",
     "CosineFilter",
+    "Ditto",
     "FedAdagrad",
     "FedAvg",
     "FedAvgM",
@@ -49,6 +52,7 @@ __all__ = [
     "Krum",
     "LastClient",
     "ModelScorer",
+    "PFedMe",
     "QFedAvg",
     "RunningStrategy",
     "Scaffold",

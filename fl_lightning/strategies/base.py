@@ -48,6 +48,7 @@ class Strategy:
             single model to the server.
         needs_all_clients: whether every client must take part in every round.
         needs_personal: whether the rule distinguishes a shared from a personal part (``federation.personal``).
+        own_models: whether clients keep complete models of their own, which the clients' evaluation then measures.
         averages: whether the new state is the average of the clients' states, weighted by the logged weights.
         clients_may_join: whether a resumed run may have further clients: whether no state of the rule is a mean over all.
     """
@@ -62,6 +63,7 @@ class Strategy:
     tolerates_broken: bool = False
     needs_all_clients: bool = False
     needs_personal: bool = False
+    own_models: bool = False
     averages: bool = False
     clients_may_join: bool = True
 

@@ -87,6 +87,7 @@ class Trained:
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
         num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
         own: the client's personal parameters and buffers, by name.
+        kept_model: the model that the client keeps, if it is another one than ``model``.
     """
 
     job: EngineJob
@@ -101,6 +102,7 @@ class Trained:
     kept: Tensor | None = None
     num_examples: int | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
+    kept_model: Snapshot | None = None
 
 
 class Engine(Protocol):

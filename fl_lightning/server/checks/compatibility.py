@@ -14,6 +14,7 @@ from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
+from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.evaluators import require_server_set
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
@@ -52,7 +53,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} does not define how to aggregate updates. Make it a subclass of WeightedAverage, "
             "RunningStrategy or JointStrategy."
         )
-    if local.max_epochs < strategy.least_epochs:
+    if local.max_epochs < strategy.least_epochs and strategy.least_epochs > 1:  # -1 has no limit
         raise ConfigurationError(
             f"{type(strategy).__name__} with these settings needs {strategy.least_epochs} local epochs or more, but "
             f"'federation.local.max_epochs' is {local.max_epochs}. Raise it, or lower 'federation.strategy.head_epochs'."
@@ -67,6 +68,11 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
         raise ConfigurationError(
             f"{type(strategy).__name__} has no rule for momentum from earlier rounds, but 'federation.local.optimizer_state' "
             "is 'kept'. Set it to 'fresh', or use another strategy, such as FedAvg."
+        )
+    if strategy.own_models and local.privacy is not None:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} trains a second model of each client, whose steps 'federation.local.privacy' does not "
+            "cover. Remove one of them."
         )
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
@@ -96,6 +102,10 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
         raise ConfigurationError(
             f"{rule} needs each client to train by itself from the global model, but on the route {name} clients pass models "
             "to each other. Use FedAvg, AdaFed, FedMedian, Krum or ShapleyValues, or use the route ServerRoute."
+        )
+    if strategy.own_models and type(route) is not ServerRoute:
+        raise ConfigurationError(
+            f"{rule} keeps a model of each client's own, which the route {name} does not support. Use the route ServerRoute."
         )
     if route.server_metric is not None:
         require_server_set(route.server_metric, data, trainer.limit_val_batches, "federation.route.metric")

@@ -30,6 +30,16 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
             f"{type(owner.strategy).__name__} needs a head of each client, but 'federation.personal' is empty. Name the head's "
             "parameters there, such as [{names: 'head.*'}]."
         )
+    both = {
+        "'federation.personal'": bool(owner.personal),
+        "'federation.attackers.discard_global'": owner.attackers.discard_global,
+    }
+    for setting, used in both.items():
+        if owner.strategy.own_models and used:
+            raise ConfigurationError(
+                f"{type(owner.strategy).__name__} keeps a complete model of each client's own, so {setting} has no place for "
+                "another one. Remove one of them."
+            )
     if not owner.personal:
         return
     strategy, route = owner.strategy, owner.route
