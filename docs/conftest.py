@@ -12,8 +12,7 @@ from string import Template
 import pytest
 import torch
 import wandb
-import yaml
-from command_line import OTHER_TASKS, QUIET, ROOT, SMALL
+from command_line import OTHER_TASKS, QUIET, ROOT, SMALL, also
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -62,7 +61,7 @@ def commands(document: Document) -> Iterator[Region]:
             if found:
                 variables[found[1]] = found[2]
             elif text and not text.startswith(("#", "export ")):
-                words = shlex.split(Template(text).safe_substitute(variables))
+                words = shlex.split(Template(text.partition(" && ")[0]).safe_substitute(variables))
                 yield Region(block.start(1) + line.start(), block.start(1) + line.end(), words, run)
 
 
@@ -88,11 +87,7 @@ def little(words: list[str]) -> list[str]:
         own = OTHER_TASKS[named[0].stem][1]
         return [*(flag for flag in QUIET if flag not in own), *own, "--trainer.max_epochs=1", "--trainer.logger=false"]
     given = [word for word in words if word.startswith("--")]
-    small = [flag for flag in SMALL if flag.partition("=")[0] not in given]
-    if "cheaper_evaluation" in named[0].stem:  # it chooses the batches itself
-        small.remove("--trainer.limit_val_batches=1")
-    if yaml.safe_load(named[0].read_text()).get("federation", {}).get("enabled") is False:
-        small.append("--trainer.limit_train_batches=1")
+    small = [flag for flag in [*SMALL, *also(named[0].stem)] if flag.partition("=")[0] not in given]
     ranks = ["--trainer.devices=1"] if "--trainer.devices" in given else []  # tests/test_processes.py has several
     return [*small, *ranks, "--trainer.max_epochs=1", "--trainer.logger=false"]
 

