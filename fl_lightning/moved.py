@@ -1,4 +1,4 @@
-"""Modules that moved in 0.2: their old names still work, with a warning, until 0.3."""
+"""Modules that moved in 0.2: their old names still work, with a warning, until 0.4."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Redirect(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the module under its new name."""
         new = f"fl_lightning.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"'{spec.name}' is now '{new}'. The old name works until version 0.3.", FutureWarning, stacklevel=2)
+        warnings.warn(f"'{spec.name}' is now '{new}'. The old name works until version 0.4.", FutureWarning, stacklevel=2)
         module = import_module(new)
         self._own_spec = module.__spec__
         return module
