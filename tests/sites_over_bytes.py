@@ -67,8 +67,8 @@ class BytesTransport:
 class BytesSites(RemoteSites):
     """``federation.pool: sites_over_bytes.BytesSites``."""
 
-    def __init__(self, min_sites: int | None = None) -> None:
-        super().__init__(min_sites=min_sites)
+    def __init__(self, min_sites: int | None = None, model: dict[str, Any] | None = None) -> None:
+        super().__init__(min_sites=min_sites, model=model)
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         return BytesTransport(), tuple(REGISTERED)

@@ -16,6 +16,7 @@ from sites_over_bytes import (
     REGISTERED,
     SERVERS,
     TOLD,
+    BytesSites,
     configuration,
     federate,
     give_parts,
@@ -32,6 +33,8 @@ ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes":
 
 TOP_K = {"class_path": "TopK", "init_args": {"share": 0.3}}
 QUANTIZE = {"class_path": "Quantize", "init_args": {"bits": 5, "block": 7}}
+
+LARGER = {"class_path": "fl_lightning.MLP", "init_args": {"in_features": 6, "hidden": [9], "num_classes": 3}}
 
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "FedAvg": ({}, "CrossEntropy"),
@@ -437,14 +440,82 @@ def test_sites_that_number_classes_differently_are_refused(tmp_path, monkeypatch
     assert "numbers the classes" in capsys.readouterr().err
 
 
-def test_a_python_script_is_told_to_use_the_command_line(tmp_path, monkeypatch):
-    from lightning.pytorch import Trainer
+def written(model: dict[str, Any]) -> dict[str, Any]:
+    """Return a model with its loss as a class, where YAML may have its name alone."""
+    return {**model, "init_args": {**model["init_args"], "loss": {"class_path": model["init_args"]["loss"]}}}
 
-    from fl_lightning import ConfigurationError
-    from fl_lightning.flower.remote_sites import configuration as values_of
 
-    with pytest.raises(ConfigurationError, match="fl-lightning fit --config"):
-        values_of(Trainer(logger=False, enable_checkpointing=False))
+def script(pool: Any, module: Any = None, **federation: Any) -> Any:
+    """Fit from Python, as a user's script does, and return the Trainer."""
+    from lightning.pytorch import Trainer, seed_everything
+
+    from fl_lightning import DomainPartitioner, FederatedDataModule, FederatedOrchestrator, LocalTraining, TableDataModule
+
+    seed_everything(0)
+    module = pool.build_model() if module is None else module
+    own = configuration()["data"]["datamodule"]["init_args"]
+    data = FederatedDataModule(TableDataModule(**{**own, "path": "few.csv"}), DomainPartitioner())
+    flags = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    federation = FederatedOrchestrator(pool=pool, **{"local": LocalTraining(threads=1), **federation})
+    trainer = Trainer(max_epochs=3, callbacks=[federation], enable_checkpointing=False, enable_model_summary=False, **flags)
+    trainer.fit(module, data)
+    return trainer
+
+
+def test_a_python_script_gives_the_bits_of_the_command_line(tmp_path, monkeypatch):
+    """The strategy, the clients' optimizer settings and a transform are objects; the model is values."""
+    from fl_lightning import FedNova, LocalTraining, TopK
+
+    prepare(tmp_path, monkeypatch)
+    config = configuration(strategy="FedNova", local={"threads": 1, "max_epochs": 2, "lr_decay": 0.9}, transforms=[TOP_K])
+    pool = BytesSites(model=written(config["model"]))
+    local = LocalTraining(threads=1, max_epochs=2, lr_decay=0.9)
+    trainer = script(pool, strategy=FedNova(), local=local, transforms=[TopK(share=0.3)])
+    assert same_bits(simulate(config), trainer.lightning_module.state_dict())
+
+
+def test_a_python_script_is_told_what_sites_cannot_build(tmp_path, monkeypatch):
+    from fl_lightning import ConfigurationError, FedAvg
+
+    class Mine(FedAvg):
+        pass
+
+    class Forgetful(FedAvg):
+        def __init__(self, power: float = 1.0) -> None:
+            super().__init__()
+
+    Forgetful.__qualname__ = "Forgetful"
+    prepare(tmp_path, monkeypatch)
+    model = written(configuration()["model"])
+    other = BytesSites(model={**model, "init_args": {**model["init_args"], "network": LARGER}}).build_model()
+    with pytest.raises(ConfigurationError, match=r"FlowerPool\(..., model=.*pool.build_model"):
+        script(BytesSites(), other)
+    with pytest.raises(ConfigurationError, match="has no 'model' to build"):
+        BytesSites().build_model()
+    with pytest.raises(ConfigurationError, match=r"cannot be built .* Write every class in it as"):
+        BytesSites(model=configuration()["model"]).build_model()
+    with pytest.raises(ConfigurationError, match=r"whose 'network.layers.1.bias' differs .* Fit 'pool.build_model\(\)'"):
+        script(BytesSites(model=model), other)
+    with pytest.raises(ConfigurationError, match=r"Sites cannot import .*Mine' from a script"):
+        script(BytesSites(model=model), strategy=Mine())
+    with pytest.raises(ConfigurationError, match=r"'federation.strategy' is .*Forgetful.* cannot build from values"):
+        script(BytesSites(model=model), strategy=Forgetful())
+
+
+def test_values_of_optimizers_and_classes():
+    from functools import partial
+
+    from fl_lightning import ConfigurationError, LocalTraining
+    from fl_lightning.flower.values import values_of
+
+    assert values_of(torch.optim.SGD, "x") == {"class_path": "torch.optim.SGD", "init_args": {}}
+    made = partial(torch.optim.lr_scheduler.StepLR, step_size=3)
+    assert values_of(made, "x") == {"class_path": "torch.optim.lr_scheduler.StepLR", "init_args": {"step_size": 3}}
+    found = values_of(LocalTraining(max_epochs=7), "local")
+    assert found["class_path"] == "fl_lightning.LocalTraining"
+    assert found["init_args"]["max_epochs"] == 7
+    with pytest.raises(ConfigurationError, match=r"'federation.x' is .*lambda"):
+        values_of(lambda: 1, "x")
 
 
 def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):

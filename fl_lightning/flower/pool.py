@@ -37,10 +37,19 @@ class FlowerPool(RemoteSites):
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
         min_sites: the number of sites that must be online after ``wait`` for the fit to start, >= 1; None for all. The others
             are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
+        model: the model as values, ``{"class_path": ..., "init_args": ...}``, for a fit that a Python script starts with
+            ``pool.build_model()``; None on the command line, where sites get the section ``model``.
     """
 
-    def __init__(self, folder: str = "fed", wait: float = 60.0, grace: float = 30.0, min_sites: int | None = None) -> None:
-        super().__init__(grace, min_sites)
+    def __init__(
+        self,
+        folder: str = "fed",
+        wait: float = 60.0,
+        grace: float = 30.0,
+        min_sites: int | None = None,
+        model: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(grace, min_sites, model)
         require(wait >= 0, "federation.pool.wait", "0 seconds or above", wait)
         self.folder, self.wait = folder, wait
 

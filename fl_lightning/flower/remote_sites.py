@@ -7,20 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-import yaml
-from lightning.pytorch import Trainer
-from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import refuse_simulated, require_parts
-from fl_lightning.flower.contract import SECTIONS
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.validation import require_message
+from fl_lightning.flower.values import build_model, configuration
 from fl_lightning.messages import ClientInfo
 from fl_lightning.settings.pool import RemoteClients
 
@@ -34,14 +32,35 @@ class RemoteSites(RemoteClients):
     Args:
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
         min_sites: the number of sites that must be online for the fit to start, >= 1; None for all.
+        model: the model as values, for a fit that a Python script starts; see :meth:`build_model`.
     """
 
-    def __init__(self, grace: float = 30.0, min_sites: int | None = None) -> None:
+    def __init__(self, grace: float = 30.0, min_sites: int | None = None, model: dict[str, Any] | None = None) -> None:
         require(grace > 0, "federation.pool.grace", "above 0 seconds", grace)
         require(min_sites is None or min_sites >= 1, "federation.pool.min_sites", "1 or above, or null", min_sites)
-        self.grace, self.min_sites = grace, min_sites
+        self.grace, self.min_sites, self.model = grace, min_sites, model
         self._transport: Transport | None = None
         self._infos: tuple[ClientInfo, ...] = ()
+
+    def build_model(self) -> LightningModule:
+        """Return the module that sites will build, for a fit that a Python script starts.
+
+        Raises:
+            ConfigurationError: if the pool has no ``model``, or its values do not fit.
+        """
+        return build_model(self.model)
+
+    def _require_same(self, module: LightningModule) -> None:
+        """Refuse a module other than the sites will build."""
+        mine, theirs = (
+            {name: tuple(tensor.shape) for name, tensor in one.state_dict().items()} for one in (module, self.build_model())
+        )
+        different = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+        if different:
+            raise ConfigurationError(
+                f"The fit trains a {type(module).__name__} whose '{different[0]}' differs from that of the pool's 'model'. Fit "
+                "'pool.build_model()'."
+            )
 
     @abstractmethod
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
@@ -57,7 +76,9 @@ class RemoteSites(RemoteClients):
     def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
         """See :class:`RemoteClients`."""
         refuse_simulated(settings, trainer, trainer.datamodule)  # type: ignore[attr-defined]
-        self._values = configuration(trainer)
+        self._values = configuration(trainer, settings, self.model)
+        if self.model is not None:
+            self._require_same(trainer.lightning_module)
         self._settings, self._trainer = settings, trainer
         if self.min_sites is not None and not settings.faults.skips:
             raise ConfigurationError(
@@ -152,25 +173,3 @@ class RemoteSites(RemoteClients):
         if self._transport is not None:
             self._transport.close(False)
             self._transport = None
-
-
-def configuration(trainer: Trainer) -> dict[str, Any]:
-    """Return the model and the clients' settings of this run as values.
-
-    Raises:
-        ConfigurationError: if the run was not started by the command line, which alone knows them as values.
-    """
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    saved = next((callback for callback in callbacks if isinstance(callback, SaveConfigCallback)), None)
-    if saved is None:
-        raise ConfigurationError(
-            "Sites get the model and its settings as values, which only the command line knows. Start this run with "
-            "'fl-lightning fit --config FILE', or simulate the clients without 'federation.pool'."
-        )
-    text = saved.parser.dump(saved.config, skip_none=False, skip_validation=True)
-    values = yaml.safe_load(text)
-    federation = {name: values["federation"].get(name) for name in SECTIONS}
-    federation["strategy"] = federation["strategy"] or {"class_path": "fl_lightning.FedAvg", "init_args": {}}
-    federation["route"] = federation["route"] or {"class_path": "fl_lightning.ServerRoute", "init_args": {}}
-    federation["transforms"] = federation["transforms"] or []
-    return {"model": values["model"], "federation": federation}
