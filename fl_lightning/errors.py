@@ -89,4 +89,5 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Cal
     scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
     best = max(scores.values(), default=0.0)
     close = sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])
-    return f" Did you mean {' or '.join(map(show, close[:3]))}?" if close else ""
+    *first, last = map(show, close[:3] or [""])
+    return f" Did you mean {' or '.join([', '.join(first), last] if first else [last])}?" if close else ""

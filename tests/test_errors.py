@@ -8,7 +8,7 @@ import lightning as L
 import pytest
 import torch
 from federations import Blobs, Consecutive, NoValidation, Plain, federate, trainer, weights
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_lightning import (
     AdaFed,
@@ -312,7 +312,6 @@ TENSORS = TensorDataset(torch.zeros(6, 4), torch.zeros(6, dtype=torch.long))
         (L.LightningDataModule(), "has no 'train_dataloader', so there is nothing to divide among clients"),
         (data_with([1, 2]), r"train_dataloader\(\) returns a list, but a federation needs one torch DataLoader"),
         (data_with(DataLoader(Stream())), "trains on an iterable dataset"),
-        (data_with(DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 6, 6))), "uses WeightedRandomSampler"),
     ],
 )
 def test_training_data_that_cannot_be_divided(data, message):

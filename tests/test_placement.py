@@ -129,7 +129,7 @@ def test_a_module_moves_if_only_a_metric_is_elsewhere():
 
 def test_a_stack_without_buffers_stays_on_its_device():
     module = Plain().to(META)
-    (first, _) = ClientStack(module, ModelState(module), [None, None]).snapshots()
+    (first, _) = ClientStack(module, ModelState(module), [None, None], [{}, {}]).snapshots()
     assert first.vector.device.type == first.counters.device.type == "meta"
     assert first.counters.numel() == 0
 

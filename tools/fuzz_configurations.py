@@ -166,7 +166,8 @@ def main() -> None:
     import fl_lightning.cli  # noqa: F401  once for all children
 
     configs = ROOT / "configs"
-    overlays = sorted(path for kind in ("*_mnist", "attacks/*", "speed/*", "data/*") for path in configs.glob(f"{kind}.yaml"))
+    found = {path for kind in ("*_mnist", "attacks/*", "speed/*", "data/*") for path in configs.glob(f"{kind}.yaml")}
+    overlays = sorted(path for path in found if path.stem not in ("cells", "table"))  # other data: SMALL does not fit them
     counts: Counter[str] = Counter()
     for case in range(args.cases) if args.only is None else [args.only]:
         draw = random.Random(f"{args.seed} {case}")
