@@ -89,5 +89,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Cal
     scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
     best = max(scores.values(), default=0.0)
     close = sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])
-    *first, last = map(show, close[:3] or [""])
-    return f" Did you mean {' or '.join([', '.join(first), last] if first else [last])}?" if close else ""
+    if not close:
+        return ""
+    *first, last = map(show, close[:3])
+    return f" Did you mean {' or '.join([', '.join(first), last] if first else [last])}?"

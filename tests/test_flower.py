@@ -188,7 +188,7 @@ def test_a_worker_dies_and_the_order_is_repeated(federation):
 def test_a_site_dies_and_returns(federation):
     """The round goes on without it; no other site is touched."""
     others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
-    fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "1000")
+    fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "50")
     federation.sites["hospital_c"].kill()
     federation.sites["hospital_c"].wait(10)
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _PR_SET_PDEATHSIG = 1
-_LONGEST = 60.0
+_LONGEST = 15.0
 _STABLE = 120.0
 """The seconds after which a process counts as healthy, so that the next restart is quick again."""
 
@@ -78,7 +78,7 @@ class Supervisor:
         self._stopping = True
 
     def run(self) -> None:
-        """Run the children; start one that ended again, after 1, 2, 4, ... 60 s."""
+        """Run the children; start one that ended again, after 1, 2, 4, 8, then every 15 s."""
         try:
             while not self._stopping:
                 for child in self._children:
