@@ -194,11 +194,11 @@ def test_a_site_dies_and_returns(federation):
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")
     federation.start_site("hospital_c")
     wait_for(after, 120, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
+    assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
     fit.send_signal(signal.SIGINT)
     assert fit.wait(60) == 130
     log = (federation.folder / "server" / "fit.log").read_text()
     assert "client hospital_c: it is offline" in log or "client hospital_c: its worker died" in log
-    assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
 
 
 def test_the_superlink_dies_and_the_run_resumes(federation):
