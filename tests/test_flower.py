@@ -186,9 +186,9 @@ def test_a_worker_dies_and_the_order_is_repeated(federation):
 
 
 def test_a_site_dies_and_returns(federation):
-    """The round goes on without it; no other site is touched."""
-    others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
+    """It trains again, in the same round or after rounds without it; no other site is touched."""
     fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "50")
+    others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
     federation.sites["hospital_c"].kill()
     federation.sites["hospital_c"].wait(10)
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")
@@ -197,8 +197,6 @@ def test_a_site_dies_and_returns(federation):
     assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
     fit.send_signal(signal.SIGINT)
     assert fit.wait(60) == 130
-    log = (federation.folder / "server" / "fit.log").read_text()
-    assert "client hospital_c: it is offline" in log or "client hospital_c: its worker died" in log
 
 
 def test_the_superlink_dies_and_the_run_resumes(federation):
