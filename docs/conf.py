@@ -25,8 +25,6 @@ extensions = [
 exclude_patterns = ["_build", "examples"]
 html_theme = "furo"
 html_title = f"fl_lightning {release}"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
 html_copy_source = False
 
