@@ -57,7 +57,7 @@ def test_a_section(fl):
         "--federation.clients_per_round <int | float> = 1.0\n      the clients per round: a float in (0, 1] is a fraction"
         in text
     )
-    assert "AFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAvg" in text
+    assert "AFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAsync, FedAvg" in text
     assert "--federation.local.max_epochs" not in text
     assert re.search(r"federation\.local +how a client trains", text)
     assert len(text.splitlines()) < 60
