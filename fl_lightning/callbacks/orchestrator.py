@@ -98,10 +98,8 @@ class FederatedOrchestrator(Callback):
             sites of their own.
         personal: the parts of the module that each client keeps for itself, by class or name: neither sent nor averaged, and
             evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
-        asynchronous: how many clients train at the same time, and after how many updates the server has a new model; by default
-            it waits for all clients of a round. An epoch of the Trainer is then one new model.
-        clock: how long each client's training takes on a simulated clock, logged as ``federation/ticks``; by default
-            asynchronous clients are equally fast, and synchronous rounds have no clock.
+        asynchronous: clients that train at their own pace, with a new model after a number of updates; none by default.
+        clock: the simulated durations of clients' training, logged as ``federation/ticks``; none by default.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.

@@ -83,7 +83,7 @@ class AsynchronousSampler(ClientSampler):
         super().__init__(num_clients, 1.0, local, availability, faults, seed, secret, clock, sizes)
         self._slots, self._buffer, self._durations = settings.slots(num_clients), settings.buffer, clock
 
-    def round(self, round_idx: int, queue: EventQueue) -> AsynchronousPlan:
+    def round(self, round_idx: int, queue: EventQueue = EventQueue()) -> AsynchronousPlan:  # noqa: B008 (frozen)
         """Return the updates that become the next model, and the clock when the last of them arrives.
 
         Raises:

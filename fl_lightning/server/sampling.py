@@ -96,7 +96,7 @@ class ClientSampler:
         self._next_round = round_idx + 1
         return there
 
-    def round(self, round_idx: int, queue: EventQueue) -> RoundPlan:
+    def round(self, round_idx: int, queue: EventQueue = EventQueue()) -> RoundPlan:  # noqa: B008 (frozen)
         """Return the draw of a round.
 
         Args:
