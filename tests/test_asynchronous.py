@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from fl_lightning import (
     Asynchronous,
     Availability,
     ClientError,
+    ClientPrivacy,
     ClientTable,
     ClipUpdate,
     Clock,
+    ExamplePrivacy,
     Faults,
     FedAsync,
     FedBuff,
+    FederatedOrchestrator,
     FederationCallback,
     FedMedian,
     LocalTraining,
@@ -199,7 +203,7 @@ def test_other_strategies_combine_changes_from_each_start():
 
 def fitted(rounds=3, module=None, callbacks=(), **settings):
     torch.manual_seed(5)
-    module = module or Plain(batchnorm=True, momentum=0.9)
+    module = module() if module else Plain(batchnorm=True, momentum=0.9)
     settings.setdefault("local", FABRIC)
     run = federate(module, rounds, *callbacks, data=Blobs(n=sum(FIVE)), partitioner=Consecutive(FIVE), **settings)
     return weights(module), run
@@ -226,6 +230,27 @@ def test_equal_speeds_with_buffer_and_concurrency_of_the_cohort_are_synchronous_
     assert same_bits(found, expected)
     assert float(run.callback_metrics["federation/ticks"]) == 3000
     assert float(run.callback_metrics["federation/staleness_max"]) == 0
+
+
+def test_privacy_of_examples_and_noise_at_the_clients_are_counted_for_each_training():
+    """Equal speeds spend what synchronous rounds spend; otherwise the account has the updates that arrived, and their steps."""
+    private = {
+        "local": replace(FABRIC, privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7)),
+        "transforms": [ClientPrivacy(0.5, 0.3, "local", noise_seed=7)],
+    }
+    expected, run = fitted(module=Plain, clients_per_round=3, **private)
+    found, other = fitted(module=Plain, strategy=FedBuff(), asynchronous=Asynchronous(3, 3), **private)
+    assert same_bits(found, expected)
+    for name in ("federation/epsilon_of_examples", "federation/epsilon_of_clients"):
+        assert float(other.callback_metrics[name]) == float(run.callback_metrics[name]) > 0
+    updates = Updates()
+    settings = {"asynchronous": Asynchronous(5, 2), "clock": Clock("lognormal", "half_normal"), "strategy": FedBuff()}
+    _, run = fitted(6, Plain, [updates], **private, **settings)
+    spent = next(callback for callback in run.callbacks if isinstance(callback, FederatedOrchestrator))._run.account.spending
+    arrived = [u for each in updates.rounds for u in each]
+    assert max(u.staleness for u in arrived) > 0
+    assert spent.sent == Counter(u.client for u in arrived)
+    assert spent.steps == {k: sum(u.num_steps for u in arrived if u.client == k) for k in spent.sent}
 
 
 def test_a_strategy_may_score_the_models_that_clients_send():
@@ -319,7 +344,7 @@ class Fails(Plain):
 def test_a_client_that_fails_is_left_out():
     updates, missed = Updates(), Missed()
     settings = {"strategy": FedBuff(), "asynchronous": Asynchronous(5, 2), "faults": Faults("skip")}
-    fitted(6, Fails(), [updates, missed], clock=Clock(between_jobs="uniform"), **settings)
+    fitted(6, Fails, [updates, missed], clock=Clock(between_jobs="uniform"), **settings)
     rounds = [t for t, client in missed.clients if client == 1]
     assert len(rounds) == len(missed.clients) >= 2
     assert [len(each) for each in updates.rounds] == [1 if t in rounds else 2 for t in range(6)]

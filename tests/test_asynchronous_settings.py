@@ -102,6 +102,15 @@ def test_what_does_not_work_is_refused(settings, message):
         federate(Plain(), 1, **{"asynchronous": Asynchronous(3, 2), **settings})
 
 
+def test_a_strategy_that_sends_more_than_the_model_is_refused():
+    class Sends(FedAvg):
+        def broadcast(self):
+            return {"more": torch.zeros(67)}
+
+    with pytest.raises(ConfigurationError, match=r"Sends sends tensors with each model \('broadcast'\), which belong to the"):
+        federate(Plain(), 1, strategy=Sends(), asynchronous=Asynchronous(3, 2))
+
+
 def test_an_all_client_strategy_is_refused():
     class Everyone(FedAvg):
         needs_all_clients = True

@@ -67,6 +67,11 @@ def _check_strategy(strategy: Strategy, settings: Asynchronous) -> None:
             f"{name} needs each client to train from the current global model, but with 'federation.asynchronous' clients "
             "start from earlier ones. Use FedBuff, FedAsync, FedAvg, AdaFed or FedMedian, or remove 'federation.asynchronous'."
         )
+    if type(strategy).broadcast is not Strategy.broadcast:
+        raise ConfigurationError(
+            f"{name} sends tensors with each model ('broadcast'), which belong to the current model, but with "
+            "'federation.asynchronous' clients start from earlier ones. Use FedBuff, or remove 'federation.asynchronous'."
+        )
     if strategy.needs_all_clients:
         raise ConfigurationError(
             f"{name} needs every client in every round, but with 'federation.asynchronous' a round has the clients that end "
