@@ -42,14 +42,13 @@ _NAMES = {
     "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
-        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork PersonalPart "
-        "SecureAggregation "
-        "ServerEvaluation"
+        "Asynchronous Attackers Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork "
+        "PersonalPart SecureAggregation ServerEvaluation"
     ),
     "strategies": (
-        "AFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
-        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer PFedMe QFedAvg "
-        "RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
+        "AFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
+        "FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient "
+        "ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

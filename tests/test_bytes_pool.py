@@ -13,12 +13,15 @@ from lightning.pytorch import Callback
 from fl_lightning import (
     AFL,
     AdaFed,
+    Asynchronous,
     ClassificationTask,
     ClientEvaluation,
+    Clock,
     Ditto,
     F1WeightedCrossEntropy,
     Faults,
     FedAvg,
+    FedBuff,
     FedCyclic,
     FedDyn,
     FederatedDataModule,
@@ -76,6 +79,17 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, float]]] = {
     "q-FedAvg": (plain, {"strategy": QFedAvg}, {}),
     "AFL": (plain, {"strategy": lambda: AFL(1.0)}, {}),
     "FedExP": (plain, {"strategy": FedExP}, {}),
+    "FedBuff": (
+        plain,
+        {
+            "strategy": FedBuff,
+            "asynchronous": lambda: Asynchronous(3, 1),
+            "clock": lambda: Clock("lognormal"),
+            "transforms": lambda: [TopK(0.5)],
+            "personal": lambda: [PersonalPart(names="net.3.*")],
+        },
+        {},
+    ),
     "Ditto": (
         plain,
         {"strategy": Ditto, "client_evaluation": lambda: ClientEvaluation(1, "val_acc"), "clients_per_round": lambda: 2},

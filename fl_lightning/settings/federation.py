@@ -7,9 +7,11 @@ from typing import Protocol
 from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.routes.base import Route
+from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.personal import PersonalPart
@@ -36,6 +38,8 @@ class FederationSettings(Protocol):
     server_optimizer: OptimizerCallable | None
     memory_limit: float
     personal: list[PersonalPart]
+    asynchronous: Asynchronous | None
+    clock: Clock | None
     client_columns: int
     seed: int
     resume_changed: bool
