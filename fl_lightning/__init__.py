@@ -39,7 +39,7 @@ _NAMES = {
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
     "plugins": "AtomicCheckpointIO",
-    "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
+    "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
         "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork PersonalPart "
@@ -47,9 +47,9 @@ _NAMES = {
         "ServerEvaluation"
     ),
     "strategies": (
-        "AFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep FedSGD "
-        "FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient ModelScorer PFedMe QFedAvg "
-        "RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
+        "FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient MOON ModelScorer PFedMe "
+        "QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

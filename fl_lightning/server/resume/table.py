@@ -68,6 +68,7 @@ TABLE: dict[str, Row] = {
     # strategies
     "AdaFed": Row(on_purpose="metric power examples mode epsilon scored_by"),
     "AFL": Row(on_purpose="rate loss"),
+    "APFL": Row(on_purpose="alpha alpha_lr weighting"),
     "CosineFilter": Row(on_purpose="threshold examples"),
     "Ditto": Row(on_purpose="strength weighting"),
     "FedAdagrad": Row(on_purpose="lr tau weighting"),
@@ -84,6 +85,7 @@ TABLE: dict[str, Row] = {
     "GeometricMedian": Row(on_purpose="examples smoothing iterations"),
     "Krum": Row(on_purpose="attackers selected"),
     "LastClient": Row(stays="seed"),
+    "MOON": Row(stays="representation", on_purpose="mu temperature weighting"),
     "PFedMe": Row(on_purpose="strength steps lr beta weighting"),
     "QFedAvg": Row(on_purpose="q lr loss"),
     "ShapleyValues": Row(stays="seed", on_purpose="metric mode exact_up_to orders tolerance"),
