@@ -404,6 +404,27 @@ def test_stacked_clients_refuse_further_passes(strategy):
         federate(Plain(), 1, strategy=strategy, local=LocalTraining(engine="stacked"))
 
 
+class Asking(Plain):
+    """Asks its Trainer, in the middle of round 1, for something that only a real one has."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step >= 4:
+            assert self.trainer.fit_loop is not None
+        return super().training_step(batch, batch_idx)
+
+
+def test_another_engine_that_takes_over_adds_one_term():
+    """Oracle: the engine ``trainer`` from the start."""
+
+    def run(engine):
+        torch.manual_seed(3)
+        module = Asking(batchnorm=True)
+        federate(module, ROUNDS, strategy=MOON("net.2", MU), local=LocalTraining(max_epochs=2, engine=engine))
+        return weights(module)
+
+    assert_close(run("trainer"), run("auto"), 0.0)
+
+
 class Failing(Plain):
     """Client 1's third batch in round 1 fails once, in the middle of a step."""
 

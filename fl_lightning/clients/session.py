@@ -72,7 +72,6 @@ class ClientSession(Callback):
 
     def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
-        self._stop_listening()
         self._job, self._plan = job, plan or TurnPlan()
         self._first_step, self._first_epoch, self._last_epoch = 0, 0, math.inf
         self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
@@ -94,7 +93,6 @@ class ClientSession(Callback):
             metrics: the metrics that the module logged.
             begun: the time at which the client began, from ``time.perf_counter``.
         """
-        self._stop_listening()
         job, model = self._job, self._resident.snapshot(self._client)
         sent, own = self._sent(model), self._own(model)
         figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
@@ -126,7 +124,7 @@ class ClientSession(Callback):
         kept = (rule.keeps_model(model, terms) for rule, terms in self._terms)
         return next((own for own in kept if own is not None), None)
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
         """Give the module its own training step back, also after a fit that failed."""
         if self._step is not None:
             self._step.remove()
