@@ -31,6 +31,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FedLoss,
     FedNova,
     LastCheckpoint,
     LocalOnly,
@@ -373,6 +374,22 @@ def test_a_resumed_run_must_have_the_same_parts(tmp_path):
         data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive())
         with pytest.raises(CheckpointError, match=r"'federation\.personal"):
             run.fit(Plain(lr=LR, batchnorm=True).double(), data, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+
+
+def test_fedloss_weighs_by_the_losses_of_complete_models():
+    """By hand: each client's model with its own last layer, on its own validation part."""
+    sent, data = Sent(), FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_validation=0.3)
+    torch.manual_seed(3)
+    module = Plain(lr=LR, batchnorm=True).double()
+    start, world = copy.deepcopy(module.net), World(torch.float64)
+    federation = FederatedOrchestrator(FedLoss(), local=LocalTraining(max_epochs=2), personal=[HEAD])
+    trainer(1, federation, sent, precision="64-true").fit(module, data)
+    for update in sent.updates:
+        training, held = (part[update.client] for part in (data.splits.training, data.splits.validation))
+        net, _ = world.train(start, update.client, examples=(world.x[training], world.y[training]))
+        expected = world.evaluate(net, nn.functional.cross_entropy, world.x[held], world.y[held])
+        assert update.weight == pytest.approx(expected, rel=1e-6)  # losses are logged in float32
+    assert len({update.weight for update in sent.updates}) == 3
 
 
 def test_scores_of_the_clients_own_still_weigh():
