@@ -87,11 +87,10 @@ class ClientRule(ABC):
         An empty list turns the rule off for this client.
         """
 
-    @abstractmethod
-    def correct_gradients(
+    def correct_gradients(  # noqa: B027
         self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
     ) -> None:
-        """Change ``.grad`` of each parameter in place. It is multiplied by ``scale`` and not yet clipped.
+        """Change ``.grad`` of each parameter in place; nothing by default. It is multiplied by ``scale`` and not yet clipped.
 
         Args:
             parameters: the parameters that the next step changes, each with the shape of its term.

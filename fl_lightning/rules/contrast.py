@@ -10,7 +10,6 @@ from torch import Tensor
 from fl_lightning.functional.contrast import model_contrast
 from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
 from fl_lightning.rules.passes import Batch
-from fl_lightning.types import Pull
 
 
 class ModelContrast(ClientRule):
@@ -40,11 +39,6 @@ class ModelContrast(ClientRule):
             previous = start.model.tensors(start.kept["previous"], start.kept["previous buffers"])
             self._others = [start.model.tensors(), previous]
         return list(start.parameters)
-
-    def correct_gradients(
-        self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
-    ) -> None:
-        """Change nothing; see :meth:`loss_term`."""
 
     def loss_term(self, batch: Batch, parameters: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor | None:
         """Return the term; see :meth:`ClientRule.loss_term`."""
