@@ -72,7 +72,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     rest = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
     AtomicCheckpointIO().save_checkpoint({**rest, "state_dict": weights}, target)
     if not own:
-        return f"{target}: client {client} has not trained yet, so its personal part is that of the start."
+        return f"{target}: client {client} has not trained yet, so its personal part is that with which clients begin."
     if "vector" in kept:
         return f"{target}: the own model of client {client}."
     return f"{target}: the shared model with {len(own)} tensors of client {client}."

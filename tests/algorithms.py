@@ -287,7 +287,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
-    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "clients_per_round": 3},
+    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "personal_start": "mean", "clients_per_round": 3},
     "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
     "feddyn": lambda: {"strategy": FedDyn(0.1), "clients_per_round": 3, "momentum": 0.9},
     "fedexp": lambda: {"strategy": FedExP()},

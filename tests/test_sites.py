@@ -181,6 +181,13 @@ def test_personal_parts_and_models_stay_at_the_sites(case, tmp_path, monkeypatch
         assert not same_bits(other, torch.load("real/checkpoints/last.ckpt", weights_only=True)["state_dict"])
 
 
+def test_new_clients_get_no_mean_of_parts_that_stay_at_the_sites(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit):
+        federate(configuration(**OWN["personal"], personal_start="mean"))
+    assert "but the server of a real federation never has the clients' personal parts" in capsys.readouterr().err
+
+
 def test_what_a_site_cannot_export_is_refused(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     config = configuration(**OWN["Ditto"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
@@ -94,6 +94,8 @@ class FederatedOrchestrator(Callback):
             sites of their own.
         personal: the parts of the module that each client keeps for itself, by class or name: neither sent nor averaged, and
             evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
+        personal_start: the personal part of a client that has not trained yet: that of the ``first`` model, or the ``mean`` of
+            the clients' parts, weighted by examples, which only a simulation can form.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
@@ -123,6 +125,7 @@ class FederatedOrchestrator(Callback):
         trusted_classes: list[str] | None = None,
         pool: RemoteClients | None = None,
         personal: list[PersonalPart] | None = None,
+        personal_start: Literal["first", "mean"] = "first",
         client_columns: int = 20,
         seed: int = 0,
         enabled: bool = True,
@@ -145,6 +148,7 @@ class FederatedOrchestrator(Callback):
         self.trusted_classes = require_trusted(trusted_classes)
         self.pool = pool
         self.personal = personal or []
+        self.personal_start: Literal["first", "mean"] = personal_start
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns
         self.seed = seed

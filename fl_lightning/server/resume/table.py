@@ -32,7 +32,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
-        stays="strategy route transforms personal clients_per_round seed",
+        stays="strategy route transforms personal personal_start clients_per_round seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
     ),
