@@ -51,4 +51,5 @@ class ModelContrast(ClientRule):
 
     def remember(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the trained model, the last one of the next turn."""
+        self._others = []  # before the next client trains
         return {"previous": end.end, "previous buffers": end.buffers}

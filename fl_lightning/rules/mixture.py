@@ -104,4 +104,6 @@ class Mixture(ClientRule):
 
     def remember(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return v and alpha."""
-        return {"local": torch.cat([own.detach().reshape(-1) for own in self._local]), "alpha": self._alpha}
+        own = torch.cat([own.detach().reshape(-1) for own in self._local])
+        self._local, self._others = [], {}  # before the next client trains
+        return {"local": own, "alpha": self._alpha}
