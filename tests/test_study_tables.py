@@ -325,6 +325,20 @@ def test_the_table_of_clients():
     assert clients_table(table(), panel, Measure()) is None
 
 
+def test_the_table_of_clients_of_different_data():
+    """Own models have a column of their own, and each panel has the clients of its data."""
+    rows = [
+        Row("r", (name, data), 0, 9, f"client_comparison/{client}/{model}", 0.5)
+        for name, model in (("FedAvg", "global"), ("Ditto", "own"))
+        for data, client in (("digits", "a"), ("photos", "b"))
+    ]
+    made_of = RunTable(["algorithm", "data"], rows)
+    for panel, client in zip(panels(made_of), "ab", strict=True):
+        made = clients_table(made_of, panel, Measure())
+        assert made.columns == ("client, algorithm", "global", "own")
+        assert cells(made) == [[f"{client}, FedAvg", "50.00", "-"], [f"{client}, Ditto", "-", "50.00"]]
+
+
 def test_markdown_and_latex():
     assert Table("t", ("a|b",), ((Cell("x\ny"),),)).markdown().splitlines()[2:] == ["| a\\|b |", "|---|", "| x y |"]
     assert r"\caption{t (a \{b\}).}" in Table("t", ("x",), ()).latex("a {b}")

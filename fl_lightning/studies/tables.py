@@ -262,17 +262,18 @@ def _seeds(table: RunTable, panel: Panel) -> str:
 def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
     """Tabulate local, global and personalised scores at each client (Fed-Star thesis, Table 5.8); None without them."""
     members = [tuple(member.rsplit("/", 1)) for member in table.families("client_comparison")]
-    models = [model for model in ("local only", "global", "personalised", "gain") if any(own == model for _, own in members)]
+    known = ("local only", "global", "own", "personalised", "gain")
+    models = [model for model in known if any(own == model for _, own in members)]
     if not models:
         return None
     names, rows = [], []
     for client in dict.fromkeys(client for client, _ in members):
         for name, setting in panel.settings.items():
+            curves = [table.curves(setting, f"client_comparison/{client}/{model}") for model in models]
+            if not any(curves):  # a client of another panel's data
+                continue
             names.append(f"{client}, {name}")
-            samples = [
-                Sample(tuple(last_rounds(table.curves(setting, f"client_comparison/{client}/{model}")).values()))
-                for model in models
-            ]
+            samples = [Sample(tuple(last_rounds(curve).values())) for curve in curves]
             rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
     title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
     note = "On each client's own test part. The gain is the difference between the last model and the first."
