@@ -76,7 +76,7 @@ def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
     options = ReportOptions(every=2, after=2, targets=[0.8], compare="strategy", baseline="FedAvg")
     files = write_report(table(("paper", "even")), options, tmp_path / "one", "a study")
     text = (tmp_path / "one" / "report.md").read_text()
-    assert text.startswith("# a study\n\nNames: validation accuracy is `val_accuracy`, ")
+    assert text.startswith("# a study\n\n- Names: validation accuracy is `val_accuracy`, ")
     assert "\n\n**Validation accuracy in percent at the end.** Columns: partition. After the last round.\n" in text
     assert "\n## partition: paper\n" in text
     shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg", "pdf")]

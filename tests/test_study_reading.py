@@ -80,13 +80,18 @@ def test_tables_and_figures_have_the_names_that_the_study_gives(tmp_path):
     assert [text.get_text() for text in figure.legends[0].texts] == ["FedAvg", "adafed f1"]
 
 
+def test_a_report_has_its_title(tmp_path):
+    write_report(table({"a": (0.5, [])}), ReportOptions(also=[], title="My title"), tmp_path, "my_study")
+    assert (tmp_path / "report.md").read_text().startswith("# My title\n")
+
+
 def test_metrics_are_explained(tmp_path):
     made = table({"a": (0.5, []), "b": (0.6, [])})
     write_report(made, ReportOptions(also=["my_metric"]), tmp_path, "x")
-    said = (tmp_path / "report.md").read_text().splitlines()[2]
+    said = (tmp_path / "report.md").read_text().splitlines()[2:5]
     names = "Names: validation accuracy is `val_accuracy`."
     figures = "lines are means over seeds, and bands are ± one standard deviation"
-    assert said == f"{names} In figures, {figures}."
+    assert said == [f"- {names}", f"- In figures, {figures}.", ""]
     assert in_words("val_weird_thing") == "validation weird thing"
 
 

@@ -45,6 +45,7 @@ class ReportOptions:
         last: number of last rounds whose mean is the final value of a run, >= 1.
         targets: values of the metric for which to report the cost of reaching them.
         draw: further metrics to draw as curves.
+        title: title of the report; by default the study's name.
         names: names for readers by choice, such as ``adafed_f1: AdaFed by F1``. By default, a file of a known algorithm has
             the algorithm's name.
         references: choices that are baselines to look at, not competitors: never in bold, and drawn in grey. By default,
@@ -68,6 +69,7 @@ class ReportOptions:
     last: int = 1
     targets: list[float] = field(default_factory=list)
     draw: list[str] = field(default_factory=list)
+    title: str | None = None
     names: dict[str, str] = field(default_factory=dict)
     references: list[str] | None = None
     families: dict[str, list[str]] = field(default_factory=dict)
@@ -187,7 +189,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder, options.families)
     crossed = list(cross_tables(table, grouped, options.crossed))
-    markdown = [f"# {name}", "", *guide(grouped, options), *(one.markdown() for one in crossed)]
+    markdown = [f"# {options.title or name}", "", *guide(grouped, options), *(one.markdown() for one in crossed)]
     latex = [one.latex() for one in crossed]
     for panel, own in tables:
         if panel.title:
@@ -209,7 +211,7 @@ _BASELINES = {
 
 
 def guide(grouped: Sequence[Panel], options: ReportOptions) -> list[str]:
-    """Return paragraphs on how to read the report: names of metrics, the partition, baselines and unequal training sets."""
+    """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets."""
     logged = {m.name: m for m in [*options.measures, *options.drawn]}.values()
     words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
@@ -228,7 +230,7 @@ def guide(grouped: Sequence[Panel], options: ReportOptions) -> list[str]:
         *few, (most, _) = sorted(shares.items(), key=lambda own: (len(own[1]), "100 %" in own))
         listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
         said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
-    return [" ".join(said), ""]
+    return [*(f"- {sentence}" for sentence in said), ""]
 
 
 def print_files(files: Sequence[Path], folder: Path) -> None:
