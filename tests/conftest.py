@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 
+import jsonargparse
 import pytest
 import torch
 import wandb
@@ -22,6 +23,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files; the tests of a file keep their order."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def _remember_import_paths() -> None:
+    """Let jsonargparse look up the import path of a class once; it does so for every subclass in each of 1,500 commands."""
+    known: dict[type, str] = {}
+    look_up = jsonargparse._util.get_import_path
+
+    def remembered(value: object) -> str | None:
+        if not isinstance(value, type):
+            return look_up(value)
+        if value not in known:
+            known[value] = look_up(value)
+        return known[value]
+
+    for name, module in sys.modules.copy().items():
+        if name.startswith("jsonargparse.") and getattr(module, "get_import_path", None) is look_up:
+            module.get_import_path = remembered
+
+
+_remember_import_paths()
 
 
 @pytest.fixture(autouse=True)

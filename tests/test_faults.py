@@ -471,12 +471,12 @@ def test_a_resumed_run_lists_its_failures_once(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Round .* continues without")
-def test_nearly_a_third_fails_in_twenty_rounds():
+def test_nearly_a_third_fails_in_ten_rounds():
     """30 % of ten clients fail at random in each round: the accuracy stays within 3 points of the undisturbed run's."""
     accuracy = {}
     for share in (0.0, 0.3):
         L.seed_everything(3, verbose=False)
-        module, heard = Plain(lr=0.05), Heard()
+        module, heard = Plain(lr=0.1), Heard()
         draw = torch.Generator().manual_seed(0)
 
         def fail_at_random(trainer, pl_module, batch, batch_idx, draw=draw, share=share):
@@ -487,10 +487,10 @@ def test_nearly_a_third_fails_in_twenty_rounds():
         federation = FederatedOrchestrator(
             local=LocalTraining(callbacks=[stop]), faults=Faults("skip", min_updates=0.3), seed=1
         )
-        run = trainer(20, federation, heard)
+        run = trainer(10, federation, heard)
         run.fit(module, FederatedDataModule(Blobs(n=200), Consecutive((20,) * 10)))
         accuracy[share] = float(run.callback_metrics["val_acc"])
-        assert (0.2 < len(heard.failures) / 200 < 0.4) if share else not heard.failures
+        assert (0.2 < len(heard.failures) / 100 < 0.4) if share else not heard.failures
         assert all(cause == "RuntimeError: at random" for _, _, cause, _ in heard.failures)
     assert accuracy[0.0] > 0.8
     assert abs(accuracy[0.3] - accuracy[0.0]) < 0.03

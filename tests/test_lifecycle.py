@@ -7,6 +7,7 @@ import csv
 import functools
 import logging
 import time
+import weakref
 from datetime import timedelta
 
 import lightning as L
@@ -30,6 +31,7 @@ from fl_lightning import (
     IIDPartitioner,
     LastCheckpoint,
     LocalTraining,
+    Scaffold,
 )
 
 
@@ -587,3 +589,24 @@ def test_a_second_fit_goes_on_once_max_epochs_is_raised():
     run.fit(split, data)
     assert run.global_step == 4
     assert same_bits(weights(whole), weights(split))
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, Scaffold])
+def test_a_clients_model_is_freed_before_the_next_client_trains(strategy):
+    models, alive = [], []
+
+    class Remembering(strategy):
+        """Remembers the models that clients send, without holding them."""
+
+        def accumulate(self, update, sums):
+            models.append(weakref.ref(update.snapshot.vector))
+            return super().accumulate(update, sums)
+
+    class Looking(Plain):
+        def training_step(self, batch, batch_idx):
+            alive.append(sum(model() is not None for model in models))
+            return super().training_step(batch, batch_idx)
+
+    federate(Looking(momentum=0.0), 2, strategy=Remembering(), local=LocalTraining(engine="fabric"))
+    assert len(models) >= 4
+    assert set(alive) == {0}

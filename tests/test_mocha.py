@@ -98,7 +98,7 @@ def of_clients(data: Related) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def test_without_relationships_everyone_solves_a_ridge_regression():
     """S stays the identity: client k minimises 1/2 mean residual^2 + n / n_k * (strength + l2) / 2 * |w|^2, n the mean size."""
-    found, _ = run(60, Mocha(0.2, 0.1, update_every=1000), local={"max_epochs": 20})
+    found, _ = run(15, Mocha(0.2, 0.1, update_every=1000), task(0.2), local={"max_epochs": 20})
     for k, (x, y) in enumerate(of_clients(Related())):
         best = Ridge(alpha=0.3 * np.mean(SIZES), fit_intercept=False).fit(x, y)
         assert found[k].numpy() == pytest.approx(best.coef_, abs=1e-6)
@@ -106,7 +106,7 @@ def test_without_relationships_everyone_solves_a_ridge_regression():
 
 def test_it_ends_where_both_halves_of_the_alternation_agree():
     """W solves the joint normal equations for S, and S is scipy's matrix root of W W^T + eps I."""
-    found, federation = run(150, Mocha(0.1, 0.01, smoothing=0.2), local={"max_epochs": 10})
+    found, federation = run(90, Mocha(0.1, 0.01, smoothing=0.2), task(0.1), local={"max_epochs": 10})
     w, s = found.numpy(), federation.route._relationships.numpy()
     root = linalg.sqrtm(w @ w.T + 0.2 * np.eye(6)).real
     assert s == pytest.approx(6 * root / np.trace(root), abs=1e-6)
@@ -148,10 +148,10 @@ def test_the_joint_objective_never_rises():
 def test_it_finds_the_groups_and_beats_both_local_and_global():
     """By the distance of each client's weights from the true ones."""
     sizes = (8, 12, 8, 12, 8, 12)
-    data, route, module = Related(sizes=sizes, noise=1.0), Mocha(0.3), task()
-    related, _ = run(40, route, data=data, sizes=sizes)
-    alone, _ = run(40, LocalOnly("val_mae", "min"), data=data, sizes=sizes)
-    federate(module, 40, data=data, partitioner=Consecutive(sizes), flags={"precision": "64-true"})
+    data, route, module = Related(sizes=sizes, noise=1.0), Mocha(0.3), task(0.1)
+    related, _ = run(22, route, task(0.1), data=data, sizes=sizes)
+    alone, _ = run(22, LocalOnly("val_mae", "min"), task(0.1), data=data, sizes=sizes)
+    federate(module, 22, data=data, partitioner=Consecutive(sizes), flags={"precision": "64-true"})
     everyone = module.network.weight.detach().expand(6, -1)
     ridges = [
         np.stack([Ridge(alpha=alpha * len(x), fit_intercept=False).fit(x, y).coef_ for x, y in of_clients(data)])

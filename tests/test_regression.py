@@ -146,8 +146,8 @@ def test_several_local_steps_on_skewed_clients_do_not_end_there():
 def test_a_network_with_mse_learns_what_no_line_can():
     draw = torch.Generator().manual_seed(0)
     x = torch.rand(60, 1, generator=draw) * 4 - 2
-    task = RegressionTask(MLP(1, (32,), 1), optimizer=lambda p: torch.optim.Adam(p, lr=0.03))
-    run = fit(task, 25, x, x[:, 0].square(), strategy=FedAvg(), local=LocalTraining(max_epochs=4))
+    task = RegressionTask(MLP(1, (32,), 1), optimizer=lambda p: torch.optim.Adam(p, lr=0.06))
+    run = fit(task, 12, x, x[:, 0].square(), strategy=FedAvg(), local=LocalTraining(max_epochs=4))
     assert float(run.callback_metrics["val_r2"]) > 0.9
     assert r2_score(x.square(), LinearRegression().fit(x, x.square()).predict(x)) < 0.3
 
@@ -167,13 +167,13 @@ def svm(
 
 def test_the_squared_hinge_is_linear_svc():
     """LinearSVC minimises 1/2 |w|^2 + C * sum of squared hinges: C = 1 / (lambda n). Without a bias, which it would shrink."""
-    weight, _, x, labels = svm(True, False, 150, 0.1)
+    weight, _, x, labels = svm(True, False, 100, 0.2)
     best = LinearSVC(loss="squared_hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-10, max_iter=100_000)
     assert weight == pytest.approx(best.fit(x, labels).coef_[0], abs=1e-5)
 
 
 def test_the_squared_hinge_with_its_bias_is_the_minimum_that_scipy_finds():
-    weight, offset, x, labels = svm(True, True, 150, 0.1)
+    weight, offset, x, labels = svm(True, True, 100, 0.2)
     sign, inputs = labels.numpy() * 2 - 1, x.numpy()
 
     def cost(w: np.ndarray) -> float:

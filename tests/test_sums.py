@@ -187,7 +187,8 @@ def test_large_memory_is_used_again_when_nothing_shares_it():
     first = large_empty(size, torch.float32)
     address, view = first.data_ptr(), first[5:]
     del first
-    assert large_empty(size, torch.float32).data_ptr() != address  # the view still shares it
+    other = large_empty(size, torch.float32)
+    assert other.data_ptr() != address  # the view still shares it
     del view
     second = large_empty(size, torch.float32)
     assert second.data_ptr() == address

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, starmap
 
 from fl_lightning.attacks.models import Crowd
 from fl_lightning.clients.chains import ChainTrainer
@@ -78,8 +79,8 @@ class ClientRuntime:
             self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of)
             self.outbox.begin(self.resident.server.round_idx, self._check)
             self._held = []
-        for order, updates, failures in self._chains.train(orders, self._check):
-            yield from self._report(order, updates, failures)
+        # A loop's variables would hold the last client's model while the next one trains.
+        yield from chain.from_iterable(starmap(self._report, self._chains.train(orders, self._check)))
 
     @property
     def acts_together(self) -> bool:

@@ -91,10 +91,10 @@ class ClientSession(Callback):
             metrics: the metrics that the module logged.
             begun: the time at which the client began, from ``time.perf_counter``.
         """
+        for parameter in (*self._client.parameters(), *self._client.own_parameters()):
+            parameter.grad = None  # before the copy, so that both are never held
         job, model = self._job, self._resident.snapshot(self._client)
         sent, self._terms = self._sent(model), []
-        for parameter in (*self._client.parameters(), *self._client.own_parameters()):
-            parameter.grad = None
         coefficients = self._steps
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 
@@ -42,3 +43,10 @@ class OpenCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         self.run_command(subcommand)
+
+    def _dump_config(self) -> None:
+        """Write the settings once for all classes, as Lightning does, but without parsing them again."""
+        if not hasattr(self, "config_dump"):
+            text = self.parser.dump(self.config, skip_link_targets=False, skip_none=False, skip_validation=True, format="yaml")
+            config = yaml.safe_load(text)
+            self.config_dump = config[self.config.subcommand] if "subcommand" in self.config else config

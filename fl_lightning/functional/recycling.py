@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 _LARGE = 32 * 2**20
-_KEPT = 2
-"""Free blocks kept of each size: as many as a SCAFFOLD client uses at once besides the state it keeps."""
+_KEPT = 1
+"""Free blocks kept of each size. A second one would save a SCAFFOLD client one mapping, and cost a whole model of memory."""
 _Memory = np.ndarray[Any, Any]
 _free: dict[int, list[_Memory]] = {}
 

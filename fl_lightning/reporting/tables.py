@@ -47,13 +47,18 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | Non
         matrix: counts, rows true, columns predicted.
         round_idx: index of its round; the current one by default.
     """
-    if trainer.is_global_zero and any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
+    if trainer.is_global_zero and any(isinstance(logger, WandbLogger) and not _is_off(logger) for logger in trainer.loggers):
         import wandb  # slow to import, and not every run uses it
         from PIL import Image
 
         drawn = draw_confusion(matrix)
         more = {} if drawn is None else {f"{name}_picture": wandb.Image(Image.open(io.BytesIO(drawn)))}
         log_table(trainer, name, _columns(matrix), _rows(matrix), round_idx, **more)
+
+
+def _is_off(logger: WandbLogger) -> bool:
+    """Return whether W&B records nothing (``WANDB_MODE=disabled``), so that nobody would see a picture."""
+    return bool(getattr(logger.experiment, "disabled", False))
 
 
 def _columns(matrix: Tensor) -> list[str]:

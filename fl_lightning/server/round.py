@@ -176,6 +176,7 @@ class FederationRound(Cohort):
         try:
             for report in reports:
                 take(report)
+                del report  # it holds a model, which must not stay in memory while the next client trains
         except Exception as error:
             return error
         return None

@@ -39,7 +39,8 @@ class Scaffold(RunningStrategy):
         self._num_clients = start.num_clients
         device = to_float64(start.server_state[:0]).device
         if self._control is None:
-            self._control = torch.zeros(start.num_parameters, dtype=torch.float64, device=device)
+            # A view of one number: the first round's sums need the most memory, because their size is not known beforehand.
+            self._control = torch.zeros((), dtype=torch.float64, device=device).expand(start.num_parameters)
         self._control = self._control.to(device)
 
     def reset(self) -> None:
