@@ -52,7 +52,7 @@ WRONG = [
     (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
     (["--trainer.num_nodes=1" + 30 * "0"], "whole numbers go up to 9223372036854775807. Set it to a smaller one."),
-    (["--config_version=2"], "'config_version' is 2, but fl_lightning 0.1.0 reads version 1"),
+    (["--config_version=2"], "'config_version' is 2, but fl_lightning 0.2.0 reads version 1"),
     (["--model.num_classes=5", "--model.loss=CrossEntropy"], "labels go from 0 to 9, but the model has classes 0 to 4"),
     (["--model.num_classes=5"], "'model.loss.num_classes' must be the task's num_classes, 5, but is 10"),
     (["--model.network.image_size=3"], "'model.network.image_size' must be at least 16, but is 3"),
