@@ -39,16 +39,17 @@ _NAMES = {
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
     "plugins": "AtomicCheckpointIO",
-    "rules": "ClientRule ControlVariates LocalEnd LocalStart ProximalRule",
+    "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
         "Asynchronous Attackers Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork "
         "PersonalPart SecureAggregation ServerEvaluation"
     ),
     "strategies": (
-        "AFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
-        "FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient "
-        "ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
+        "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "
+        "LastClient MOON ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean "
+        "WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

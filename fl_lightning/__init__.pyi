@@ -279,10 +279,13 @@ from fl_lightning.routes import (
 from fl_lightning.routes import (
     WarmStart as WarmStart,
 )
+from fl_lightning.rules import Batch as Batch
 from fl_lightning.rules import ClientRule as ClientRule
 from fl_lightning.rules import ControlVariates as ControlVariates
 from fl_lightning.rules import LocalEnd as LocalEnd
+from fl_lightning.rules import LocalModel as LocalModel
 from fl_lightning.rules import LocalStart as LocalStart
+from fl_lightning.rules import Pass as Pass
 from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
     Asynchronous as Asynchronous,
@@ -322,6 +325,12 @@ from fl_lightning.settings import (
 )
 from fl_lightning.strategies import (
     AFL as AFL,
+)
+from fl_lightning.strategies import (
+    APFL as APFL,
+)
+from fl_lightning.strategies import (
+    MOON as MOON,
 )
 from fl_lightning.strategies import (
     AdaFed as AdaFed,

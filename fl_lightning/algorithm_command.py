@@ -57,6 +57,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
     "Corrected clients": (
         Algorithm("FedProx", "a proximal term, and partial work", "fedprox_mnist", "fedprox"),
         Algorithm("SCAFFOLD", "control variates", "scaffold_mnist", "scaffold"),
+        Algorithm("MOON", "a contrast between the clients' representations", "moon_mnist", "moon"),
         Algorithm("FedDyn", "a dynamic regulariser; a second model per client", "feddyn_mnist", "feddyn"),
     ),
     "Personal models": (
@@ -67,6 +68,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         Algorithm("FedBABU", "a fixed head, fine-tuned at the end", "fedbabu_mnist", "fedbabu"),
         Algorithm("Ditto", "a second model of each client near the global one", "ditto_mnist", "ditto"),
         Algorithm("pFedMe", "a second model of each client, which w follows", "pfedme_mnist", "pfedme"),
+        Algorithm("APFL", "a mixture of a model of each client and w", "apfl_mnist", "apfl"),
         Algorithm("MOCHA", "related linear models", "mocha_simulated", "mocha"),
         Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "baselines"),
     ),

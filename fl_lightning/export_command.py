@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--client", required=True, metavar="NAME", help="the client, by its name or its number")
     parser.add_argument("--ckpt_path", required=True, metavar="PATH", help="a checkpoint of the federation, such as best.ckpt")
     parser.add_argument("--output", metavar="PATH", help="the file to write (default: <checkpoint>_<client>.ckpt beside it)")
+    parser.add_argument("--site", metavar="FOLDER", help="at the site NAME of a real federation: its folder (site_NAME)")
     parser.add_argument("--trusted_classes", nargs="*", default=[], help="as federation.trusted_classes")
     given = parser.parse_args(arguments)
     source = Path(given.ckpt_path)
@@ -30,13 +31,14 @@ def main(arguments: Sequence[str]) -> None:
     try:
         if target.exists():
             raise ConfigurationError(f"'{target}' already exists and was not changed. Name another file with '--output'.")
-        print(export(source, given.client, target, given.trusted_classes))
+        site = None if given.site is None else Path(given.site)
+        print(export(source, given.client, target, given.trusted_classes, site))
     except FederationError as error:
         print(f"fl-lightning: error: {error}", file=sys.stderr)
         sys.exit(1)
 
 
-def export(source: Path, client: str, target: Path, trusted: Sequence[str] = ()) -> str:
+def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (), site: Path | None = None) -> str:
     """Write a client's complete model as a checkpoint of the module, and return a line that describes it.
 
     Args:
@@ -44,6 +46,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = ())
         client: the client's name or number.
         target: the file to write.
         trusted: the dotted paths of classes that the checkpoint may contain besides tensors and plain values.
+        site: the state folder of the client's site, if what it keeps is there; None for a simulation.
 
     Raises:
         CheckpointError: if the checkpoint cannot be read, or holds nothing of the client's own.
@@ -57,7 +60,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = ())
     weights = dict(checkpoint["state_dict"])
     state = _federation(checkpoint, source)
     number = _number(client, state.get("client_names", []), int(state["clients"]))
-    kept = _kept(state["memory"], number, source)
+    kept = _kept(state["memory"], number, source) if site is None else _kept_at(site, checkpoint, state, number)
     own = _own_model(kept, state["tensor_names"], weights) if "vector" in kept else personal_part(kept)
     if not own and not _has_personal(state):
         raise CheckpointError(
@@ -69,7 +72,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = ())
     rest = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
     AtomicCheckpointIO().save_checkpoint({**rest, "state_dict": weights}, target)
     if not own:
-        return f"{target}: client {client} has not trained yet, so its personal part is that of the start."
+        return f"{target}: client {client} has not trained yet, so its personal part is that with which clients begin."
     if "vector" in kept:
         return f"{target}: the own model of client {client}."
     return f"{target}: the shared model with {len(own)} tensors of client {client}."
@@ -97,12 +100,42 @@ def _kept(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:
     if not memory:
         raise CheckpointError(
             f"'{source}' holds no client's state: the clients have not trained yet, keep nothing, or are sites, which keep "
-            "theirs on their own disks. Use the file as it is."
+            "theirs on their own disks. Use the file as it is, or run this command at the site, with a copy of the file and "
+            "'--site' set to the site's folder."
         )
     clients = ClientMemory()
     clients.bound(source.absolute().parent.parent / "client_state", float("inf"))
     clients.load_state_dict(memory)
     return clients.kept(client)
+
+
+def _kept_at(site: Path, checkpoint: Any, state: dict[str, Any], client: int) -> dict[str, Any]:
+    """Return what the client of a site had stored when the server wrote a checkpoint."""
+    from fl_lightning.wire import from_bytes
+
+    path, round_idx = site / "federations" / state["federation"] / "state.bin", int(checkpoint["epoch"])
+    if not path.exists():
+        raise CheckpointError(
+            f"'{path}' does not exist, so the site whose state is in '{site}' did not train in the federation of this "
+            "checkpoint. Set '--site' to the folder of the site (site_NAME)."
+        )
+    stored = dict(from_bytes(path.read_bytes()))
+    later = sorted(int(k) for k in stored["before"] if int(k) > round_idx)
+    if stored["next_round"] <= round_idx + 1:
+        memory = stored["memory"]
+    elif later and stored["forgotten"] <= round_idx:
+        memory = stored["before"][str(later[0])]
+    else:
+        raise CheckpointError(
+            f"The checkpoint is of round {round_idx}, but the site no longer has what it kept in that round. Use the last "
+            "checkpoint of the federation, such as last.ckpt."
+        )
+    kept: dict[str, Any] = dict(memory.get(str(client), {}))
+    if not kept and memory:
+        raise ConfigurationError(
+            f"The state in '{site}' is that of client {', '.join(memory)}, not of client {client}. Name this site's client."
+        )
+    return kept
 
 
 def _own_model(kept: dict[str, Any], names: Sequence[Sequence[str]], weights: dict[str, Any]) -> dict[str, Any]:

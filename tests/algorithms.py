@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 from fl_lightning import (
     AFL,
     ALIE,
+    APFL,
+    MOON,
     AdaFed,
     Asynchronous,
     Attackers,
@@ -289,7 +291,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "clients_per_round": 4,
         "more": 8,
     },
-    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "clients_per_round": 3},
+    "fedrep": lambda: {"strategy": FedRep(), "personal": [HEAD], "personal_start": "mean", "clients_per_round": 3},
     "fedbabu": lambda: {"strategy": FedBABU(), "personal": [HEAD], "transforms": [Quantize(8)]},
     "fedbuff": lambda: {
         "strategy": FedBuff(0.9, 0.5),
@@ -336,6 +338,24 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "more": 8,
     },
     "pfedme": lambda: {"strategy": PFedMe(2.0, 3, 0.2, 0.5), "clients_per_round": 3, "transforms": [TopK(0.5)]},
+    "moon": lambda: {
+        "strategy": MOON("net.2", 2.0),
+        "module": Scheduled,
+        "personal": [HEAD],
+        "local": {"optimizer_state": "kept"},
+        "momentum": 0.9,
+        "clients_per_round": 3,
+    },
+    "apfl": lambda: {
+        "strategy": APFL(0.5, 0.1),
+        "module": Scheduled,
+        "local": {"optimizer_state": "kept", "lr_decay": 0.9},
+        "momentum": 0.9,
+        "data": {"client_test": 0.3},
+        "client_evaluation": ClientEvaluation(1, "val_acc"),
+        "clients_per_round": 3,
+        "more": 8,
+    },
     "last client": lambda: {"strategy": LastClient()},
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},

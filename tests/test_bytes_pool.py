@@ -12,6 +12,8 @@ from lightning.pytorch import Callback
 
 from fl_lightning import (
     AFL,
+    APFL,
+    MOON,
     AdaFed,
     Asynchronous,
     ClassificationTask,
@@ -96,6 +98,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, float]]] = {
         {"client_test": 0.3},
     ),
     "pFedMe": (plain, {"strategy": lambda: PFedMe(2.0, 3, 0.2)}, {}),
+    "MOON": (plain, {"strategy": lambda: MOON("net.2"), "clients_per_round": lambda: 2}, {}),
+    "APFL": (
+        plain,
+        {"strategy": lambda: APFL(0.5, 0.1), "client_evaluation": lambda: ClientEvaluation(1, "val_acc")},
+        {"client_test": 0.3},
+    ),
     "compressed": (plain, {"transforms": lambda: [TopK(0.3), Quantize(4)]}, {}),
     "client evaluation": (
         plain,

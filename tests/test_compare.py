@@ -162,7 +162,7 @@ def check_report(study: Path, folder: Path) -> None:
     """From the table alone the same tables and pictures come again, in another process."""
     report = ["-m", "fl_lightning", "report", "--config", str(study), "--table", str(folder / "table.csv"), "--out", "again"]
     launch(report, 120, Path.cwd())
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".md", ".tex", ".png", ".svg"))
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".md", ".tex", ".png", ".svg", ".pdf"))
     assert len(names) > 5
     assert names == sorted(path.name for path in Path("again").iterdir())
     for name in names:
@@ -232,6 +232,10 @@ def small_data(settings: str, monkeypatch) -> list[str]:
         files = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
         write_cifar(Path("data/cifar-10-batches-py"), files, "labels", ("batches.meta", "label_names"), size=60)
         return [*flags, "--data.partitioner.num_clients=4", "--federation.clients_per_round=2"]
+    if "data/cifar10" in settings or "batch_norm: true" in settings:
+        flags.append("--federation.local.max_epochs=2")  # FedRep needs two
+        for label in range(10):
+            paint(Path(f"data/cifar10/train/{label}"), 40, size=32, seed=label)
     for domain in ("mnist", "usps", "sklearn"):
         for label in range(10):
             paint(Path(f"data/domains/{domain}/{label}"), 5, size=28, seed=label)

@@ -57,7 +57,7 @@ def test_a_section(fl):
         "--federation.clients_per_round <int | float> = 1.0\n      the clients per round: a float in (0, 1] is a fraction"
         in text
     )
-    assert "AFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAsync, FedAvg" in text
+    assert "AFL, APFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAsync, FedAvg" in text
     assert "--federation.local.max_epochs" not in text
     assert re.search(r"federation\.local +how a client trains", text)
     assert len(text.splitlines()) < 64
@@ -96,7 +96,7 @@ def test_a_class_from_elsewhere(fl):
 
 def test_a_base_class_lists_its_kinds(fl):
     text = fl("fit", "--federation.strategy.help")[1]
-    assert "Classes: AFL, AdaFed, CosineFilter" in text
+    assert "Classes: AFL, APFL, AdaFed, CosineFilter" in text
 
 
 def test_what_a_network_can_be(fl):

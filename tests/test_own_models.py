@@ -12,6 +12,7 @@ from federations import Blobs, Consecutive, Plain, federate, trainer
 from torch.nn import functional as F
 
 from fl_lightning import (
+    APFL,
     Attackers,
     ClientEvaluation,
     ConfigurationError,
@@ -140,7 +141,14 @@ def test_clients_are_evaluated_with_their_own_models(strategy):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"strategy": Ditto(STRENGTH)}, {"route": LocalOnly("val_acc")}], ids=["ditto", "local only"]
+    "settings",
+    [
+        {"strategy": Ditto(STRENGTH)},
+        {"strategy": PFedMe(2.0, 3, 0.2)},
+        {"strategy": APFL(0.3)},
+        {"route": LocalOnly("val_acc")},
+    ],
+    ids=["ditto", "pfedme", "apfl", "local only"],
 )
 def test_an_own_model_is_exported(settings, tmp_path, capsys):
     module = Plain(batchnorm=True)

@@ -31,6 +31,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FedLoss,
     FedNova,
     LastCheckpoint,
     LocalOnly,
@@ -152,6 +153,35 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start():
         assert float(scores[client]) == pytest.approx(float(expected), rel=1e-6)
 
 
+def test_a_new_client_may_have_the_mean_of_the_others():
+    """By hand: the mean, weighted by examples, of the parts of those that have trained; and the score that it gives."""
+    data = {"client_test": 0.3}
+    evaluation = ClientEvaluation(1, "val_loss")
+    chosen = {"personal": [HEAD, NORM], "personal_start": "mean", "clients_per_round": 2, "client_evaluation": evaluation}
+    module, federation, _ = fit(1, data=data, **chosen)
+    memory, probe = federation._run.memory, FederatedDataModule(Blobs(), Consecutive(), **data)
+    probe.setup("fit")
+    parts = {k: memory.personal(k) for k in range(3) if memory.personal(k)}
+    sizes = {k: len(probe.splits.training[k]) for k in parts}
+    (new,) = {0, 1, 2} - parts.keys()
+    assert len(set(sizes.values())) == 2
+    mean = {}
+    for name in parts[min(parts)]:
+        tensors = [(sizes[k], part[name]) for k, part in parts.items()]
+        if name.endswith("tracked"):
+            mean[name] = max(tensor for _, tensor in tensors)
+        else:
+            mean[name] = sum(n * tensor for n, tensor in tensors) / sum(sizes.values())
+    assert_close(mean, weights(module), 1e-12)
+    x, y = Blobs(dtype=torch.float64).train
+    rows, net = probe.splits.test[new], copy.deepcopy(module.net).eval()
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(net(x[rows]), y[rows])
+    assert float(federation._run.client_scores.rounds[0][new]) == pytest.approx(float(expected), rel=1e-6)
+    for k, part in parts.items():  # who has trained keeps its own
+        assert any(not torch.equal(tensor, mean[name]) for name, tensor in part.items()), k
+
+
 def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start():
     """With everything personal, training alone is the federation itself, and fine-tuning goes on from there."""
     _, federation, _ = fit(
@@ -253,6 +283,11 @@ def test_what_matches():
 
 
 WRONG = [
+    ({"personal_start": "mean"}, "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no"),
+    (
+        {"personal_start": "mean", "personal": [HEAD], "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True)},
+        "'federation.personal_start' is 'mean', but .*compare_alone' trains clients from the first model. Set that to false",
+    ),
     ({"personal": [PersonalPart(names="net.4.*")]}, r"'net.4.\*', which match no parameter .* Did you mean net"),
     (
         {"personal": [PersonalPart(modules="torch.nn.BatchNorm2d")]},
@@ -373,6 +408,22 @@ def test_a_resumed_run_must_have_the_same_parts(tmp_path):
         data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive())
         with pytest.raises(CheckpointError, match=r"'federation\.personal"):
             run.fit(Plain(lr=LR, batchnorm=True).double(), data, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+
+
+def test_fedloss_weighs_by_the_losses_of_complete_models():
+    """By hand: each client's model with its own last layer, on its own validation part."""
+    sent, data = Sent(), FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_validation=0.3)
+    torch.manual_seed(3)
+    module = Plain(lr=LR, batchnorm=True).double()
+    start, world = copy.deepcopy(module.net), World(torch.float64)
+    federation = FederatedOrchestrator(FedLoss(), local=LocalTraining(max_epochs=2), personal=[HEAD])
+    trainer(1, federation, sent, precision="64-true").fit(module, data)
+    for update in sent.updates:
+        training, held = (part[update.client] for part in (data.splits.training, data.splits.validation))
+        net, _ = world.train(start, update.client, examples=(world.x[training], world.y[training]))
+        expected = world.evaluate(net, nn.functional.cross_entropy, world.x[held], world.y[held])
+        assert update.weight == pytest.approx(expected, rel=1e-6)  # losses are logged in float32
+    assert len({update.weight for update in sent.updates}) == 3
 
 
 def test_scores_of_the_clients_own_still_weigh():

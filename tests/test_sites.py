@@ -26,6 +26,7 @@ from sites_over_bytes import (
     start_site,
 )
 
+from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope
 from fl_lightning.types import Compressed, Snapshot
 
@@ -170,6 +171,48 @@ def test_personal_parts_and_models_stay_at_the_sites(case, tmp_path, monkeypatch
     assert numbers[0] == numbers[1]
     states = torch.load(tmp_path / "real" / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"].values()
     assert next(state["memory"] for state in states if "memory" in state) == {}
+    for name in NAMES:  # what a site exports is what the simulation exports for it
+        exported = [tmp_path / f"{folder}_{name}.ckpt" for folder in ("simulated", "real")]
+        for folder, target, more in zip(("simulated", "real"), exported, ([], ["--site", f"{name}/state"]), strict=True):
+            saved = f"{folder}/checkpoints/last.ckpt"
+            export_main(["--client", name, "--ckpt_path", saved, "--output", str(target), *more])
+        one, other = (torch.load(path, weights_only=True)["state_dict"] for path in exported)
+        assert same_bits(one, other)
+        assert not same_bits(other, torch.load("real/checkpoints/last.ckpt", weights_only=True)["state_dict"])
+
+
+def test_new_clients_get_no_mean_of_parts_that_stay_at_the_sites(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    with pytest.raises(SystemExit):
+        federate(configuration(**OWN["personal"], personal_start="mean"))
+    assert "but the server of a real federation never has the clients' personal parts" in capsys.readouterr().err
+
+
+def test_what_a_site_cannot_export_is_refused(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    config = configuration(**OWN["Ditto"])
+    config["trainer"] |= {
+        "max_epochs": 4,
+        "callbacks": [{"class_path": "sites_over_bytes.Copy", "init_args": {"round_idx": 1}}],
+    }
+    federate(config)
+    last = "real/checkpoints/last.ckpt"
+    for arguments, message in (
+        (["--client", "north", "--ckpt_path", last], "or run this command at the site, with a copy of the file and '--site'"),
+        (
+            ["--client", "north", "--ckpt_path", last, "--site", "nowhere"],
+            "so the site whose state is in 'nowhere' did not train",
+        ),
+        (["--client", "north", "--ckpt_path", last, "--site", "south/state"], "is that of client 1, not of client 0. Name"),
+        (
+            ["--client", "north", "--ckpt_path", "early.ckpt", "--site", "north/state"],
+            "is of round 1, but the site no longer has what it kept in that round. Use the last checkpoint",
+        ),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            export_main(arguments)
+        assert ended.value.code == 1
+        assert message in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what outlives a crash

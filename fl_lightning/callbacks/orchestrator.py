@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
@@ -98,6 +98,8 @@ class FederatedOrchestrator(Callback):
             sites of their own.
         personal: the parts of the module that each client keeps for itself, by class or name: neither sent nor averaged, and
             evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
+        personal_start: the personal part of a client that has not trained yet: that of the ``first`` model, or the ``mean`` of
+            the clients' parts, weighted by examples, which only a simulation can form.
         asynchronous: clients that train at their own pace, with a new model after a number of updates; none by default.
         clock: the simulated durations of clients' training, logged as ``federation/ticks``; none by default.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
@@ -129,6 +131,7 @@ class FederatedOrchestrator(Callback):
         trusted_classes: list[str] | None = None,
         pool: RemoteClients | None = None,
         personal: list[PersonalPart] | None = None,
+        personal_start: Literal["first", "mean"] = "first",
         asynchronous: Asynchronous | None = None,
         clock: Clock | None = None,
         client_columns: int = 20,
@@ -153,6 +156,7 @@ class FederatedOrchestrator(Callback):
         self.trusted_classes = require_trusted(trusted_classes)
         self.pool = pool
         self.personal = personal or []
+        self.personal_start: Literal["first", "mean"] = personal_start
         self.asynchronous, self.clock = asynchronous, clock
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns

@@ -146,7 +146,8 @@ class LocalTrainer:
         server, state = self._resident.server, self._resident.view()
         size, given = state.num_parameters, trained.job.start
         start = [given.vector[:size]] if given is not None else [server.tensors[name] for name in state.names()[0]]
-        end = LocalEnd(start, trained.model.vector[:size], trained.rates, server.broadcast, trained.job.kept)
+        vector = trained.model.vector
+        end = LocalEnd(start, vector[:size], vector[size:], trained.rates, server.broadcast, trained.job.kept)
         sent = {name: tensor for rule in self._rules for name, tensor in rule.finish(end).items()}
         return sent, {name: tensor for rule in self._rules for name, tensor in rule.remember(end).items()}
 

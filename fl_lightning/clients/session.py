@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from fl_lightning.clients import kept_training
 from fl_lightning.clients.engines.base import EngineJob, Trained
+from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
@@ -61,6 +62,7 @@ class ClientSession(Callback):
         self._lr_decay, self._deadline = lr_decay, deadline
         self._keeps_optimizer, self._place = keeps_optimizer, place
         self._mover = ScheduleMover()
+        self._step: ListeningStep | None = None
         self._warned = False
 
     @property
@@ -94,7 +96,9 @@ class ClientSession(Callback):
         for parameter in (*self._client.parameters(), *self._client.own_parameters()):
             parameter.grad = None  # before the copy, so that both are never held
         job, model = self._job, self._resident.snapshot(self._client)
-        sent, self._terms = self._sent(model), []
+        sent, own = self._sent(model), self._own(model)
+        figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
+        self._terms = []
         coefficients = self._steps
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
@@ -104,7 +108,7 @@ class ClientSession(Callback):
             model=sent or model,
             num_steps=steps - self._first_step - self._skipped,
             train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
-            metrics=metrics,
+            metrics={**metrics, **figures},
             normalizer=None if coefficients is None else coefficients.normalizer,
             rates=0.0 if coefficients is None else coefficients.rates,
             optimizer=self._words,
@@ -112,8 +116,19 @@ class ClientSession(Callback):
             kept=kept_training.pack(self._kept) if self._kept else None,
             num_examples=self._read,
             own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
-            kept_model=None if sent is None else model,
+            kept_model=own if sent is None else model,
         )
+
+    def _own(self, model: Snapshot) -> Snapshot | None:
+        """Return the model that a rule keeps beside the trained one, if any."""
+        kept = (rule.keeps_model(model, terms) for rule, terms in self._terms)
+        return next((own for own in kept if own is not None), None)
+
+    def stop_listening(self) -> None:
+        """Give the module its own training step back, also after a fit that failed."""
+        if self._step is not None:
+            self._step.remove()
+            self._step = None
 
     def _sent(self, model: Snapshot) -> Snapshot | None:
         """Return the model that a rule sends instead of the trained one, if any."""
@@ -130,9 +145,13 @@ class ClientSession(Callback):
         self._client = self._resident.view()
         self._resident.fill(self._client, self._job.start, self._job.own)
         self._resident.python.load_buffers(self._before.get("attributes", {}))
-        start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull)
+        model = ClientModel(pl_module, self._client)
+        start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull, model)
         begun = [(rule, rule.begin(start)) for rule in self._rules if start.parameters]
         self._terms = [(rule, terms) for rule, terms in begun if terms]
+        reading = [(rule, terms) for rule, terms in self._terms if rule.reads_batches]
+        if reading:
+            self._step = ListeningStep(pl_module, self._client.parameters(), reading)
         keep_metrics_to_this_process(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,8 +162,9 @@ class ClientSession(Callback):
         """
         self._read = 0 if is_unknown(trainer.train_dataloader) else None
         self._words = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
-        for rule, _ in self._terms:
+        for rule, terms in self._terms:
             rule.check_optimizers(trainer.optimizers, self._words)
+            rule.join_optimizers([plain(optimizer) for optimizer in trainer.optimizers], self._client.parameters(), terms)
         losses = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
         self._mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
         self._continue(trainer, pl_module)

@@ -6,9 +6,12 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def derive_seed(*key: int | str) -> int:
@@ -47,6 +50,48 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+@dataclass(frozen=True)
+class RandomNumbers:
+    """Hold the states of the global generators of torch, numpy and ``random`` at one moment.
+
+    Attributes:
+        cpu: the state of torch's generator.
+        cuda: the state of the generator of ``device``; None on a CPU.
+        numpy: the state of numpy's generator.
+        python: the state of ``random``.
+        device: the device.
+    """
+
+    cpu: Tensor
+    cuda: Tensor | None
+    numpy: Any
+    python: Any
+    device: torch.device
+
+    @classmethod
+    def now(cls, device: torch.device) -> RandomNumbers:
+        """Return the current states."""
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate(), device)
+
+    def _set(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Draw the numbers that followed this moment again in the block, then restore the states before the block."""
+        current = RandomNumbers.now(self.device)
+        self._set()
+        try:
+            yield
+        finally:
+            current._set()
 
 
 def reseed(value: object, seed: int) -> None:

@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.types import Pull
+from fl_lightning.rules.passes import Batch, LocalModel
+from fl_lightning.types import Pull, Snapshot
 
 Part = Literal["shared", "personal"]
 """The parameters that the server averages, or those that each client keeps."""
@@ -25,12 +26,14 @@ class LocalStart:
         broadcast: the tensors that the strategy sent with the model, by name; see :meth:`Strategy.broadcast`.
         kept: the tensors that the client has stored in earlier rounds, by name.
         pull: the model that attracts the client on this route, or None.
+        model: the client's complete model at the start; None on the engine ``stacked``.
     """
 
     parameters: Sequence[Tensor]
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     pull: Pull | None = None
+    model: LocalModel | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class LocalEnd:
     Attributes:
         start: the trained parameters at the start, one after another, p numbers in total.
         end: the trained parameters at the end, shape (p,).
+        buffers: the averaged buffers at the end, shape (d - p,).
         rates: the sum of the learning rates over the steps; 0 if the optimizer is not plain SGD.
         broadcast: the tensors that the strategy sent, as in :class:`LocalStart`.
         kept: the tensors that the client has stored in earlier rounds, as in :class:`LocalStart`.
@@ -47,6 +51,7 @@ class LocalEnd:
 
     start: Sequence[Tensor]
     end: Tensor
+    buffers: Tensor
     rates: float
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     kept: Mapping[str, Tensor] = field(default_factory=dict)
@@ -64,13 +69,16 @@ class ClientRule(ABC):
             become invalid when other parameters are trained.
         stacks: whether :meth:`correct_gradients` supports stacked clients.
         own_model: whether each client keeps a complete model of its own: the trained one, if :meth:`sends` replaces it in the
-            message, or otherwise one that it trains after each turn, with a pull of ``pull_strength`` towards the start.
+            message, or what :meth:`keeps_model` returns, or otherwise one that it trains after each turn, with a pull of
+            ``pull_strength`` towards the start.
+        listens: the full names of parts of the module whose outputs :meth:`loss_term` reads; set it in :meth:`begin`.
     """
 
     kept_like_parameters: tuple[str, ...] = ()
     stacks: bool = True
     own_model: bool = False
     pull_strength: float = 0.0
+    listens: tuple[str, ...] = ()
 
     @abstractmethod
     def begin(self, start: LocalStart) -> list[Tensor]:
@@ -79,11 +87,10 @@ class ClientRule(ABC):
         An empty list turns the rule off for this client.
         """
 
-    @abstractmethod
-    def correct_gradients(
+    def correct_gradients(  # noqa: B027
         self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
     ) -> None:
-        """Change ``.grad`` of each parameter in place. It is multiplied by ``scale`` and not yet clipped.
+        """Change ``.grad`` of each parameter in place; nothing by default. It is multiplied by ``scale`` and not yet clipped.
 
         Args:
             parameters: the parameters that the next step changes, each with the shape of its term.
@@ -91,6 +98,21 @@ class ClientRule(ABC):
             scale: the factor on the gradients if the optimizer removes it inside its step; otherwise 1.
             pull: the model that attracts the client, as in :class:`LocalStart`.
         """
+
+    def loss_term(self, batch: Batch, parameters: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor | None:
+        """Return a term, a scalar, that is added to the loss of a batch; None by default.
+
+        Args:
+            batch: the module's own pass over the batch, which can be repeated with other tensors.
+            parameters: the trained parameters.
+            terms: their terms from :meth:`begin`.
+        """
+        return None
+
+    @property
+    def reads_batches(self) -> bool:
+        """Return whether the rule defines :meth:`loss_term`."""
+        return type(self).loss_term is not ClientRule.loss_term
 
     def finish(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the tensors that the client sends with its model, by name; none by default."""
@@ -104,6 +126,19 @@ class ClientRule(ABC):
             terms: their terms from :meth:`begin`.
         """
         return None
+
+    def keeps_model(self, model: Snapshot, terms: Sequence[Tensor]) -> Snapshot | None:
+        """Return the model that the client keeps as its own beside the one that it sends; None by default.
+
+        Args:
+            model: the trained model.
+            terms: the terms from :meth:`begin`.
+        """
+        return None
+
+    def figures(self) -> dict[str, float]:
+        """Return figures of the turn, which are logged like the metrics of the client's module; none by default."""
+        return {}
 
     def remember(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the tensors that the client stores for its next round without sending them, by name; none by default."""
@@ -131,6 +166,17 @@ class ClientRule(ABC):
 
         Raises:
             ConfigurationError: if the rule is not defined for them.
+        """
+
+    def join_optimizers(  # noqa: B027
+        self, optimizers: Sequence[Optimizer], parameters: Sequence[Tensor], terms: Sequence[Tensor]
+    ) -> None:
+        """Add tensors of the rule's own to the optimizers before the first step; nothing by default.
+
+        Args:
+            optimizers: the client's optimizers.
+            parameters: the trained parameters.
+            terms: their terms from :meth:`begin`.
         """
 
     def strength(self, pull: Pull | None) -> float:

@@ -28,13 +28,8 @@ class OwnModel(ClientRule):
         self.pull_strength = strength
 
     def begin(self, start: LocalStart) -> list[Tensor]:
-        """Return nothing: the shared model is trained as in FedAvg."""
+        """Return nothing: the shared model is trained as in FedAvg. The pull of the client's own is a ``PullRule``."""
         return []
-
-    def correct_gradients(
-        self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
-    ) -> None:
-        """Change nothing; the pull of the client's own model is a :class:`~fl_lightning.rules.PullRule`."""
 
 
 class MoreauEnvelope(ClientRule):

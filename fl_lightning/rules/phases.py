@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fl_lightning.rules.base import ClientRule, LocalStart, Part
-from fl_lightning.types import Pull
 
 
 class Phases(ClientRule):
@@ -25,11 +22,6 @@ class Phases(ClientRule):
     def begin(self, start: LocalStart) -> list[Tensor]:
         """Return nothing: the rule changes no gradient of the part that trains."""
         return []
-
-    def correct_gradients(
-        self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
-    ) -> None:
-        """Change nothing; see :meth:`resting`."""
 
     def resting(self, epoch: int) -> Part | None:
         """Return the part that does not train in an epoch of the turn, counted from 0."""

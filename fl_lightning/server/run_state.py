@@ -155,7 +155,8 @@ class RunState:
         if state.get("format") != FORMAT:
             raise CheckpointError(
                 f"The checkpoint has format {state.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
-                "Resume with the version that wrote it."
+                "Resume with the version that wrote it, or begin a new federation with its weights: load them into the module "
+                "with 'load_from_checkpoint' before the fit."
             )
         found = changes(*self._settings(state, device))
         problems = [f"The checkpoint was written with {in_words(found)}."] if found else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from lightning.pytorch.cli import OptimizerCallable
 
@@ -38,6 +38,7 @@ class FederationSettings(Protocol):
     server_optimizer: OptimizerCallable | None
     memory_limit: float
     personal: list[PersonalPart]
+    personal_start: Literal["first", "mean"]
     asynchronous: Asynchronous | None
     clock: Clock | None
     client_columns: int
@@ -47,4 +48,9 @@ class FederationSettings(Protocol):
     @property
     def state_key(self) -> str:
         """Return the name under which checkpoints hold the federation."""
+        ...
+
+    @property
+    def pool(self) -> object | None:
+        """Return where the clients are, if they are not simulated."""
         ...

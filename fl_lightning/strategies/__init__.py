@@ -2,6 +2,7 @@
 
 from fl_lightning.strategies.adafed import AdaFed
 from fl_lightning.strategies.afl import AFL
+from fl_lightning.strategies.apfl import APFL
 from fl_lightning.strategies.base import JointStrategy, ModelScorer, RunningStrategy, Strategy, WeightedAverage
 from fl_lightning.strategies.cosine_filter import CosineFilter
 from fl_lightning.strategies.ditto import Ditto
@@ -24,6 +25,7 @@ from fl_lightning.strategies.geometric_median import GeometricMedian
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.strategies.krum import Krum
 from fl_lightning.strategies.last_client import LastClient
+from fl_lightning.strategies.moon import MOON
 from fl_lightning.strategies.pfedme import PFedMe
 from fl_lightning.strategies.qfedavg import QFedAvg
 from fl_lightning.strategies.scaffold import Scaffold
@@ -32,6 +34,8 @@ from fl_lightning.strategies.trimmed_mean import TrimmedMean
 
 __all__ = [
     "AFL",
+    "APFL",
+    "MOON",
     "AdaFed",
     "CosineFilter",
     "Ditto",

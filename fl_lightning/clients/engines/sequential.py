@@ -51,7 +51,10 @@ class SequentialEngine(ABC):
         plan = TurnPlan.of(job.job, self.settings.local, self.settings.fast_dev_run)
         self.session.begin(job, plan)
         with isolated_rng(job.seed, self.settings.device):
-            steps, metrics = self._fit(job.open_data(), plan)
+            try:
+                steps, metrics = self._fit(job.open_data(), plan)
+            finally:
+                self.session.stop_listening()
         return self.session.end(steps, metrics, begun)
 
     @abstractmethod

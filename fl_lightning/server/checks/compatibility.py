@@ -15,6 +15,7 @@ from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
+from fl_lightning.rules.base import ClientRule
 from fl_lightning.server.evaluators import require_server_set
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
@@ -74,6 +75,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} trains a second model of each client, whose steps 'federation.local.privacy' does not "
             "cover. Remove one of them."
         )
+    _check_rule(strategy, local)
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
         if metric is not None:
@@ -82,6 +84,25 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
         raise ConfigurationError(
             f"{type(strategy).__name__} evaluates each client's model on the client's own validation part, but clients have "
             "none. Set 'data.client_validation' to the share of examples that each client holds back, e.g. 0.1."
+        )
+
+
+def _check_rule(strategy: Strategy, local: LocalTraining) -> None:
+    """Refuse settings of the local training that do not work with a rule that reads batches."""
+    rule, name = strategy.client_rule(), type(strategy).__name__
+    if rule is None or not rule.reads_batches:
+        return
+    if local.privacy is not None:
+        raise ConfigurationError(
+            f"{name} passes each batch through the module again, which 'federation.local.privacy' does not cover. Remove one "
+            "of them."
+        )
+    joins = type(rule).join_optimizers is not ClientRule.join_optimizers
+    if joins and local.gradient_clip_val and local.gradient_clip_algorithm != "value":
+        raise ConfigurationError(
+            f"{name} trains two models with the clients' optimizer, so 'federation.local.gradient_clip_val' "
+            f"({local.gradient_clip_val}) would clip the norm of both gradients together. Set "
+            "'federation.local.gradient_clip_algorithm' to value, or remove the clipping."
         )
 
 

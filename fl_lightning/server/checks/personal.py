@@ -40,6 +40,7 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
                 f"{type(owner.strategy).__name__} keeps a complete model of each client's own, so {setting} has no place for "
                 "another one. Remove one of them."
             )
+    _check_start(owner)
     if not owner.personal:
         return
     strategy, route = owner.strategy, owner.route
@@ -68,6 +69,23 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
                 "validate, because its model is incomplete. Use another loss, such as CrossEntropy."
             )
     _check_monitors(owner, trainer)
+
+
+def _check_start(owner: FederationSettings) -> None:
+    """Refuse to give new clients the mean of personal parts where there is none."""
+    if owner.personal_start == "first":
+        return
+    why = None
+    if not owner.personal:
+        why = "'federation.personal' is empty, so there are no parts to average. Name them there"
+    elif owner.pool is not None:
+        why = "the server of a real federation never has the clients' personal parts"
+    elif owner.client_evaluation.compare_alone:
+        why = "'federation.client_evaluation.compare_alone' trains clients from the first model. Set that to false"
+    if why is not None:
+        raise ConfigurationError(
+            f"'federation.personal_start' is '{owner.personal_start}', but {why}, or set 'federation.personal_start' to first."
+        )
 
 
 def _check_monitors(owner: FederationSettings, trainer: Trainer) -> None:
@@ -141,9 +159,10 @@ def announce_personal(owner: FederationSettings, server: ModelState) -> None:
 def warn_incomplete(owner: FederationSettings, trainer: Trainer) -> None:
     """Warn about an evaluation of the module as it is: after a fit with personal parts, these are still those of the start."""
     if owner.personal and not trainer.ckpt_path:
+        parts = "those of the start" if owner.personal_start == "first" else "the mean of the clients'"
         rank_zero_warn(
             "The module is evaluated as it is in memory. After a federation with 'federation.personal', its personal parts are "
-            "those of the start: write a client's complete model with 'fl-lightning export --client NAME', and evaluate that."
+            f"{parts}: write a client's complete model with 'fl-lightning export --client NAME', and evaluate that."
         )
 
 

@@ -32,7 +32,7 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
-        stays="strategy route transforms personal clients_per_round asynchronous seed",
+        stays="strategy route transforms personal personal_start clients_per_round asynchronous seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
     ),
@@ -70,6 +70,7 @@ TABLE: dict[str, Row] = {
     # strategies
     "AdaFed": Row(on_purpose="metric power examples mode epsilon scored_by"),
     "AFL": Row(on_purpose="rate loss"),
+    "APFL": Row(on_purpose="alpha alpha_lr weighting"),
     "CosineFilter": Row(on_purpose="threshold examples"),
     "Ditto": Row(on_purpose="strength weighting"),
     "FedAdagrad": Row(on_purpose="lr tau weighting"),
@@ -88,6 +89,7 @@ TABLE: dict[str, Row] = {
     "GeometricMedian": Row(on_purpose="examples smoothing iterations"),
     "Krum": Row(on_purpose="attackers selected"),
     "LastClient": Row(stays="seed"),
+    "MOON": Row(stays="representation", on_purpose="mu temperature weighting"),
     "PFedMe": Row(on_purpose="strength steps lr beta weighting"),
     "QFedAvg": Row(on_purpose="q lr loss"),
     "ShapleyValues": Row(stays="seed", on_purpose="metric mode exact_up_to orders tolerance"),

@@ -1,0 +1,452 @@
+"""Rules that pass batches through the module again: MOON and APFL, by hand, and what a further pass must leave alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from against_hand import DTYPES, ROUNDS, Updates, assert_close, assert_follows, final
+from by_hand import LR, B, averaged
+from federations import Blobs, Consecutive, Plain, federate, trainer, weights
+from test_own_models import follow, own_of
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy
+
+from fl_lightning import (
+    APFL,
+    MOON,
+    ClientEvaluation,
+    ConfigurationError,
+    ExamplePrivacy,
+    Faults,
+    FedAvg,
+    FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    LocalOnly,
+    LocalTraining,
+    PersonalPart,
+)
+from fl_lightning.errors import EngineError
+from fl_lightning.functional.contrast import model_contrast
+
+MU, T = 1.5, 0.4
+
+
+def batches(world, k, epochs=2):
+    x, y = world.x[world.parts[k]], world.y[world.parts[k]]
+    return [(x[start : start + B], y[start : start + B]) for _ in range(epochs) for start in range(0, len(x), B)]
+
+
+def descend(net, loss, lr=LR):
+    parameters = list(net.parameters())
+    with torch.no_grad():
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p -= lr * g
+
+
+# ------------------------------------------------------------------ MOON
+
+
+def contrast(z, near, far):
+    """Li et al. 2021, eq. 3, in numpy's terms."""
+    s = [(z * other).sum(1) / (z.norm(dim=1) * other.norm(dim=1)) / T for other in (near, far)]
+    return -torch.log(s[0].exp() / (s[0].exp() + s[1].exp())).mean()
+
+
+def moon_step(last):
+    """Algorithm 1; the representation is what the last layer reads."""
+
+    def step(net, world, t):
+        clients = []
+        for k in range(3):
+            client, received = copy.deepcopy(net).train(), copy.deepcopy(net).eval()
+            for x, y in batches(world, k):
+                z = client[:3](x)
+                loss = F.cross_entropy(client[3](z), y)
+                if k in last:
+                    loss = loss + MU * contrast(z, received[:3](x).detach(), last[k][:3](x).detach())
+                descend(client, loss)
+            clients.append(client)
+        for k, client in enumerate(clients):
+            last[k] = copy.deepcopy(client).eval()
+        return averaged(net, clients, world.sizes)
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_moon_draws_representations_to_the_global_model(dtype, engine):
+    local = LocalTraining(max_epochs=2, engine=engine)
+    assert_follows(dtype, moon_step({}), strategy=MOON("net.2", MU, T), local=local)
+
+
+def test_moon_differs_from_fedavg_after_the_first_round():
+    fedavg, moon = ({}, {})
+    for rounds in (1, 2):
+        for found, strategy in ((fedavg, FedAvg()), (moon, MOON("2", MU, T))):
+            torch.manual_seed(3)
+            module = Plain(batchnorm=True)
+            federate(module, rounds, data=Blobs(shuffle=False), strategy=strategy)
+            found[rounds] = weights(module.net)
+    assert_close(fedavg[1], moon[1], 0.0)  # no client has a last model yet
+    assert max(float((fedavg[2][name] - moon[2][name]).abs().max()) for name in ("0.weight", "3.weight")) > 1e-3
+
+
+def test_the_contrast_is_that_of_the_paper():
+    generator = torch.Generator().manual_seed(1)
+    z, near, far = torch.randn(3, 5, 2, 3, generator=generator, dtype=torch.float64)
+    expected = 0.0
+    for a, b, c in zip(z.numpy(), near.numpy(), far.numpy(), strict=True):
+        like = [np.sum(a * o) / np.sqrt(np.sum(a * a) * np.sum(o * o)) for o in (b, c)]
+        expected -= np.log(np.exp(like[0] / T) / (np.exp(like[0] / T) + np.exp(like[1] / T))) / 5
+    assert float(model_contrast(z, near, far, T)) == pytest.approx(expected, rel=1e-12)
+    assert float(model_contrast(z, near, near, T)) == pytest.approx(np.log(2))
+
+
+# ------------------------------------------------------------------ APFL
+
+
+def apfl_step(own, alphas, mixtures, rate):
+    """Deng et al. 2020, Algorithm 1 and eq. 10; the mixture has batch statistics of its own."""
+
+    def step(net, world, t):
+        clients = []
+        for k in range(3):
+            w, v = copy.deepcopy(net).train(), own.setdefault(k, copy.deepcopy(net))
+            mixture, alpha = mixtures.setdefault(k, copy.deepcopy(net)).train(), alphas.get(k, 0.6)
+            for number, (x, y) in enumerate(batches(world, k)):
+                mix(mixture, v, w, alpha)
+                loss = F.cross_entropy(mixture(x), y)
+                gradients = torch.autograd.grad(loss, list(mixture.parameters()))
+                with torch.no_grad():
+                    slope = sum(((a - b) * g).sum() for a, b, g in zip(v.parameters(), w.parameters(), gradients, strict=True))
+                    for p, g in zip(v.parameters(), gradients, strict=True):
+                        p -= LR * alpha * g
+                descend(w, F.cross_entropy(w(x), y))
+                if number == 0:
+                    alpha = min(max(alpha - rate * float(slope), 0.0), 1.0)
+            mix(mixture, v, w, alpha)
+            alphas[k] = alpha
+            clients.append(w)
+        return averaged(net, clients, world.sizes)
+
+    return step
+
+
+def mix(mixture, v, w, alpha):
+    with torch.no_grad():
+        for m, a, b in zip(mixture.parameters(), v.parameters(), w.parameters(), strict=True):
+            m.copy_(alpha * a + (1 - alpha) * b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("engine", "rate"), [("trainer", 2.0), ("fabric", 0.0)])
+def test_apfl_trains_a_mixture_beside_the_global_model(dtype, engine, rate):
+    own, alphas, mixtures = {}, {}, {}
+    local = LocalTraining(max_epochs=2, engine=engine)
+    federation = follow(dtype, apfl_step(own, alphas, mixtures, rate), strategy=APFL(0.6, rate), local=local, tolerance=1e-11)
+    tolerance = 1e-11 if dtype == torch.float64 else 5e-6
+    for client, net in mixtures.items():
+        assert_close(net.state_dict(), own_of(federation, client, net).state_dict(), tolerance)
+        kept = federation._run.memory.kept(client)
+        assert float(kept["alpha"]) == pytest.approx(alphas[client], abs=tolerance)
+        torch.testing.assert_close(
+            kept["local"], torch.cat([p.detach().reshape(-1) for p in own[client].parameters()]), rtol=0, atol=tolerance
+        )
+    assert (len(set(alphas.values())) == 3) is (rate > 0)
+
+
+def fit_own(optimizer=None, **settings):
+    """The clients' own models after three rounds in float64, and the updates."""
+    torch.manual_seed(3)
+    module, updates = Plain(batchnorm=True).double(), Updates()
+    if optimizer:
+        module.configure_optimizers = lambda: optimizer(module.parameters())
+    federation = FederatedOrchestrator(local=LocalTraining(max_epochs=2), **settings)
+    run = trainer(ROUNDS, federation, updates, precision="64-true")
+    run.fit(module, FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive()))
+    return [federation._run.memory.last_model(k) for k in range(3)], updates.rounds
+
+
+def decaying(parameters):
+    optimizer = torch.optim.AdamW(parameters, lr=0.02, weight_decay=0.3)
+    return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+
+@pytest.mark.parametrize("optimizer", [None, decaying], ids=["sgd", "adamw"])
+def test_a_mixture_of_nothing_but_v_is_training_alone(optimizer):
+    """Oracle: LocalOnly, also with the rates, the schedule and the decay of another optimizer."""
+    mixed, _ = fit_own(optimizer, strategy=APFL(1.0))
+    alone, _ = fit_own(optimizer, route=LocalOnly("val_acc"))
+    for one, other in zip(mixed, alone, strict=True):
+        torch.testing.assert_close(one.vector, other.vector, rtol=1e-12, atol=1e-12)
+        assert torch.equal(one.counters, other.counters)
+
+
+def test_a_mixture_without_v_is_the_clients_w():
+    mixed, rounds = fit_own(strategy=APFL(0.0))
+    _, plain = fit_own()
+    assert [u.train_loss for u in rounds[-1]] == [u.train_loss for u in plain[-1]]
+    torch.manual_seed(3)
+    start = Plain(batchnorm=True).double().net
+    size = sum(p.numel() for p in start.parameters())
+    trained = {u.client: u for u in rounds[-1]}
+    assert all(u.metrics["apfl_alpha"] == 0.0 for u in trained.values())
+    assert all(not torch.equal(one.vector[:size], mixed[0].vector[:size]) for one in mixed[1:])
+
+
+def test_alpha_stays_between_0_and_1():
+    _, rounds = fit_own(strategy=APFL(0.5, 1e6))
+    assert {u.metrics["apfl_alpha"] for u in rounds[-1]} <= {0.0, 1.0}
+
+
+def test_the_mixture_is_evaluated():
+    module = Plain(batchnorm=True).double()
+    federation = FederatedOrchestrator(APFL(0.7), client_evaluation=ClientEvaluation(1, "val_loss"))
+    data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
+    trainer(1, federation, precision="64-true").fit(module, data)
+    x, y = Blobs(dtype=torch.float64).train
+    for client in range(3):
+        rows, net = data.splits.test[client], own_of(federation, client, module.net).eval()
+        with torch.no_grad():
+            expected = float(F.cross_entropy(net(x[rows]), y[rows]))
+        assert float(federation._run.client_scores.rounds[0][client]) == pytest.approx(expected, rel=1e-6)
+
+
+# ------------------------------------------------------------------ what a further pass leaves alone
+
+
+class Busy(Plain):
+    """Draws, counts, collects, measures and keeps tensors in its training step, and loses more with all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+        self.drop = nn.Dropout(0.3)
+        self.count, self.outputs, self.nested = 0, [], {"losses": [], "by": {}}
+        self.mean = torch.zeros(4)
+        self.draws = torch.Generator().manual_seed(1)
+        self.register_buffer("queue", torch.zeros(3), persistent=False)
+        self.extra = MulticlassAccuracy(3, average="micro")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        self.count += 1
+        if batch_idx == 2:
+            return None  # skips the batch
+        self.mean.mul_(0.9).add_(x.detach().float().mean(0), alpha=0.1)
+        self.queue = torch.cat([x.detach()[:1, 0], self.queue])[:3].to(self.queue)
+        scale = 1 + self.count / 50 + len(self.outputs) / 40 + len(self.nested["losses"]) / 30
+        scale = scale + self.mean.abs().mean() + self.queue.abs().mean() + torch.rand((), generator=self.draws)
+        noise = 0.1 * torch.randn_like(x) + float(np.random.rand())
+        logits = self.net(self.drop(x + noise))
+        loss = F.cross_entropy(logits, y) * scale
+        self.outputs.append(loss)
+        self.nested["losses"].append(1.0)
+        self.nested["by"][self.count] = 1
+        self.log("extra", self.extra(logits, y), on_epoch=True)
+        self.log_dict({"train_loss": loss, "outputs": float(len(self.outputs))}, on_epoch=True)
+        return {"loss": loss, "logits": logits}
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+@pytest.mark.parametrize("strategy", [MOON("net.2", 0.0), APFL(0.5, 0.3)], ids=["moon", "apfl"])
+def test_the_shared_model_and_its_log_are_those_of_fedavg(strategy, engine):
+    """Oracle: a term of weight 0, or one that is another model's alone, changes nothing, to the last bit."""
+
+    def run(chosen):
+        L.seed_everything(5, verbose=False)
+        module, updates = Busy(), Updates()
+        local = LocalTraining(max_epochs=2, engine=engine, accumulate_grad_batches=2)
+        with pytest.warns(UserWarning, match="client_state"):
+            federate(module, ROUNDS, updates, strategy=chosen, local=local)
+        told = [(u.client, u.train_loss, {n: v for n, v in u.metrics.items() if n != "apfl_alpha"}) for u in updates.rounds[-1]]
+        return weights(module), told
+
+    (expected, logged), (found, told) = run(FedAvg()), run(strategy)
+    assert_close(expected, found, 0.0)
+    assert logged == told
+    assert "outputs" in told[0][2]
+
+
+def test_clipping_each_value_leaves_the_shared_model_alone():
+    local = LocalTraining(max_epochs=2, gradient_clip_val=0.01, gradient_clip_algorithm="value")
+    assert_close(final(strategy=FedAvg(), local=local), final(strategy=APFL(0.5), local=local), 0.0)
+
+
+def test_moon_reads_the_clients_own_part():
+    """With everything but the last layer personal, both references are the client's own body: only z itself is trained."""
+    parts = [PersonalPart(names="net.0.*"), PersonalPart(modules="torch.nn.BatchNorm1d")]
+    plain, moon = (final(strategy=s, personal=parts) for s in (FedAvg(), MOON("net.2", MU, T)))
+    assert all(torch.isfinite(tensor).all() for tensor in moon.values())
+    assert not torch.equal(plain["3.weight"], moon["3.weight"])
+
+
+# ------------------------------------------------------------------ refusals
+
+
+class Named(Plain):
+    """Its parts: two blocks, of which one is not called and one returns a tuple, and a part of one number per example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.idle = nn.Sequential(nn.Linear(4, 8)), nn.Sequential(nn.Linear(4, 8))
+        self.memory, self.norm = nn.LSTM(8, 8), nn.Flatten(0)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        h, _ = self.memory(self.body(x))
+        self.norm(h)
+        return self.last(h)
+
+
+class Manual(Plain):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+
+class Streaming(Plain):
+    def training_step(self, dataloader_iter):
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+class Follower(Plain):
+    """A frozen target follows the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = nn.Linear(4, 8).requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        for own, followed in zip(self.target.parameters(), self.net[0].parameters(), strict=True):
+            own.data = own.data * 0.9 + followed.data * 0.1
+        return super().training_step(batch, batch_idx)
+
+
+class Quasi(Plain):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters())
+
+
+def private():
+    return LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (lambda: {"strategy": MOON("net.2", -1.0)}, "'federation.strategy.mu' must be 0 or above, but is -1.0"),
+        (lambda: {"strategy": MOON("net.2", 1.0, 0.0)}, "'federation.strategy.temperature' must be above 0"),
+        (
+            lambda: {"strategy": MOON("nte.2")},
+            r"'federation.strategy.representation' is 'nte.2', but Plain has no such part. Did you mean net.2\? It has: net, ",
+        ),
+        (
+            lambda: {"strategy": MOON("0"), "module": Named()},
+            "is '0', which is the name of 3 parts of Named: net.0, body.0, idle.0. Write the full name",
+        ),
+        (
+            lambda: {"strategy": MOON("idle.0"), "module": Named()},
+            "the output of 'idle.0' of Named, but 'training_step' does not call this part. Name a part",
+        ),
+        (
+            lambda: {"strategy": MOON("memory"), "module": Named()},
+            "of 'memory' of Named, which has the type tuple, but it needs",
+        ),
+        (lambda: {"strategy": MOON("norm"), "module": Named()}, r"of 'norm' of Named, which has the shape \(40,\), but it"),
+        (lambda: {"strategy": MOON("net.2"), "module": Manual()}, "ModelContrast, a part of .* but Manual optimizes manually"),
+        (
+            lambda: {"strategy": APFL(), "module": Streaming()},
+            "passes each batch through the module again, but Streaming.training_step takes 'dataloader_iter'",
+        ),
+        (lambda: {"strategy": MOON("net.2"), "route": FedCyclic()}, "FedCyclic sends a single model .* MOON has nothing"),
+        (lambda: {"strategy": MOON("net.2"), "local": private()}, "MOON passes .* 'federation.local.privacy' does not cover"),
+        (lambda: {"strategy": APFL(), "local": private()}, "APFL trains a second model .* 'federation.local.privacy' does not"),
+        (lambda: {"strategy": APFL(1.1)}, r"'federation.strategy.alpha' must be in \[0, 1\], but is 1.1"),
+        (lambda: {"strategy": APFL(0.5, -1.0)}, "'federation.strategy.alpha_lr' must be 0 or above"),
+        (
+            lambda: {"strategy": APFL(), "local": LocalTraining(gradient_clip_val=1.0)},
+            r"so 'federation.local.gradient_clip_val' \(1.0\) would clip the norm of both gradients together",
+        ),
+        (lambda: {"strategy": APFL(), "module": Quasi()}, "two models with one optimizer, but LBFGS treats all parameters as"),
+        (lambda: {"strategy": APFL(), "module": Follower()}, "training changes the frozen tensor 'target.weight', of which"),
+        (
+            lambda: {"strategy": APFL(), "personal": [PersonalPart(names="net.0")]},
+            "APFL keeps a complete model of each client's own, so 'federation.personal' has no place",
+        ),
+        (lambda: {"strategy": APFL(), "route": LocalOnly("val_acc")}, "APFL"),
+    ],
+)
+def test_what_does_not_work_is_refused(settings, message):
+    def run():
+        made = settings()
+        federate(made.pop("module", Plain()), 1, **made)
+
+    with pytest.raises(ConfigurationError, match=message):
+        run()
+
+
+@pytest.mark.parametrize("strategy", [MOON("net.2"), APFL()], ids=["moon", "apfl"])
+def test_stacked_clients_refuse_further_passes(strategy):
+    with pytest.raises(EngineError, match=r"Stacked clients do not support (ModelContrast|Mixture)"):
+        federate(Plain(), 1, strategy=strategy, local=LocalTraining(engine="stacked"))
+
+
+class Asking(Plain):
+    """Asks its Trainer, in the middle of round 1, for something that only a real one has."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step >= 4:
+            assert self.trainer.fit_loop is not None
+        return super().training_step(batch, batch_idx)
+
+
+def test_another_engine_that_takes_over_adds_one_term():
+    """Oracle: the engine ``trainer`` from the start."""
+
+    def run(engine):
+        torch.manual_seed(3)
+        module = Asking(batchnorm=True)
+        federate(module, ROUNDS, strategy=MOON("net.2", MU), local=LocalTraining(max_epochs=2, engine=engine))
+        return weights(module)
+
+    assert_close(run("trainer"), run("auto"), 0.0)
+
+
+class Failing(Plain):
+    """Client 1's third batch in round 1 fails once, in the middle of a step."""
+
+    failures = 0
+
+    def forward(self, x):
+        z = super().forward(x)
+        if self.training and self.failures and x.equal(Blobs().train[0][17:22]) and self.trainer.global_step >= 4:
+            type(self).failures -= 1
+            raise RuntimeError("once")
+        return z
+
+
+def test_a_client_that_is_tried_again_has_one_term():
+    """Oracle: the run without a failure, to the last bit."""
+
+    def run(failures):
+        torch.manual_seed(3)
+        Failing.failures = failures
+        module, faults = Failing(batchnorm=True), Faults(retries=1)
+        federate(module, ROUNDS, data=Blobs(shuffle=False), strategy=MOON("net.2", MU), faults=faults)
+        assert Failing.failures == 0
+        return weights(module)
+
+    assert_close(run(0), run(1), 0.0)
