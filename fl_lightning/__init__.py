@@ -42,14 +42,13 @@ _NAMES = {
     "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
-        "Attackers Availability ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork PersonalPart "
-        "SecureAggregation "
-        "ServerEvaluation"
+        "Asynchronous Attackers Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork "
+        "PersonalPart SecureAggregation ServerEvaluation"
     ),
     "strategies": (
-        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
-        "FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient MOON ModelScorer PFedMe "
-        "QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
+        "FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient MOON "
+        "ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

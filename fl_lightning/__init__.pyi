@@ -288,6 +288,9 @@ from fl_lightning.rules import LocalStart as LocalStart
 from fl_lightning.rules import Pass as Pass
 from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
+    Asynchronous as Asynchronous,
+)
+from fl_lightning.settings import (
     Attackers as Attackers,
 )
 from fl_lightning.settings import (
@@ -295,6 +298,9 @@ from fl_lightning.settings import (
 )
 from fl_lightning.settings import (
     ClientEvaluation as ClientEvaluation,
+)
+from fl_lightning.settings import (
+    Clock as Clock,
 )
 from fl_lightning.settings import (
     ExamplePrivacy as ExamplePrivacy,
@@ -339,6 +345,9 @@ from fl_lightning.strategies import (
     FedAdagrad as FedAdagrad,
 )
 from fl_lightning.strategies import (
+    FedAsync as FedAsync,
+)
+from fl_lightning.strategies import (
     FedAvg as FedAvg,
 )
 from fl_lightning.strategies import (
@@ -346,6 +355,9 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     FedBABU as FedBABU,
+)
+from fl_lightning.strategies import (
+    FedBuff as FedBuff,
 )
 from fl_lightning.strategies import (
     FedDyn as FedDyn,

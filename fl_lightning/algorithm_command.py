@@ -72,6 +72,10 @@ ALGORITHMS: dict[str, tuple[Algorithm, ...]] = {
         Algorithm("MOCHA", "related linear models", "mocha_simulated", "mocha"),
         Algorithm("Local only", "every client alone: a baseline", "local_only_mnist", "baselines"),
     ),
+    "Asynchronous rounds": (
+        Algorithm("FedBuff", "a new model after every K updates that arrive", "fedbuff_mnist", "fedbuff"),
+        Algorithm("FedAsync", "mixes each model in as soon as it arrives", "fedasync_mnist", "fedasync"),
+    ),
     "Routes between clients": (
         Algorithm("Fed-Cyclic", "one model passes through all clients", "fedcyclic_mnist", "fedcyclic"),
         Algorithm("Fed-Star", "clients exchange models by cross scores", "fedstar_mnist", "fedstar"),

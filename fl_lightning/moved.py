@@ -1,4 +1,4 @@
-"""Modules that moved in 0.2: their old names still work, with a warning, until 0.4."""
+"""Modules and settings that version 0.2 renamed: their old names still work, with a warning, until 0.4."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+import yaml
 
 MOVED = {
     "callbacks.checkpoint_io": "plugins.checkpoint_io",
@@ -25,12 +27,56 @@ MOVED = {
 }
 """The new name of each module, without ``fl_lightning.``."""
 
+SETTINGS = {"federation.updates_in_memory": "federation.memory_limit", "data.device_memory": None}
+"""The new name of each setting; None if it has none. ``data.device_memory`` was a share, ``data.memory_limit`` is in GiB."""
+
 _OLD = re.compile(rf"^fl_lightning\.({'|'.join(sorted(map(re.escape, MOVED), key=len, reverse=True))})(?=\.[A-Z])")
 
 
 def current_name(path: str) -> str:
     """Return the dotted path of a class with the current name of its module."""
     return _OLD.sub(lambda match: f"fl_lightning.{MOVED[match[1]]}", path)
+
+
+def current_settings(text: str) -> str:
+    """Return the text of a configuration with the current names of its settings; warn about each old one.
+
+    Args:
+        text: YAML, whose settings are nested, as in the ``config.yaml`` of a run.
+    """
+    for old, new in SETTINGS.items():
+        *sections, name = old.split(".")
+        node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        for section in sections:
+            node = dict(_pairs(node)).get(section, (None, None))[1]
+        if (found := dict(_pairs(node)).get(name)) is not None:
+            key, value = found
+            _warn_of(old, new)
+            # A removed setting leaves a key that YAML ignores: an empty section would be an error.
+            last = key.end_mark.index if new else value.end_mark.index
+            text = text[: key.start_mark.index] + (new.rpartition(".")[2] if new else "<<: {}") + text[last:]
+    return text
+
+
+def current_flag(argument: str) -> str:
+    """Return an argument of the command line with the current name of its setting; warn about an old one."""
+    name, equals, value = argument.removeprefix("--").partition("=")
+    new = SETTINGS.get(name) if argument.startswith("--") else None
+    if new is None:
+        return argument
+    _warn_of(name, new)
+    return f"--{new}{equals}{value}"
+
+
+def _pairs(node: yaml.Node | None) -> list[tuple[str, tuple[yaml.Node, yaml.Node]]]:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return [(key.value, (key, value)) for key, value in pairs if isinstance(key, yaml.ScalarNode)]
+
+
+def _warn_of(old: str, new: str | None) -> None:
+    outcome = f"is now '{new}'. The old name works until version 0.4" if new else "no longer exists and is ignored"
+    hint = "" if new else ". See 'data.memory_limit'"
+    warnings.warn(f"The setting '{old}' {outcome}{hint}.", FutureWarning, stacklevel=3)
 
 
 class _Redirect(MetaPathFinder, Loader):

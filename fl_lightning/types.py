@@ -138,6 +138,7 @@ class ClientUpdate:
         update_norm: the L2 norm of the change of the parameters that the server receives; None if the server does not see
             individual changes.
         compressed: the model in the form in which a site sends it, instead of ``model``, if a transform compresses it.
+        staleness: the number of new models since the client started, >= 0, in asynchronous rounds; otherwise None.
     """
 
     client: int
@@ -161,6 +162,7 @@ class ClientUpdate:
     epsilon: float | None = None
     update_norm: float | None = None
     compressed: Compressed | None = None
+    staleness: int | None = None
 
     @property
     def state(self) -> Tensor | None:

@@ -26,9 +26,19 @@ class Updates(FederationCallback):
 
 
 def assert_follows(
-    dtype, step, *, world=None, data=None, batchnorm=True, momentum=0.0, local=None, tolerance=1e-11, **settings
+    dtype,
+    step,
+    *,
+    world=None,
+    data=None,
+    batchnorm=True,
+    momentum=0.0,
+    local=None,
+    tolerance=1e-11,
+    rounds=ROUNDS,
+    **settings,
 ):
-    """Run a federation for three rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
+    """Run a federation for some rounds and the same by hand; ``step(net, world, t)`` gives the next global network."""
     L.seed_everything(3, verbose=False)
     module = Plain(lr=LR, batchnorm=batchnorm, momentum=momentum).to(dtype)
     by_hand = copy.deepcopy(module.net)
@@ -36,10 +46,10 @@ def assert_follows(
     precision = "64-true" if dtype == torch.float64 else "32-true"
     data = data or FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
     federation = FederatedOrchestrator(local=local or LocalTraining(max_epochs=2), **settings)
-    run = trainer(ROUNDS, federation, updates, accelerator="cpu", precision=precision)
+    run = trainer(rounds, federation, updates, accelerator="cpu", precision=precision)
     run.fit(module, data)
     world = world or World(dtype)
-    for t in range(ROUNDS):
+    for t in range(rounds):
         by_hand = step(by_hand, world, t)
     tolerance = tolerance if dtype == torch.float64 else 5e-6
     for name, value in by_hand.state_dict().items():

@@ -38,7 +38,7 @@ def _remember_import_paths() -> None:
         return known[value]
 
     for name, module in sys.modules.copy().items():
-        if name.startswith("jsonargparse.") and getattr(module, "get_import_path", None) is look_up:
+        if name.startswith("jsonargparse.") and vars(module).get("get_import_path") is look_up:
             module.get_import_path = remembered
 
 

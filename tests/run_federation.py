@@ -14,7 +14,9 @@ from torchmetrics import MeanMetric
 
 from fl_lightning import (
     AdaFed,
+    Asynchronous,
     ClassificationTask,
+    Clock,
     F1WeightedCrossEntropy,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--module", default="task")
     parser.add_argument("--engine", default="trainer")
+    parser.add_argument("--asynchronous", action="store_true")
     args = parser.parse_args()
 
     L.seed_everything(11, verbose=False)
@@ -102,7 +105,9 @@ def main() -> None:
         AdaFed(metric),
         LocalTraining(max_epochs=2, threads=1, engine=args.engine),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
-        clients_per_round=0.7 if args.module == "task" else 1.0,
+        clients_per_round=0.7 if args.module == "task" and not args.asynchronous else 1.0,
+        asynchronous=Asynchronous(4, 2) if args.asynchronous else None,
+        clock=Clock("lognormal", "half_normal") if args.asynchronous else None,
     )
     trainer = L.Trainer(
         max_epochs=args.rounds,

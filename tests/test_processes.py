@@ -65,6 +65,20 @@ def reference(tmp_path_factory):
     return run(tmp_path_factory.mktemp("reference"), "reference")
 
 
+def test_killed_with_jobs_in_progress_and_resumed_is_the_uninterrupted_run(tmp_path):
+    """SIGKILL as round 2 of asynchronous clients begins, with a strategy that scores models and a loss that adapts."""
+    (tmp_path / "whole").mkdir()
+    whole = run(tmp_path / "whole", "whole", "--asynchronous", "--engine=fabric")
+    run(tmp_path, "killed", "--asynchronous", "--engine=fabric", "--kill", "one rank", expect=-signal.SIGKILL)
+    last = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    (state,) = [state for state in last["callbacks"].values() if "queue" in state]
+    assert last["global_step"] == 2
+    assert {version for *_, version, _ in state["queue"]["flights"]} == set(state["starts"]) != set()
+    resumed = run(tmp_path, "resumed", "--asynchronous", "--engine=fabric", "--resume")
+    assert same_bits(resumed["weights"], whole["weights"])
+    assert resumed["metrics"] == whole["metrics"]
+
+
 @pytest.mark.parametrize("moment", ["in a round", "in a checkpoint"])
 def test_killed_and_resumed_is_the_uninterrupted_run(moment, reference, tmp_path):
     memory = Path("/dev/shm")  # another file system than the temp folder's

@@ -536,7 +536,7 @@ def settings_of_this_package() -> list[tuple[type, str]]:
     others = (
         "FederatedOrchestrator LocalTraining PartialWork ExamplePrivacy Faults Availability ClientEvaluation ServerEvaluation"
     )
-    others += " SecureAggregation Attackers Backdoor LabelAveraging CellSite TransferLearning"
+    others += " Asynchronous Clock SecureAggregation Attackers Backdoor LabelAveraging CellSite TransferLearning"
     named = [TorchvisionDataModule, *(getattr(fl_lightning, name) for name in others.split())]
     exported = [getattr(fl_lightning, name) for name in fl_lightning.__all__ if name != "__version__"]
     derived = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, bases)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -264,6 +265,28 @@ def test_the_table_of_costs():
         ["FedAvg", "3.0 (1 of 3)", "9.0", "9.0", "never", "-", "-", "12.0 ± 0.0", "12.0 ± 0.0"],
         ["AdaFed", *["3.0 ± 0.0", "9.0 ± 0.0", "9.0 ± 0.0"], *["3.3 ± 0.6", "10.0 ± 1.7", "10.0 ± 1.7"], *["12.0 ± 0.0"] * 2],
     ]
+
+
+def test_simulated_time_is_a_cost_if_there_is_a_clock():
+    """Round r of seed s ends at tick 10 (r + 1) + s."""
+    ticks = [
+        replace(row, metric="federation/ticks", value=10.0 * (row.round_idx + 1) + row.seed)
+        for row in table().rows()
+        if row.metric == "val_accuracy"
+    ]
+    timed = RunTable(["strategy", "partition"], [*table().rows(), *ticks])
+    (panel,) = panels(timed)
+    made = cost_table(timed, panel, Measure(), targets=[0.65])
+    assert made.columns[1:] == (
+        "rounds to ≥ 65",
+        "MB to ≥ 65",
+        "s to ≥ 65",
+        "ticks to ≥ 65",
+        *("total MB", "total s", "total ticks"),
+    )
+    assert cells(made)[0][4] == "30.0"  # FedAvg, round 3 of seed 0
+    assert cells(made)[1][-1] == "41.0 ± 1.0"
+    assert "ticks: simulated time" in made.note
 
 
 def test_better_is_said_only_where_it_holds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.attack_schedule import AttackSchedule
+from fl_lightning.server.checks.asynchronous import check_clock
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import (
     check_cohort,
@@ -48,9 +50,11 @@ from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
+from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.settings.personal import PersonalPart
@@ -96,6 +100,8 @@ class FederatedOrchestrator(Callback):
             evaluated only at the clients; see :class:`~fl_lightning.PersonalPart`. None by default.
         personal_start: the personal part of a client that has not trained yet: that of the ``first`` model, or the ``mean`` of
             the clients' parts, weighted by examples, which only a simulation can form.
+        asynchronous: clients that train at their own pace, with a new model after a number of updates; none by default.
+        clock: the simulated durations of clients' training, logged as ``federation/ticks``; none by default.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
@@ -126,6 +132,8 @@ class FederatedOrchestrator(Callback):
         pool: RemoteClients | None = None,
         personal: list[PersonalPart] | None = None,
         personal_start: Literal["first", "mean"] = "first",
+        asynchronous: Asynchronous | None = None,
+        clock: Clock | None = None,
         client_columns: int = 20,
         seed: int = 0,
         enabled: bool = True,
@@ -149,6 +157,7 @@ class FederatedOrchestrator(Callback):
         self.pool = pool
         self.personal = personal or []
         self.personal_start: Literal["first", "mean"] = personal_start
+        self.asynchronous, self.clock = asynchronous, clock
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns
         self.seed = seed
@@ -201,9 +210,12 @@ class FederatedOrchestrator(Callback):
 
     def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
         check_personal(self, trainer)
+        check_clock(self, data, trainer)
+        limits_steps = self.asynchronous is None  # otherwise slow clients end later
+        availability = self.availability if limits_steps else replace(self.availability, slow=0.0)
         for part in (self.route, self.strategy):
             check_cohort(part, self.local, data.num_clients, self.clients_per_round)
-            check_faults(self.faults, self.availability, part, self.local, data.num_clients, self.clients_per_round)
+            check_faults(self.faults, availability, part, self.local, data.num_clients, self.clients_per_round)
         check_uplink(self.attackers, self.transforms, self.route)
         check_privacy(self, data)
         self.client_evaluation.check(data)

@@ -35,6 +35,8 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     refused = {
         "federation.attackers": settings.attackers != Attackers(),
         "federation.availability": settings.availability != Availability(),
+        "federation.asynchronous": settings.asynchronous is not None,
+        "federation.clock": settings.clock is not None,
         "federation.secure_aggregation": settings.secure_aggregation is not None,
         "federation.local.callbacks": bool(local.callbacks),
         f"federation.local.engine: {local.engine}": local.engine in ("stacked", "fastest"),

@@ -32,6 +32,7 @@ def client_figures(update: ClientUpdate) -> dict[str, float]:
         "bytes_down": update.bytes_down,
         "bytes_up": update.bytes_up,
         "epsilon_of_examples": update.epsilon,
+        "staleness": update.staleness,
     }
     known = {name: float(x) for name, x in figures.items() if x is not None}
     for name in ("weight", "share"):  # NaN on a route that does not weigh clients
@@ -105,6 +106,12 @@ def movement(updates: Sequence[ClientUpdate], step: float, averages: bool) -> di
     if averages and counted and all(update.update_norm is not None for update in counted):
         figures["drift"] = drift([u.update_norm or 0.0 for u in counted], [u.share for u in counted], step)
     return figures
+
+
+def staleness_figures(updates: Sequence[ClientUpdate]) -> dict[str, float]:
+    """Return the mean and the largest staleness of a round's updates; nothing for synchronous rounds."""
+    known = [update.staleness for update in updates if update.staleness is not None]
+    return {"staleness": sum(known) / len(known), "staleness_max": float(max(known))} if known else {}
 
 
 class Totals:

@@ -46,7 +46,11 @@ def has_api_key() -> bool:
         return False
 
 
-TOTALS = {"by_megabytes": "federation/megabytes_total", "by_seconds": "federation/seconds_total"}
+TOTALS = {
+    "by_megabytes": "federation/megabytes_total",
+    "by_seconds": "federation/seconds_total",
+    "by_ticks": "federation/ticks",
+}
 """Sections of W&B that show each ``val_*`` against the cost of the run so far."""
 
 _LEFT_OUT = ("epoch", "federation/threads")
@@ -59,10 +63,10 @@ def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -
 
     Args:
         metrics: metrics by the names that all loggers use.
-        totals: the last ``federation/megabytes_total`` and ``federation/seconds_total``.
+        totals: the last values of the costs in ``TOTALS``.
 
     Returns:
-        The metrics that no table contains, and each ``val_*`` again in the sections ``by_megabytes`` and ``by_seconds``.
+        The metrics that no table contains, and each ``val_*`` again in the sections of ``TOTALS``.
     """
     kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in _ONCE}
     measured = {name: x for name, x in metrics.items() if name.startswith("val_") and "/" not in name and _is_number(x)}

@@ -15,8 +15,9 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.server.announcements import announce
+from fl_lightning.server.asynchronous import AsynchronousSampler
+from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.compatibility import check_batch_norm, check_convex, federated_data
 from fl_lightning.server.checks.personal import announce_personal
 from fl_lightning.server.checks.privacy import check_private_model
@@ -25,6 +26,7 @@ from fl_lightning.server.evaluators import STRATEGY_METRIC, Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 from fl_lightning.settings.personal import personal_names
@@ -87,7 +89,7 @@ class Assembly:
             inference_mode=trainer.validate_loop.inference_mode,
             fast_dev_run=bool(trainer.fast_dev_run),  # type: ignore[attr-defined]
             detect_anomaly=detects_anomalies(trainer),
-            cohort=cohort_size(self._data.num_clients, settings.clients_per_round),
+            cohort=round_size(settings, self._data.num_clients),
             engine=run.engine,
         )
         self._clients = ClientAssembly(
@@ -173,15 +175,18 @@ class Assembly:
     def sampler(self) -> ClientSampler:
         """Return the sampler that draws the rounds."""
         settings, account = self._settings, self._run.account
-        return ClientSampler(
-            num_clients=self._data.num_clients,
-            clients_per_round=settings.clients_per_round,
-            local=settings.local,
-            availability=settings.availability,
-            faults=settings.faults,
-            seed=settings.seed,
-            secret=None if account.clients is None else account.secret,
-        )
+        common: dict[str, Any] = {
+            "num_clients": self._data.num_clients,
+            "local": settings.local,
+            "availability": settings.availability,
+            "faults": settings.faults,
+            "seed": settings.seed,
+            "secret": None if account.clients is None else account.secret,
+            "sizes": self._data.indices.sizes.tolist(),
+        }
+        if settings.asynchronous is not None:
+            return AsynchronousSampler(settings=settings.asynchronous, clock=settings.clock or Clock(), **common)
+        return ClientSampler(clients_per_round=settings.clients_per_round, clock=settings.clock, **common)
 
     def evaluator(self, federation: Federation) -> ClientEvaluator:
         """Return the evaluator of models at the clients."""

@@ -19,6 +19,7 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.privacy.account import PrivacyAccount
+from fl_lightning.server.start_models import StartModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.secure_aggregation import SecureAggregation
@@ -95,13 +96,13 @@ class Federation:
                 "('thaw_after' null), or use a strategy without such state, such as FedAvg."
             )
 
-    def publish(self) -> ServerModel:
-        """Publish the current global model to the clients."""
+    def publish(self, earlier: StartModel | None = None) -> ServerModel:
+        """Publish the current global model to the clients, or that of an earlier round."""
         strategy = self.strategy
         model = ServerModel(
             version=next(_versions),
-            round_idx=self.trainer.current_epoch,
-            tensors=self.server.tensors(),
+            round_idx=self.trainer.current_epoch if earlier is None else earlier.round_idx,
+            tensors=self.server.tensors() if earlier is None else {**self.server.tensors(), **earlier.tensors},
             layout=self.server.layout,
             broadcast=strategy.broadcast(),
             largest=self.largest,

@@ -70,11 +70,13 @@ class FederationRound(Cohort):
         """See :meth:`Cohort.deliver`."""
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
         self._chains = chains
-        scored = self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
-        orders = self._orders(chains, scored=scored)
+        orders = self._orders(chains, scored=self._scored())
         self._error = self._drain(self._pool.train(orders), self._receive)
         error = self._drain(self._pool.answer(), self._receive)
         self._error = self._error or error
+
+    def _scored(self) -> int:
+        return self.federation.examples_to_score if self._comm.size > 1 and self._scores.due else 0
 
     def train(
         self,
@@ -206,10 +208,15 @@ class FederationRound(Cohort):
         metric = self.federation.strategy.metric
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))
+        update = self._arrived(update)
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
         return self._buffer.add(update)
+
+    def _arrived(self, update: ClientUpdate) -> ClientUpdate:
+        """Return an update as the strategy reads it."""
+        return update
 
     # ---------------------------------------------------------------- the end
 

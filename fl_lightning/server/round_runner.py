@@ -11,8 +11,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.messages import ClientJob, Progress
-from fl_lightning.reporting.rounds import movement
+from fl_lightning.reporting.rounds import movement, staleness_figures
 from fl_lightning.server.announcements import announce, tell_failures
+from fl_lightning.server.asynchronous import AsynchronousRound
 from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.personal import client_figures
 from fl_lightning.server.client_evaluation import ClientEvaluator
@@ -75,15 +76,18 @@ class RoundRunner:
         round_idx = trainer.current_epoch
         plan, own_models_of = self._begin(round_idx)
         announce(trainer, "on_round_start", round_idx, plan.clients)
-        federation_round = FederationRound(
-            federation, round_idx, plan, run.last_scores, own_models_of, self._progress(round_idx)
-        )
+        parts = (federation, round_idx, plan, run.last_scores, own_models_of, self._progress(round_idx))
+        asynchronous = self._settings.asynchronous is not None
+        federation_round = AsynchronousRound(*parts, run.starts) if asynchronous else FederationRound(*parts)
         with closing(federation_round):
             self._settings.route.run(federation_round)
             result = federation_round.result()
         if self._settings.server_evaluation.every_n_rounds > 1:
             run.last_scores |= federation_round.scores(result.updates)
         run.engine, run.finished_round = federation.engine, round_idx
+        if plan.queue is not None:
+            run.starts.keep({flight.version for flight in plan.queue.flights}, round_idx, federation.server)
+            run.queue = plan.queue
         step = self._step_server(module, result)
         accepted = [update.client for update in result.updates]
         waited = federation.pool.settle(round_idx, accepted, run.saved_round)
@@ -124,7 +128,7 @@ class RoundRunner:
         sweep_client_files(self._federation.trainer, self._run.memory)
         stubborn = self._attacks.begin_round(round_idx)
         everyone = frozenset(range(self._federation.data.num_clients))
-        return self._sampler.round(round_idx), everyone if self._settings.route.keeps_models else stubborn
+        return self._sampler.round(round_idx, self._run.queue), everyone if self._settings.route.keeps_models else stubborn
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
@@ -147,6 +151,7 @@ class RoundRunner:
         figures = settings.strategy.figures() | federation_round.figures()
         figures |= {"stragglers": float(len(plan.epochs))} if settings.local.partial_work.share else {}
         figures |= self._attacks.figures(self._federation, federation_round.round_idx, result)
+        figures |= staleness_figures(result.updates) | ({} if plan.queue is None else {"ticks": float(plan.queue.tick)})
         figures |= {"failures": float(missed)} if settings.faults.skips or settings.availability.drop_out else {}
         figures |= movement(result.updates, step, settings.strategy.averages)
         return figures | {"lr_factor": settings.local.lr_decay**federation_round.round_idx}

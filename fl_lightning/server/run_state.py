@@ -15,6 +15,7 @@ from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.errors import CheckpointError
+from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.partition import Partition
 from fl_lightning.moved import current_name
 from fl_lightning.reporting.rounds import Totals
@@ -25,6 +26,7 @@ from fl_lightning.server.resume.changes import Change, changes, in_words
 from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
 from fl_lightning.server.resume.table import Kind
+from fl_lightning.server.start_models import StartModels
 from fl_lightning.settings.federation import FederationSettings
 
 FORMAT = 4
@@ -54,6 +56,7 @@ class RunState:
         self.account = PrivacyAccount()
         self.client_scores = ClientScores()
         self.totals = Totals()
+        self.queue, self.starts = EventQueue(), StartModels()
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
         self.tensor_names: Callable[[], Sequence[list[str]]] = list
@@ -81,6 +84,7 @@ class RunState:
         """Discard all state before the first round."""
         self.memory.forget()
         self.totals.reset()
+        self.queue, self.starts = EventQueue(), StartModels()
         self.last_scores, self.saved_round, self.finished_round, self.moving = {}, -1, -1, ()
 
     def note_rounds(self, rounds: int | None) -> None:
@@ -98,6 +102,8 @@ class RunState:
             "last_scores": dict(self.last_scores),
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
+            "queue": self.queue.state_dict(),
+            "starts": self.starts.state_dict(),
             "engine": self.engine,
             "moving": list(self.moving),
             "rounds": [self.rounds] if self.rounds_are_known else [],
@@ -122,6 +128,8 @@ class RunState:
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state.get("totals", {}))
+        self.queue = EventQueue.from_state(state.get("queue", {}))
+        self.starts.load_state_dict(state.get("starts", {}))
         self.engine = state.get("engine")
         self.moving = tuple(state.get("moving", ()))
         self.rounds, self.rounds_are_known = None, False
@@ -147,7 +155,8 @@ class RunState:
         if state.get("format") != FORMAT:
             raise CheckpointError(
                 f"The checkpoint has format {state.get('format')}, but this version of fl_lightning reads format {FORMAT}. "
-                "Resume with the version that wrote it."
+                "Resume with the version that wrote it, or begin a new federation with its weights: load them into the module "
+                "with 'load_from_checkpoint' before the fit."
             )
         found = changes(*self._settings(state, device))
         problems = [f"The checkpoint was written with {in_words(found)}."] if found else []
@@ -178,7 +187,8 @@ class RunState:
             equal = device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine))
             before_progress = {"progress": "round", "optimizer_state": "fresh"}  # in checkpoints of earlier versions
             local = before_progress | local | {"engine": _EQUAL if equal else engine}
-            both.append(settings | {"federation": {"personal": []} | federation | {"local": local}})
+            before_settings: dict[str, Any] = {"personal": [], "asynchronous": None, "clock": None}
+            both.append(settings | {"federation": before_settings | federation | {"local": local}})
         return both[0], both[1]
 
     def _other_clients(self, state: dict[str, Any]) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from fl_lightning.errors import ClientError
+from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.settings.availability import Availability
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import Pull
@@ -26,6 +28,7 @@ class RoundPlan:
         lost: the drawn clients that drop out.
         epochs: the local epochs of the clients that do fewer than the others, by client.
         slowness: the slowness of the clients that do fewer steps, by client.
+        queue: the simulated clock at the end of the round; None without one.
     """
 
     clients: tuple[int, ...]
@@ -33,6 +36,7 @@ class RoundPlan:
     lost: tuple[int, ...] = ()
     epochs: Mapping[int, int] = field(default_factory=dict)
     slowness: Mapping[int, float] = field(default_factory=dict)
+    queue: EventQueue | None = None
 
     def job(
         self,
@@ -59,6 +63,8 @@ class ClientSampler:
         faults: the settings of failures, with the smallest number of updates.
         seed: the seed of the federation.
         secret: the key from which to draw cohorts and partial work if they must stay secret; None to use the seed.
+        clock: the simulated clock, or None.
+        sizes: the numbers of examples of all clients, for the clock.
     """
 
     def __init__(
@@ -70,9 +76,12 @@ class ClientSampler:
         faults: Faults,
         seed: int,
         secret: SecretKey | None = None,
+        clock: Clock | None = None,
+        sizes: Sequence[int] = (),
     ) -> None:
         self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
         self._availability, self._faults, self._secret = availability, faults, secret
+        self._clock, self._sizes = clock, sizes
         self._rounds, self._next_round = availability.present(num_clients, seed), 0
         slow = availability.slow_clients(num_clients, seed)
         self._slowness = dict.fromkeys(slow, availability.slowness)
@@ -87,8 +96,12 @@ class ClientSampler:
         self._next_round = round_idx + 1
         return there
 
-    def round(self, round_idx: int) -> RoundPlan:
+    def round(self, round_idx: int, queue: EventQueue = EventQueue()) -> RoundPlan:  # noqa: B008 (frozen)
         """Return the draw of a round.
+
+        Args:
+            round_idx: the communication round, from 0.
+            queue: the simulated clock before the round.
 
         Raises:
             ClientError: if fewer clients remain than the round needs.
@@ -112,4 +125,11 @@ class ClientSampler:
                 f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of 'federation.availability', or "
                 "'federation.local.partial_work.share' if stragglers are dropped."
             )
-        return RoundPlan(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness)
+        after = None if self._clock is None else EventQueue(queue.tick + self._ticks(self._clock, left, epochs, round_idx))
+        return RoundPlan(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness, after)
+
+    def _ticks(self, clock: Clock, clients: Sequence[int], epochs: Mapping[int, int], round_idx: int) -> int:
+        """Return the duration of a round, which ends when the last of its clients has delivered."""
+        whole = self._local.max_epochs
+        shares = {client: fewer / whole for client, fewer in epochs.items()}
+        return max(clock.duration(k, round_idx, self._sizes, self._seed, shares.get(k, 1.0)) for k in clients)

@@ -1,8 +1,10 @@
 """Settings of a federation: frozen dataclasses that check their values when they are built."""
 
+from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
@@ -12,9 +14,11 @@ from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 
 __all__ = [
+    "Asynchronous",
     "Attackers",
     "Availability",
     "ClientEvaluation",
+    "Clock",
     "ExamplePrivacy",
     "Faults",
     "LocalTraining",

@@ -22,7 +22,7 @@ class Availability:
         drop_out: probability in [0, 1) that a client of a round's cohort does not deliver.
         slow: share in [0, 1] of all clients that are slow; the same clients are slow in all rounds.
         slowness: how many times slower they are, >= 1: within the round's deadline they do 1 / slowness of their steps, rounded
-            down, but at least one.
+            down, but at least one. In asynchronous rounds they do all steps, and take that many times longer.
         leave: probability in [0, 1] that a client that is present is absent in the next round; in round 0 all are present.
         come_back: probability in (0, 1] that an absent client is present in the next round. In the long run, the share
             come_back / (leave + come_back) of all clients is present; cohorts are drawn from these.
@@ -64,6 +64,12 @@ class Availability:
             yield there.nonzero().flatten().tolist()
             draw = torch.rand(num_clients, generator=generator(seed, round_idx, "coming and going"))
             there = torch.where(there, draw >= self.leave, draw < self.come_back)
+
+    def loses(self, client: int, seed: int, round_idx: int) -> bool:
+        """Return whether a client that starts from the model of a round does not deliver, in asynchronous rounds."""
+        if not self.drop_out:
+            return False
+        return float(torch.rand((), generator=generator(seed, round_idx, client, "drop out"))) < self.drop_out
 
     def dropped_out(self, cohort: Sequence[int], seed: int, round_idx: int) -> frozenset[int]:
         """Return the clients of a cohort that do not deliver."""

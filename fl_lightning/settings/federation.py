@@ -7,9 +7,11 @@ from typing import Literal, Protocol
 from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.routes.base import Route
+from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.personal import PersonalPart
@@ -37,6 +39,8 @@ class FederationSettings(Protocol):
     memory_limit: float
     personal: list[PersonalPart]
     personal_start: Literal["first", "mean"]
+    asynchronous: Asynchronous | None
+    clock: Clock | None
     client_columns: int
     seed: int
     resume_changed: bool

@@ -7,9 +7,11 @@ from fl_lightning.strategies.base import JointStrategy, ModelScorer, RunningStra
 from fl_lightning.strategies.cosine_filter import CosineFilter
 from fl_lightning.strategies.ditto import Ditto
 from fl_lightning.strategies.fedadagrad import FedAdagrad
+from fl_lightning.strategies.fedasync import FedAsync
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.fedavgm import FedAvgM
 from fl_lightning.strategies.fedbabu import FedBABU
+from fl_lightning.strategies.fedbuff import FedBuff
 from fl_lightning.strategies.feddyn import FedDyn
 from fl_lightning.strategies.fedexp import FedExP
 from fl_lightning.strategies.fedloss import FedLoss
@@ -38,9 +40,11 @@ __all__ = [
     "CosineFilter",
     "Ditto",
     "FedAdagrad",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedBuff",
     "FedDyn",
     "FedExP",
     "FedLoss",

@@ -51,6 +51,10 @@ class Strategy:
         own_models: whether clients keep complete models of their own, which the clients' evaluation then measures.
         averages: whether the new state is the average of the clients' states, weighted by the logged weights.
         clients_may_join: whether a resumed run may have further clients: whether no state of the rule is a mean over all.
+        needs_asynchronous: whether the rule is defined only for asynchronous rounds (``federation.asynchronous``).
+        takes_stale_models: whether the rule reads the models of asynchronous clients as they are. Otherwise it reads w_t plus
+            the change from the model that the client started from.
+        largest_buffer: the largest number of updates in an asynchronous round; None if any number is defined.
     """
 
     metric: str | Metric | None = None
@@ -66,6 +70,9 @@ class Strategy:
     own_models: bool = False
     averages: bool = False
     clients_may_join: bool = True
+    needs_asynchronous: bool = False
+    takes_stale_models: bool = False
+    largest_buffer: int | None = None
 
     @property
     def least_epochs(self) -> int:

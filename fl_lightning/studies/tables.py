@@ -21,6 +21,8 @@ from fl_lightning.studies.statistics import (
     rounds_to,
 )
 
+_TICKS = "federation/ticks"
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -156,7 +158,9 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
-    """Tabulate rounds, megabytes and seconds to each target, and the totals of the run."""
+    """Tabulate rounds, megabytes, seconds and ticks of a simulated clock, if any, to each target, and the totals of the run."""
+    clock = any(panel.curves(table, _TICKS))
+    units = [("MB", 0), ("s", 1), *([("ticks", 2)] if clock else [])]
     rows: list[list[Cell]] = []
     for setting in panel.settings.values():
         totals = _totals(table, setting)
@@ -164,37 +168,45 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
         for target in targets:
             curves = table.curves(setting, measure.name)
             needed = dict(zip(curves, rounds_to(curves, target, measure.higher), strict=True))
-            cells += _to_target(needed, totals)
-        whole = [Sample(tuple(own[max(own)][k] for own in totals.values() if own)) for k in (0, 1)]
+            cells += _to_target(needed, totals, len(units))
+        whole = [Sample(tuple(own[max(own)][k] for own in totals.values() if own)) for _, k in units]
         rows.append([*cells, *(Cell(spread(sample, digits=1)) for sample in whole)])
     sign = "≥" if measure.higher else "≤"
-    heads = [f"{what} to {sign} {target * measure.scale:g}" for target in targets for what in ("rounds", "MB", "s")]
+    heads = [
+        f"{what} to {sign} {target * measure.scale:g}"
+        for target in targets
+        for what in ("rounds", *(unit for unit, _ in units))
+    ]
     note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
-    return table_of("Cost", panel.axis, panel.names, [*heads, "total MB", "total s"], rows, note)
+    note += " ticks: simulated time." if clock else ""
+    return table_of("Cost", panel.axis, panel.names, [*heads, *(f"total {unit}" for unit, _ in units)], rows, note)
 
 
-def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float]]]:
-    """Return megabytes and seconds up to and including each round, by seed and round."""
+def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float, float]]]:
+    """Return megabytes, seconds and ticks up to and including each round, by seed and round."""
     up, down, seconds = (table.curves(setting, f"federation/{name}") for name in ("bytes_up", "bytes_down", "seconds"))
-    totals: dict[int, dict[int, tuple[float, float]]] = {}
+    ticks = table.curves(setting, _TICKS)
+    totals: dict[int, dict[int, tuple[float, float, float]]] = {}
     for seed in table.seeds(setting):
         megabytes, time = 0.0, 0.0
         totals[seed] = {}
         for round_idx in up.get(seed, {}):
             megabytes += (up[seed][round_idx] + down.get(seed, {}).get(round_idx, 0.0)) / 1e6
             time += seconds.get(seed, {}).get(round_idx, 0.0)
-            totals[seed][round_idx] = megabytes, time
+            totals[seed][round_idx] = megabytes, time, ticks.get(seed, {}).get(round_idx, math.nan)
     return totals
 
 
-def _to_target(needed: Mapping[int, int | None], totals: Mapping[int, Mapping[int, tuple[float, float]]]) -> list[Cell]:
+def _to_target(
+    needed: Mapping[int, int | None], totals: Mapping[int, Mapping[int, tuple[float, float, float]]], units: int
+) -> list[Cell]:
     there = {seed: number for seed, number in needed.items() if number is not None}
     if not there:
-        return [Cell("never"), Cell("-"), Cell("-")]
+        return [Cell("never"), *(Cell("-") for _ in range(units))]
     some = f" ({len(there)} of {len(needed)})" if len(there) < len(needed) else ""
     rounds = Sample(tuple(map(float, there.values())))
     reached = [totals[seed][number - 1] for seed, number in there.items() if number - 1 in totals.get(seed, {})]
-    costs = [Sample(tuple(cost[k] for cost in reached)) for k in (0, 1)]
+    costs = [Sample(tuple(cost[k] for cost in reached)) for k in range(units)]
     return [Cell(spread(rounds, digits=1) + some), *(Cell(spread(cost, digits=1)) for cost in costs)]
 
 

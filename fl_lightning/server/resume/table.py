@@ -32,9 +32,9 @@ _IMAGES = Row(free="root num_workers", on_purpose="batch_size eval_batch_size me
 
 TABLE: dict[str, Row] = {
     "FederatedOrchestrator": Row(
-        stays="strategy route transforms personal personal_start clients_per_round seed",
+        stays="strategy route transforms personal personal_start clients_per_round asynchronous seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
-        on_purpose="local attackers secure_aggregation availability client_evaluation server_evaluation server_optimizer",
+        on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
     ),
     "LocalTraining": Row(
         stays="privacy",
@@ -51,6 +51,8 @@ TABLE: dict[str, Row] = {
     "ClientEvaluation": Row(free="every_n_rounds personal_epochs compare_alone", on_purpose="metric mode"),
     "ServerEvaluation": Row(on_purpose="every_n_rounds examples batch_size precision"),
     "SecureAggregation": Row(on_purpose="threshold"),
+    "Asynchronous": Row(on_purpose="concurrency buffer"),
+    "Clock": Row(on_purpose="between_clients between_jobs ticks by_examples"),
     "Attackers": Row(on_purpose="wrong_labels discard_global clients labels backdoor model from_round"),
     "RandomLabels": Row(on_purpose="share"),
     "PermutedLabels": Row(on_purpose="shift"),
@@ -72,9 +74,11 @@ TABLE: dict[str, Row] = {
     "CosineFilter": Row(on_purpose="threshold examples"),
     "Ditto": Row(on_purpose="strength weighting"),
     "FedAdagrad": Row(on_purpose="lr tau weighting"),
+    "FedAsync": Row(on_purpose="alpha staleness a b mixes"),
     "FedAvg": Row(on_purpose="weighting"),
     "FedAvgM": Row(on_purpose="momentum lr weighting"),
     "FedBABU": Row(on_purpose="weighting"),
+    "FedBuff": Row(on_purpose="lr momentum staleness a b weighting"),
     "FedDyn": Row(on_purpose="alpha"),
     "FedExP": Row(on_purpose="epsilon weighting"),
     "FedRep": Row(on_purpose="head_epochs weighting"),

@@ -1,0 +1,77 @@
+"""A simulated clock: how long each client's training takes, in ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fl_lightning.errors import require
+from fl_lightning.functional.seeding import generator
+
+Distribution = Literal["constant", "uniform", "exponential", "half_normal", "lognormal"]
+_DISTRIBUTIONS = ("constant", "uniform", "exponential", "half_normal", "lognormal")
+_NAME = "federation.clock."
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Simulate how long clients train. It changes no result of synchronous rounds, and orders the events of asynchronous ones.
+
+    Client k's training from the model of round t takes ``ticks * a_k * b_kt`` ticks, rounded, and at least one. The factors are
+    drawn from distributions of mean 1: ``constant`` is always 1; ``uniform`` lies between 0.5 and 1.5; ``exponential`` is
+    Exp(1); ``half_normal`` is ``|x| * sqrt(pi / 2)`` and ``lognormal`` is ``exp(x - 1/2)`` with x from N(0, 1). All draws
+    depend only on the federation's seed, the client and the round.
+
+    Args:
+        between_clients: the distribution of a_k, which is drawn once for each client.
+        between_jobs: the distribution of b_kt, which is drawn anew each time. FedBuff's authors simulate with ``half_normal``.
+        ticks: the mean duration in ticks, a whole number >= 1.
+        by_examples: whether a duration is also proportional to the client's number of examples; the mean client has factor 1.
+
+    Raises:
+        ConfigurationError: for a value outside its range.
+    """
+
+    between_clients: Distribution = "constant"
+    between_jobs: Distribution = "constant"
+    ticks: int = 1000
+    by_examples: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("between_clients", "between_jobs"):
+            known = getattr(self, name)
+            require(known in _DISTRIBUTIONS, _NAME + name, f"one of {', '.join(_DISTRIBUTIONS)}", known)
+        whole = isinstance(self.ticks, int) and self.ticks >= 1
+        require(whole, _NAME + "ticks", "a whole number of 1 or above", self.ticks)
+
+    def duration(self, client: int, round_idx: int, sizes: Sequence[int], seed: int, factor: float = 1.0) -> int:
+        """Return the duration of a client's training in ticks, >= 1.
+
+        Args:
+            client: the client.
+            round_idx: the round from whose model it starts.
+            sizes: the numbers of examples of all clients.
+            seed: the seed of the federation.
+            factor: a further factor, such as the slowness of a slow client.
+        """
+        speed = _draw(self.between_clients, seed, client, "clock of the client")
+        work = _draw(self.between_jobs, seed, client, round_idx, "clock of the job")
+        share = sizes[client] * len(sizes) / sum(sizes) if self.by_examples else 1.0
+        return max(1, round(self.ticks * speed * work * share * factor))
+
+
+def _draw(distribution: Distribution, *key: int | str) -> float:
+    """Return a number > 0 from a distribution of mean 1."""
+    if distribution == "constant":
+        return 1.0
+    draw = generator(*key)
+    if distribution == "uniform":
+        return 0.5 + float(torch.rand((), generator=draw, dtype=torch.float64))
+    if distribution == "exponential":
+        return -math.log1p(-float(torch.rand((), generator=draw, dtype=torch.float64)))
+    normal = float(torch.randn((), generator=draw, dtype=torch.float64))
+    return abs(normal) * math.sqrt(math.pi / 2) if distribution == "half_normal" else math.exp(normal - 0.5)
