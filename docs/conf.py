@@ -33,6 +33,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_render_markdown_format = "myst"  # tables in outputs
 suppress_warnings = ["myst.strikethrough"]
 
 autodoc_member_order = "bysource"

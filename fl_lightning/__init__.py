@@ -46,9 +46,10 @@ _NAMES = {
         "PersonalPart SecureAggregation ServerEvaluation"
     ),
     "strategies": (
-        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss FedMedian "
-        "FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum LastClient MOON "
-        "ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean WeightedAverage"
+        "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
+        "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "
+        "LastClient MOON ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean "
+        "WeightedAverage"
     ),
     "studies": "ReportOptions RunTable Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",

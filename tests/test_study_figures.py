@@ -11,7 +11,7 @@ from study_tables import ACCURACY, table
 from fl_lightning import ConfigurationError
 from fl_lightning.studies import ReportOptions, Row, RunTable, write_report
 from fl_lightning.studies import figures as drawing
-from fl_lightning.studies.tables import Measure, panels
+from fl_lightning.studies.panels import Measure, panels
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
 pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
@@ -22,7 +22,7 @@ def test_curves_are_means_with_a_band_of_one_deviation():
     figure = drawing.curves(made, panels(made), Measure())
     assert [axis.get_title() for axis in figure.axes] == ["partition: paper", "partition: even"]
     axis = figure.axes[0]
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("round", "val_accuracy in percent")
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("communication round", "validation accuracy in percent")
     for line, strategy, band in zip(axis.lines, ("FedAvg", "AdaFed"), axis.collections, strict=True):
         values = [[100 * ACCURACY[strategy, seed][r] for seed in range(3)] for r in range(4)]
         means, stds = [statistics.fmean(own) for own in values], [statistics.stdev(own) for own in values]
@@ -34,6 +34,7 @@ def test_curves_are_means_with_a_band_of_one_deviation():
         assert corners.min() == pytest.approx(min(m - s for m, s in zip(means, stds, strict=True)))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.texts] == ["FedAvg", "AdaFed"]
+    assert legend.get_title().get_text() == "Lines: mean over 3 seeds; bands: ± one standard deviation"
 
 
 def test_classes_and_clients_side_by_side():
@@ -47,11 +48,11 @@ def test_classes_and_clients_side_by_side():
 
 
 def test_no_two_lines_look_alike():
-    rows = [Row("r", ("A",), 0, r, f"val_f1/{label}", 0.5) for label in range(32) for r in range(2)]
+    rows = [Row("r", ("A",), 0, r, f"val_f1/{label}", 0.5) for label in range(40) for r in range(2)]
     many = RunTable(["strategy"], rows)
     figure = drawing.families(many, panels(many)[0], "val_f1", "F1", "class")
-    assert len({(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}) == 32
-    more = RunTable(["strategy"], [*rows, Row("r", ("A",), 0, 0, "val_f1/32", 0.5)])
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}) == 40
+    more = RunTable(["strategy"], [*rows, Row("r", ("A",), 0, 0, "val_f1/40", 0.5)])
     assert drawing.families(more, panels(more)[0], "val_f1", "F1", "class") is None
 
 
@@ -75,9 +76,10 @@ def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
     options = ReportOptions(every=2, after=2, targets=[0.8], compare="strategy", baseline="FedAvg")
     files = write_report(table(("paper", "even")), options, tmp_path / "one", "a study")
     text = (tmp_path / "one" / "report.md").read_text()
-    assert text.startswith("# a study\n\n**val_accuracy in percent at the end.** Columns: partition. After the last round.\n")
+    assert text.startswith("# a study\n\n- Names: validation accuracy is `val_accuracy`, ")
+    assert "\n\n**Validation accuracy in percent at the end.** Columns: partition. After the last round.\n" in text
     assert "\n## partition: paper\n" in text
-    shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg")]
+    shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg", "pdf")]
     assert sorted(path.name for path in files) == sorted(["report.md", "report.tex", *shown])
     assert all(path.exists() for path in files)
     assert all(f"]({name}.png)" in text for name in _names(2))
@@ -94,7 +96,7 @@ def _names(count: int) -> list[str]:
 def test_a_table_without_classes_has_only_curves(tmp_path):
     bare = RunTable([], [Row("r", (), 0, r, "val_loss", 1.0 / (r + 1)) for r in range(3)])
     files = write_report(bare, ReportOptions(metric="val_loss", mode="min", percent=False), tmp_path, "bare")
-    assert sorted(path.name for path in files) == ["curves.png", "curves.svg", "report.md", "report.tex"]
+    assert sorted(path.name for path in files) == ["curves.pdf", "curves.png", "curves.svg", "report.md", "report.tex"]
     assert "| all | 0.3333 | 0.3333 | 3.0 |" in (tmp_path / "report.md").read_text()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fl_lightning import ConfigurationError
 from fl_lightning.studies.grid import Axis, Choice, full_names, read_axes, span
+from fl_lightning.studies.panels import Measure
 from fl_lightning.studies.sweep import write_sweep
-from fl_lightning.studies.tables import Measure
 
 
 @pytest.fixture(autouse=True)

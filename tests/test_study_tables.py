@@ -16,15 +16,14 @@ from fl_lightning import DataError
 from fl_lightning.studies import ReportOptions, Row, RunTable
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.statistics import at_round, best, holm, last_rounds, paired_test, rounds_to
 from fl_lightning.studies.tables import (
-    Measure,
     clients_table,
     cost_table,
     final_table,
     late_table,
     paired_table,
-    panels,
     progress_table,
 )
 
@@ -194,8 +193,8 @@ def test_the_table_over_rounds():
 
 
 def test_a_baseline_without_runs_is_said():
-    (panel,) = panels(table())
-    made = paired_table(table(), panel, Measure(), baseline="FedProx")
+    (panel,) = panels(table(), baseline="FedProx")
+    made = paired_table(table(), panel, Measure())
     assert made.note == "There are no runs of FedProx here."
     assert [row[-1] for row in cells(made)] == ["too few seeds"] * 2
 
@@ -232,7 +231,11 @@ def test_the_table_of_final_values():
     (panel,) = panels(table())
     measures = [Measure(), Measure("val_f1_macro"), Measure("val_f1_weighted")]
     made = final_table(table(), panel, measures)
-    assert made.columns == ("strategy", "val_accuracy in percent", "val_f1_macro in percent")  # the third was not logged
+    assert made.columns == (
+        "strategy",
+        "validation accuracy in percent",
+        "validation macro F1 in percent",
+    )  # the third was not logged
     assert cells(made)[1] == ["AdaFed", "*83.00 ± 2.65*", "*41.50 ± 1.32*"]
     assert final_table(table(), panel, [Measure("nothing")]) is None
 
@@ -241,7 +244,7 @@ def test_two_axes_against_each_other():
     """Strategies down, partitions across; the share of client 0 as it is, and no value of it better than another."""
     wide = table(("paper", "even"))
     accuracy, share = cross_tables(wide, panels(wide), ReportOptions(beside=["client_share/0", "nothing"]).crossed)
-    assert (accuracy.title, accuracy.columns) == ("val_accuracy in percent at the end", ("strategy", "paper", "even"))
+    assert (accuracy.title, accuracy.columns) == ("Validation accuracy in percent at the end", ("strategy", "paper", "even"))
     assert cells(accuracy) == [["FedAvg", *["62.00 ± 2.00"] * 2], ["AdaFed", *["*83.00 ± 2.65*"] * 2]]
     assert share.title == "client_share/0 at the end"
     assert cells(share) == [[name, *["0.2500 ± 0.0000"] * 2] for name in ("FedAvg", "AdaFed")]
@@ -295,7 +298,8 @@ def test_better_is_said_only_where_it_holds():
     p = stats.ttest_rel(finals["AdaFed"], finals["FedAvg"]).pvalue
     made = cells(paired_table(table(), panel, Measure()))
     assert made == [["AdaFed", "3", "+21.00 ± 2.48", f"{p:.3f}" if p >= 0.001 else "< 0.001", "better"]]
-    (other,) = cells(paired_table(table(), panel, Measure(), baseline="AdaFed"))
+    (against_adafed,) = panels(table(), baseline="AdaFed")
+    (other,) = cells(paired_table(table(), against_adafed, Measure()))
     assert other[0] == "FedAvg"
     assert other[-1] == "worse"
     noisy = cells(paired_table(table(), panel, Measure("val_accuracy", last=4)))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_lightning.studies.execution import Job
+from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.run_table import Row, RunTable
-from fl_lightning.studies.tables import Measure, panels
 from fl_lightning.studies.terminal import LiveStatus, mean_curve, print_curves, text_chart
 
 
@@ -23,7 +23,7 @@ def test_two_curves_and_their_last_values(capsys):
     table = RunTable(["strategy"], rows)
     print_curves(table, panels(table), Measure())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "val_accuracy in percent over rounds, mean of 2 seeds"
+    assert lines[0] == "Validation accuracy in percent over rounds, mean of 2 seeds"
     assert lines[1] == "        65 |" + "*" * 60
     assert lines[14] == "        25 |" + "o" * 60
     assert lines[16].split() == ["round", "1", "3"]

@@ -66,6 +66,9 @@ _TEX = {
     "\\": r"\textbackslash ",
     **{sign: f"\\{sign}" for sign in "&%_#${}"},
     "±": r"$\pm$",
+    "²": r"$^2$",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     **{sign: f"${sign}$" for sign in "<>|"},
@@ -88,14 +91,26 @@ def spread(sample: Sample, scale: float = 1.0, digits: int = 2) -> str:
 
 
 def with_best(
-    columns: Sequence[Sequence[Sample]], higher: Sequence[bool | None], show: Callable[[Sample, int], str]
+    columns: Sequence[Sequence[Sample]],
+    higher: Sequence[bool | None],
+    show: Callable[[Sample, int], str],
+    compete: Sequence[bool],
 ) -> list[list[Cell]]:
-    """Turn columns of samples into rows of cells, with the best mean of each column in bold (all of them if tied)."""
+    """Turn columns of samples into rows of cells, with the best mean of each column in bold (all of them if tied).
+
+    Args:
+        columns: samples of each row, by column.
+        higher: by column, whether higher is better; None if nothing is.
+        show: formats a sample of a column, given by its number.
+        compete: by row, whether it may be the best.
+    """
     cells: list[list[Cell]] = []
     for number, (column, upwards) in enumerate(zip(columns, higher, strict=True)):
-        means = [sample.mean for sample in column if not math.isnan(sample.mean)]
+        means = [sample.mean for sample, takes_part in zip(column, compete, strict=True) if takes_part]
+        means = [mean for mean in means if not math.isnan(mean)]
         top = None if upwards is None or len(means) < 2 else (max if upwards else min)(means)
-        cells.append([Cell(show(sample, number), bool(sample.values) and sample.mean == top) for sample in column])
+        is_best = [takes_part and bool(x.values) and x.mean == top for x, takes_part in zip(column, compete, strict=True)]
+        cells.append([Cell(show(sample, number), bold) for sample, bold in zip(column, is_best, strict=True)])
     return [list(row) for row in zip(*cells, strict=True)]
 
 

@@ -10,18 +10,19 @@ from typing import Literal
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.studies.cross_table import cross_tables
+from fl_lightning.studies.drawing import FORMATS
+from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.layout import Table
+from fl_lightning.studies.names import in_words
+from fl_lightning.studies.panels import REFERENCE, Measure, Panel, panels
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.tables import (
-    Measure,
-    Panel,
     clients_table,
     cost_table,
     final_table,
     late_table,
     paired_table,
-    panels,
     progress_table,
 )
 
@@ -44,6 +45,13 @@ class ReportOptions:
         last: number of last rounds whose mean is the final value of a run, >= 1.
         targets: values of the metric for which to report the cost of reaching them.
         draw: further metrics to draw as curves.
+        title: title of the report; by default the study's name.
+        names: names for readers by choice, such as ``adafed_f1: AdaFed by F1``. By default, a file of a known algorithm has
+            the algorithm's name.
+        references: choices that are baselines to look at, not competitors: never in bold, and drawn in grey. By default,
+            centralized training, local only and last client.
+        families: choices to draw in one panel, by the panel's title, when there are too many lines for one. By default, the
+            groups of ``fl-lightning algorithms``.
 
     Raises:
         ConfigurationError: for numbers outside their ranges, or if neither ``mode`` nor the metric's name says which is better.
@@ -61,6 +69,10 @@ class ReportOptions:
     last: int = 1
     targets: list[float] = field(default_factory=list)
     draw: list[str] = field(default_factory=list)
+    title: str | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    references: list[str] | None = None
+    families: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "report.every", "at least 1", self.every)
@@ -97,6 +109,10 @@ class ReportOptions:
         direction = known_direction(name)
         return Measure(name, direction is not False, self.percent, self.last, ranked=direction is not None)
 
+    def panels(self, table: RunTable) -> list[Panel]:
+        """Return the settings of a table that are compared, with their names for readers."""
+        return panels(table, self.compare, self.names, self.references, self.baseline)
+
     def check(self, axes: Sequence[str], choices: Sequence[Sequence[str]] | None = None) -> None:
         """Reject names that the study does not have.
 
@@ -112,13 +128,22 @@ class ReportOptions:
             raise ConfigurationError(
                 f"'report.compare' is '{self.compare}', but the study's axes are: {known}. Set it to one of them."
             )
-        if self.baseline is not None and axes and choices is not None:
-            known_choices = choices[axes.index(self.compare) if self.compare else 0]
-            if self.baseline not in known_choices:
-                raise ConfigurationError(
-                    f"'report.baseline' is '{self.baseline}', but the choices of the axis '{self.compare or axes[0]}' are: "
-                    f"{', '.join(known_choices)}. Set it to one of them."
-                )
+        if choices is None or not axes:
+            return
+        of_axis = choices[axes.index(self.compare) if self.compare else 0]
+        named = {
+            "baseline": [self.baseline] if self.baseline is not None else [],
+            "references": self.references or [],
+            "names": list(self.names),
+            "families": [choice for family in self.families.values() for choice in family],
+        }
+        for setting, given in named.items():
+            for choice in given:
+                if choice not in of_axis:
+                    raise ConfigurationError(
+                        f"'report.{setting}' has '{choice}', but the choices of the axis '{self.compare or axes[0]}' are: "
+                        f"{', '.join(of_axis)}. Use one of them."
+                    )
 
 
 def require_packages() -> None:
@@ -160,11 +185,11 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
             f"'report.metric' is '{options.metric}', which no run logged. The runs logged: {known}. Set it to one of these."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    grouped = panels(table, options.compare)
+    grouped = options.panels(table)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
-    pictures = draw_all(table, grouped, options.drawn, folder)
+    pictures = draw_all(table, grouped, options.drawn, folder, options.families)
     crossed = list(cross_tables(table, grouped, options.crossed))
-    markdown = [f"# {name}", "", *(one.markdown() for one in crossed)]
+    markdown = [f"# {options.title or name}", "", *guide(grouped, options), *(one.markdown() for one in crossed)]
     latex = [one.latex() for one in crossed]
     for panel, own in tables:
         if panel.title:
@@ -174,14 +199,44 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     markdown += [f"![{what}]({file}.png)\n" for file, what in pictures.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n")
     (folder / "report.tex").write_text("\n".join(latex))
-    files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in ("png", "svg"))]
+    files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
+
+
+_BASELINES = {
+    CENTRALIZED: "trains on the examples of all clients at once, and counts epochs as rounds",
+    LOCAL_ONLY: "is each client alone; a metric of the server is that of the best client's model",
+    LAST_CLIENT: "keeps the model of the round's last client",
+}
+
+
+def guide(grouped: Sequence[Panel], options: ReportOptions) -> list[str]:
+    """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets."""
+    logged = {m.name: m for m in [*options.measures, *options.drawn]}.values()
+    words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
+    said = [f"Names: {', '.join(words)}."] if words else []
+    partitions = dict.fromkeys(panel.partition for panel in grouped)
+    if None not in partitions:
+        said.append(f"Partition: {'; '.join(map(str, partitions))}.")
+    said.append("In figures, lines are means over seeds, and bands are ± one standard deviation.")
+    kinds = {panel.label(name): kind for panel in grouped for name, kind in panel.references.items()}
+    said += [f"{name} {REFERENCE} {_BASELINES.get(kind, 'is a baseline')}." for name, kind in kinds.items()]
+    shares: dict[str, dict[str, None]] = {}
+    for panel in grouped:
+        for name, facts in panel.facts.items():
+            if "training" in facts:
+                shares.setdefault(facts["training"], {})[panel.label(name)] = None
+    if len(shares) > 1:
+        *few, (most, _) = sorted(shares.items(), key=lambda own: (len(own[1]), "100 %" in own))
+        listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
+        said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
+    return [*(f"- {sentence}" for sentence in said), ""]
 
 
 def print_files(files: Sequence[Path], folder: Path) -> None:
     """Print which files were written, and where."""
     pictures = [path for path in files if path.suffix == ".png"]
-    print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG and SVG")
+    print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG, SVG and PDF")
 
 
 def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[Table]:
@@ -190,7 +245,7 @@ def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[T
         progress_table(table, panel, measure, options.every),
         late_table(table, panel, measure, options.after),
         final_table(table, panel, options.measures),
-        paired_table(table, panel, measure, options.baseline),
+        paired_table(table, panel, measure),
         cost_table(table, panel, measure, options.targets),
         clients_table(table, panel, measure),
     )

@@ -16,12 +16,12 @@ from jsonargparse import Namespace
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
+from fl_lightning.studies.facts import facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
-from fl_lightning.studies.tables import panels
 from fl_lightning.studies.terminal import LiveStatus, print_curves
 
 KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
@@ -147,7 +147,7 @@ class Study:
         """Print the curves and the note at the end of a study."""
         if self.table_path.exists():
             table = RunTable.read(self.table_path)
-            print_curves(table, panels(table, self.report.compare), self.report.measure)
+            print_curves(table, self.report.panels(table), self.report.measure)
         if self.note:
             print(self.note)
 
@@ -192,6 +192,7 @@ class Study:
         for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
                 rows += read_run(run, self._run_folder(run), self.keep)
+                rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in facts(self.configurations[run.name][0])]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)
         if rows:
@@ -242,7 +243,7 @@ def _seeds(given: int | list[int] | str) -> list[int]:
         return list(range(given))
     parts = given.split(",") if isinstance(given, str) else given
     try:
-        return [int(part) for part in parts]
+        return [int(part) for part in parts if part != ""]  # 5, is seed 5 alone
     except ValueError:
         raise ConfigurationError(
             f"'seeds' must be a number of seeds, or the seeds themselves, such as 3,5, but is {given!r}."

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.studies.grid import Axis, Run
-from fl_lightning.studies.tables import Measure
+from fl_lightning.studies.panels import Measure
 
 
 def write_sweep(

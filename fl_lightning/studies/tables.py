@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from fl_lightning.studies.layout import Cell, Table, spread, table_of, with_best
+from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable, Setting
 from fl_lightning.studies.statistics import (
-    Curves,
     PairedTest,
     Sample,
     at_round,
@@ -22,82 +22,6 @@ from fl_lightning.studies.statistics import (
 )
 
 _TICKS = "federation/ticks"
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Describe a metric of a report.
-
-    Args:
-        name: name as logged.
-        higher: whether higher is better.
-        percent: whether it is shown times 100.
-        last: number of last rounds whose mean is the final value of a run.
-        ranked: whether one value is better than another at all.
-    """
-
-    name: str = "val_accuracy"
-    higher: bool = True
-    percent: bool = True
-    last: int = 1
-    ranked: bool = True
-
-    @property
-    def scale(self) -> float:
-        """Factor from logged to shown values."""
-        return 100.0 if self.percent else 1.0
-
-    @property
-    def direction(self) -> bool | None:
-        """Whether higher is better; None if neither direction is."""
-        return self.higher if self.ranked else None
-
-    @property
-    def digits(self) -> int:
-        """Number of digits after the decimal point."""
-        return 2 if self.percent else 4
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Group settings that differ on one axis only, to compare them.
-
-    Attributes:
-        title: what the settings have in common.
-        axis: axis on which they differ.
-        settings: settings by their choice on that axis.
-    """
-
-    title: str
-    axis: str
-    settings: dict[str, Setting]
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the choices."""
-        return list(self.settings)
-
-    def curves(self, table: RunTable, metric: str) -> list[Curves]:
-        """Return the curves of each setting."""
-        return [table.curves(setting, metric) for setting in self.settings.values()]
-
-
-def panels(table: RunTable, axis: str | None = None) -> list[Panel]:
-    """Group the settings of a table by their choices on the other axes.
-
-    Args:
-        table: run table of a study.
-        axis: axis whose choices are compared; by default the first.
-    """
-    place = table.axes.index(axis) if axis else 0
-    found: dict[tuple[str, ...], dict[str, Setting]] = {}
-    for setting in table.settings:
-        others = setting[:place] + setting[place + 1 :]
-        found.setdefault(others, {})[setting[place] if setting else "all"] = setting
-    names = table.axes[:place] + table.axes[place + 1 :]
-    titles = [", ".join(f"{name}: {choice}" for name, choice in zip(names, others, strict=True)) for others in found]
-    compared = table.axes[place] if table.axes else "setting"
-    return [Panel(title, compared, settings) for title, settings in zip(titles, found.values(), strict=True)]
 
 
 def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) -> Table:
@@ -114,9 +38,9 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
         return spread(sample, digits=1) if number == len(shown) + 1 else spread(sample, measure.scale, measure.digits)
 
     heads = [*(f"round {number}" for number in shown), "best", "in round"]
-    title = f"{measure.name}{' in percent' if measure.percent else ''} over rounds"
-    note = f"Rounds are counted from 1. {_seeds(table, panel)}"
-    return table_of(title, panel.axis, panel.names, heads, with_best(columns, directions, show), note)
+    body = with_best(columns, directions, show, panel.compete(measure.name))
+    note = f"Rounds are counted from 1. {_seeds(table, panel)} {panel.note(measure.name)}".rstrip()
+    return table_of(f"{measure.title} over rounds", panel.axis, panel.rows(measure.name), heads, body, note)
 
 
 def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
@@ -131,10 +55,11 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
         columns[2].append(Sample(tuple(statistics.variance(values) for values in late if len(values) > 1)))
     if not any(sample.values for sample in columns[0]):
         return None
-    body = with_best(columns, [measure.higher, measure.higher, False], lambda sample, _: spread(sample, digits=2))
-    title = f"{measure.name}{' in percent' if measure.percent else ''} after round {after}"
+    directions, compete = [measure.higher, measure.higher, False], panel.compete(measure.name)
+    body = with_best(columns, directions, lambda sample, _: spread(sample, digits=2), compete)
     heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
-    return table_of(title, panel.axis, panel.names, heads, body, "Each over the rounds of a run, then averaged over seeds.")
+    note = f"Each over the rounds of a run, then averaged over seeds. {panel.note(measure.name)}".rstrip()
+    return table_of(f"{measure.title} after round {after}", panel.axis, panel.rows(measure.name), heads, body, note)
 
 
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
@@ -150,11 +75,11 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
     def show(sample: Sample, number: int) -> str:
         return spread(sample, logged[number].scale, logged[number].digits)
 
-    heads = [f"{measure.name}{' in percent' if measure.percent else ''}" for measure in logged]
-    last = logged[0].last
+    heads = [measure.label for measure in logged]
+    last, first = logged[0].last, logged[0].name
     note = "After the last round." if last == 1 else f"Mean of the last {last} rounds."
-    body = with_best(columns, [measure.direction for measure in logged], show)
-    return table_of("At the end", panel.axis, panel.names, heads, body, note)
+    body = with_best(columns, [measure.direction for measure in logged], show, panel.compete(first))
+    return table_of("At the end", panel.axis, panel.rows(first), heads, body, f"{note} {panel.note(first)}".rstrip())
 
 
 def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
@@ -179,7 +104,7 @@ def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequenc
     ]
     note = "MB: sent and received by all clients. s: training, scoring and aggregation, measured while other runs may run."
     note += " ticks: simulated time." if clock else ""
-    return table_of("Cost", panel.axis, panel.names, [*heads, *(f"total {unit}" for unit, _ in units)], rows, note)
+    return table_of("Cost", panel.axis, panel.rows(measure.name), [*heads, *(f"total {unit}" for unit, _ in units)], rows, note)
 
 
 def _totals(table: RunTable, setting: Setting) -> dict[int, dict[int, tuple[float, float, float]]]:
@@ -210,25 +135,30 @@ def _to_target(
     return [Cell(spread(rounds, digits=1) + some), *(Cell(spread(cost, digits=1)) for cost in costs)]
 
 
-def paired_table(table: RunTable, panel: Panel, measure: Measure, baseline: str | None = None) -> Table | None:
+def paired_table(table: RunTable, panel: Panel, measure: Measure) -> Table | None:
     """Test each setting against a baseline by a paired t-test over seeds with Holm's correction; None for one setting.
 
-    The verdict is 'better' or 'worse' only if the corrected p is below 0.05.
+    The verdict is 'better' or 'worse' only if the corrected p is below 0.05. A setting that is measured on another set than the
+    baseline is not tested.
     """
-    against = baseline or panel.names[0]
+    against, apart = panel.against, panel.apart(measure.name)
     others = [name for name in panel.names if name != against]
     if not others:
         return None
     finals = {name: last_rounds(table.curves(panel.settings[name], measure.name), measure.last) for name in panel.names}
-    tests = [paired_test(finals[name], finals.get(against, {})) for name in others]
+    tests = [paired_test({} if name in apart else finals[name], finals.get(against, {})) for name in others]
     rows = []
-    for test, p in zip(tests, holm([test.p for test in tests]), strict=True):
-        rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), _verdict(test, p, measure))])
+    for name, test, p in zip(others, tests, holm([test.p for test in tests]), strict=True):
+        verdict = "not comparable" if name in apart else _verdict(test, p, measure)
+        rows.append([Cell(text) for text in (str(test.pairs), _difference(test, measure), _p(p), verdict)])
     note = "Difference of the final values with its 95 % confidence interval; p of the paired t-test, corrected by Holm."
     if against not in panel.settings:
-        note = f"There are no runs of {against} here."
-    title = f"{measure.name}{' in points' if measure.percent else ''} against {against}, paired over seeds"
-    return table_of(title, panel.axis, others, ["seeds", "difference", "p", "verdict"], rows, note)
+        note = f"There are no runs of {panel.label(against)} here."
+    unit = " in points" if measure.percent else ""
+    title = f"{replace(measure, percent=False).title}{unit} against {panel.label(against)}, paired over seeds"
+    labels = [label for name, label in zip(panel.names, panel.rows(measure.name), strict=True) if name != against]
+    heads, marks = ["seeds", "difference", "p", "verdict"], panel.note(measure.name)
+    return table_of(title, panel.axis, labels, heads, rows, f"{note} {marks}".rstrip())
 
 
 def _difference(test: PairedTest, measure: Measure) -> str:
@@ -272,7 +202,7 @@ def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | No
             curves = [table.curves(setting, f"client_comparison/{client}/{model}") for model in models]
             if not any(curves):  # a client of another panel's data
                 continue
-            names.append(f"{client}, {name}")
+            names.append(f"{client}, {panel.label(name)}")
             samples = [Sample(tuple(last_rounds(curve).values())) for curve in curves]
             rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
     title = f"Local, global, personalised{' in percent' if measure.percent else ''}"

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from fl_lightning.studies.execution import Job
+from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.statistics import Curves
-from fl_lightning.studies.tables import Measure, Panel
 
 _CLEAR = "\r\033[K"
 _MARKS = "o*+x#@"
@@ -42,7 +42,8 @@ def print_curves(table: RunTable, panels: list[Panel], measure: Measure) -> None
     if len(panels) != 1 or not 1 <= len(panels[0].settings) <= len(_MARKS):
         return
     (panel,) = panels
-    means = {name: mean_curve(curves) for name, curves in zip(panel.names, panel.curves(table, measure.name), strict=True)}
+    labels = [panel.label(name) for name in panel.names]
+    means = {name: mean_curve(curves) for name, curves in zip(labels, panel.curves(table, measure.name), strict=True)}
     seeds = len({seed for curves in panel.curves(table, measure.name) for seed in curves})
     print(text_chart({name: {r: y * measure.scale for r, y in curve.items()} for name, curve in means.items()}, measure, seeds))
 
@@ -78,8 +79,7 @@ def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seed
             y = _between(curve, column / (_WIDTH - 1) * last)
             if y is not None:
                 cells[round((high - y) / span * (_HEIGHT - 1))][column] = mark
-    unit = " in percent" if measure.percent else ""
-    lines = [f"{measure.name}{unit} over rounds" + (f", mean of {seeds} seeds" if seeds > 1 else "")]
+    lines = [f"{measure.title} over rounds" + (f", mean of {seeds} seeds" if seeds > 1 else "")]
     for row, cell in enumerate(cells):
         level = f"{high - row / (_HEIGHT - 1) * span:.4g}" if row in (0, _HEIGHT // 2, _HEIGHT - 1) else ""
         lines.append(f"{level:>10} |{''.join(cell)}".rstrip())

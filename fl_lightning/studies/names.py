@@ -1,0 +1,107 @@
+"""Names as a reader writes them: of algorithms, metrics and partitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fl_lightning.algorithm_command import ALGORITHMS
+
+_DATA_SET = re.compile(r"_(mnist|cifar10|simulated)$")
+_FILE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
+_METRICS = {
+    "accuracy": "accuracy",
+    "f1_macro": "macro F1",
+    "f1_weighted": "weighted F1",
+    "loss": "loss",
+    "mae": "mean absolute error",
+    "mape": "mean absolute percentage error",
+    "r2": "R²",
+    "distance": "mean distance from the nearest centroid",
+    "federation/client_mean": "mean over the clients' own test parts",
+    "federation/client_worst": "worst client on its own test part",
+    "federation/client_p10": "value that a tenth of the clients do worse than",
+    "federation/epsilon_of_clients": "epsilon of a client",
+    "federation/epsilon_of_examples": "epsilon of an example",
+    "federation/attacker_share": "attackers' share of the aggregate",
+    "federation/attacker_auroc": "AUROC of the weights against attackers",
+    "federation/backdoor_success": "success rate of the backdoor",
+}
+_PARTS = {"val_": "validation ", "test_": "test ", "train_": "training "}
+_PARTITIONERS = {
+    "TablePartitioner": "given counts of each class",
+    "QuantityPartitioner": "quantity skew",
+    "ShardPartitioner": "shards",
+    "ClassesPartitioner": "few classes per client",
+    "DomainPartitioner": "one client for each domain",
+    "AdaFedSimulation1": "AdaFed's Simulation 1",
+}
+_BESIDE = ("num_clients", "seed", "min_examples")
+_USUAL = (("clients_per_domain", 1),)
+"""Settings of partitioners that a name in words leaves out."""
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_KNOWN = {
+    key: (one.name, group)
+    for group, algorithms in ALGORITHMS.items()
+    for one in algorithms
+    for key in (_key(one.name), _key(_DATA_SET.sub("", one.config)))
+}
+
+
+def readable(choice: str) -> str:
+    """Return a choice's name for readers: an algorithm's own, and a file's with spaces.
+
+    >>> readable("fedavg_mnist"), readable("trimmed_mean"), readable("label_skew"), readable("AdaFed, weights only")
+    ('FedAvg', 'Trimmed mean', 'label skew', 'AdaFed, weights only')
+    """
+    stem = _DATA_SET.sub("", choice)
+    if _key(stem) in _KNOWN and stem == stem.lower() and " " not in stem:
+        return _KNOWN[_key(stem)][0]
+    return choice.replace("_", " ") if _FILE_NAME.fullmatch(choice) else choice
+
+
+def family(label: str) -> str | None:
+    """Return the group of an algorithm in ``fl-lightning algorithms``, also of variants such as ``AdaFed, weights only``."""
+    parts = (label, label.partition(",")[0], label.partition(" x ")[0])
+    return next((_KNOWN[_key(part)][1] for part in parts if _key(part) in _KNOWN), None)
+
+
+def in_words(metric: str) -> str:
+    """Return a metric's name in words; a name that is not known stays as it is.
+
+    >>> in_words("val_f1_macro"), in_words("val_bleu"), in_words("my_metric")
+    ('validation macro F1', 'validation bleu', 'my_metric')
+    """
+    if metric in _METRICS:
+        return _METRICS[metric]
+    for prefix, part in _PARTS.items():
+        if metric.startswith(prefix) and "/" not in metric:
+            own = metric.removeprefix(prefix)
+            return part + _METRICS.get(own, own.replace("_", " "))
+    return metric
+
+
+def partition_in_words(partitioner: Mapping[str, Any] | None) -> str:
+    """Return a partitioner in words: its kind, its settings, and the number of clients.
+
+    >>> partition_in_words({"class_path": "fl_lightning.DirichletPartitioner", "init_args": {"num_clients": 9, "beta": 0.5}})
+    'Dirichlet, beta 0.5, 9 clients'
+
+    Args:
+        partitioner: a class path and its arguments; None if each client has a dataset of its own.
+    """
+    if partitioner is None:
+        return "one dataset for each client"
+    name = str(partitioner["class_path"]).rsplit(".", 1)[-1]
+    given = dict(partitioner.get("init_args") or {})
+    words = [_PARTITIONERS.get(name, name.removesuffix("Partitioner"))]
+    shown = {key: x for key, x in given.items() if isinstance(x, int | float | str) and not isinstance(x, bool)}
+    words += [f"{key.replace('_', ' ')} {x}" for key, x in shown.items() if key not in _BESIDE and (key, x) not in _USUAL]
+    clients = given.get("num_clients") or len(given.get("counts") or ())
+    return ", ".join([*words, f"{clients} clients"] if clients else words)

@@ -1,0 +1,190 @@
+"""What a report compares: metrics, and the settings that differ on one axis only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, facts_of
+from fl_lightning.studies.names import in_words, readable
+from fl_lightning.studies.run_table import RunTable, Setting
+from fl_lightning.studies.statistics import Curves
+
+_BY_NAME = {"Centralized": CENTRALIZED, "Local only": LOCAL_ONLY, "Last client": LAST_CLIENT}
+APART, REFERENCE = "†", "‡"
+"""Marks of rows that cannot be compared, and of rows that do not compete."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Describe a metric of a report.
+
+    Args:
+        name: name as logged.
+        higher: whether higher is better.
+        percent: whether it is shown times 100.
+        last: number of last rounds whose mean is the final value of a run.
+        ranked: whether one value is better than another at all.
+    """
+
+    name: str = "val_accuracy"
+    higher: bool = True
+    percent: bool = True
+    last: int = 1
+    ranked: bool = True
+
+    @property
+    def scale(self) -> float:
+        """Factor from logged to shown values."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def direction(self) -> bool | None:
+        """Whether higher is better; None if neither direction is."""
+        return self.higher if self.ranked else None
+
+    @property
+    def digits(self) -> int:
+        """Number of digits after the decimal point."""
+        return 2 if self.percent else 4
+
+    @property
+    def label(self) -> str:
+        """The metric in words, with its unit."""
+        return in_words(self.name) + (" in percent" if self.percent else "")
+
+    @property
+    def title(self) -> str:
+        """The label as the beginning of a sentence; a name that is not known in words stays as it is logged."""
+        return self.label if in_words(self.name) == self.name else self.label[0].upper() + self.label[1:]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Group settings that differ on one axis only, to compare them.
+
+    Attributes:
+        title: what the settings have in common.
+        axis: axis on which they differ.
+        settings: settings by their choice on that axis.
+        labels: names for readers by choice; a choice without one is shown as it is.
+        references: choices that are no competitors, each with the baseline that it is.
+        facts: what the table says of each choice, see :func:`~fl_lightning.studies.facts.facts_of`.
+        baseline: choice against which the others are tested.
+    """
+
+    title: str
+    axis: str
+    settings: dict[str, Setting]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    references: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    baseline: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the choices."""
+        return list(self.settings)
+
+    @property
+    def against(self) -> str:
+        """The choice against which the others are tested: the first by default."""
+        return self.baseline or self.names[0]
+
+    def label(self, choice: str) -> str:
+        """Return a choice's name for readers."""
+        return self.labels.get(choice, choice)
+
+    def curves(self, table: RunTable, metric: str) -> list[Curves]:
+        """Return the curves of each setting."""
+        return [table.curves(setting, metric) for setting in self.settings.values()]
+
+    def some(self, choices: Collection[str]) -> Panel:
+        """Return the panel with some of its choices, in its own order."""
+        return replace(self, settings={name: setting for name, setting in self.settings.items() if name in choices})
+
+    @property
+    def partition(self) -> str | None:
+        """The partition in words, if the table says which it is and all settings have the same."""
+        return self._same("partition")
+
+    def _same(self, kind: str) -> str | None:
+        found = {self.facts.get(name, {}).get(kind) for name in self.names}
+        return found.pop() if len(found) == 1 else None
+
+    def measured_on(self, choice: str, metric: str) -> str | None:
+        """Return the set that a metric of a choice is measured on; None if the table does not say so."""
+        of_clients = metric.startswith(("federation/client_", "client_comparison/"))
+        return self.facts.get(choice, {}).get("client_set" if of_clients else "server_set")
+
+    def apart(self, metric: str) -> dict[str, str]:
+        """Return the choices whose metric is measured on another set than the baseline's, with what that set is."""
+        first = self.against if self.against in self.settings else self.names[0]
+        own = self.measured_on(first, metric)
+        sets = {choice: self.measured_on(choice, metric) for choice in self.names}
+        return {choice: text for choice, text in sets.items() if own is not None and text is not None and text != own}
+
+    def rows(self, metric: str) -> list[str]:
+        """Return the names of a table's rows, with marks."""
+        apart = self.apart(metric)
+        marks = [(REFERENCE * (name in self.references)) + (APART * (name in apart)) for name in self.names]
+        return [f"{self.label(name)} {mark}".rstrip() for name, mark in zip(self.names, marks, strict=True)]
+
+    def compete(self, metric: str) -> list[bool]:
+        """Return which choices may have the best value: neither baselines, nor choices measured on another set."""
+        apart = self.apart(metric)
+        return [name not in self.references and name not in apart for name in self.names]
+
+    def note(self, metric: str) -> str:
+        """Return what a table must say below its title: what its marks mean, and what is not comparable."""
+        apart = self.apart(metric)
+        said = [f"{REFERENCE} Baseline: never in bold."] if self.references.keys() & self.settings.keys() else []
+        for text in dict.fromkeys(apart.values()):
+            who = ", ".join(self.label(name) for name, own in apart.items() if own == text)
+            said.append(f"{APART} Not comparable with the other rows, never in bold: {who} is measured on {text}.")
+        if apart:
+            said.append(f"The others are measured on {self.measured_on(self.against, metric)}.")
+        return " ".join(said)
+
+
+def panels(
+    table: RunTable,
+    axis: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    references: Collection[str] | None = None,
+    baseline: str | None = None,
+) -> list[Panel]:
+    """Group the settings of a table by their choices on the other axes.
+
+    Args:
+        table: run table of a study.
+        axis: axis whose choices are compared; by default the first.
+        labels: names for readers; by default :func:`~fl_lightning.studies.names.readable` finds them.
+        references: choices that are no competitors; by default centralized, local and last-client training.
+        baseline: choice against which the others are tested; by default the first.
+    """
+    place = table.axes.index(axis) if axis else 0
+    known = facts_of(table)
+    found: dict[tuple[str, ...], dict[str, Setting]] = {}
+    for setting in table.settings:
+        others = setting[:place] + setting[place + 1 :]
+        found.setdefault(others, {})[setting[place] if setting else "all"] = setting
+    names = table.axes[:place] + table.axes[place + 1 :]
+    compared = table.axes[place] if table.axes else "setting"
+    made = []
+    for others, settings in found.items():
+        title = ", ".join(f"{name}: {readable(choice)}" for name, choice in zip(names, others, strict=True))
+        facts = {choice: known[setting] for choice, setting in settings.items()}
+        shown = {choice: (labels or {}).get(choice, readable(choice)) for choice in settings}
+        kinds = {choice: _reference(choice, facts[choice], references) for choice in settings}
+        aside = {choice: kind for choice, kind in kinds.items() if kind is not None}
+        made.append(Panel(title, compared, settings, shown, aside, facts, baseline))
+    return made
+
+
+def _reference(choice: str, facts: Mapping[str, str], chosen: Collection[str] | None) -> str | None:
+    """Return which baseline a choice is: as chosen, else by what the table says, else by its name; None for a competitor."""
+    kind = facts.get("reference") if facts else _BY_NAME.get(readable(choice))
+    if chosen is None:
+        return kind
+    return (kind or "baseline") if choice in chosen else None

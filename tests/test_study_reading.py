@@ -1,0 +1,304 @@
+"""What readers of a study are told: names, baselines, what cannot be compared, and lines that they can tell apart."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import yaml
+from command_line import ADAFED, ROOT
+
+from fl_lightning import ConfigurationError
+from fl_lightning.algorithm_command import ALGORITHMS
+from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
+from fl_lightning.studies import figures as drawing
+from fl_lightning.studies.cross_table import cross_tables
+from fl_lightning.studies.facts import facts
+from fl_lightning.studies.names import family, in_words, partition_in_words, readable
+from fl_lightning.studies.panels import Measure, panels
+from fl_lightning.studies.styles import MOST_STYLES, style, styles
+from fl_lightning.studies.tables import final_table, paired_table, progress_table
+
+pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
+pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
+
+SERVER, PARTS = (
+    "study/server_set/the validation set of D",
+    "study/server_set/the clients' own test parts (20 % each; IID), together",
+)
+
+
+def table(runs: dict[str, tuple[float, list[str]]], axes: tuple[str, ...] = ("algorithm",), seeds: int = 2) -> RunTable:
+    """Runs of two rounds that end with an accuracy, by name (and a second choice after a bar), each with its facts."""
+    rows = []
+    for name, (accuracy, known) in runs.items():
+        setting = tuple(name.split("|"))
+        for seed in range(seeds):
+            logged = [("val_accuracy", 0, 0.1), ("val_accuracy", 1, accuracy + seed / 100), *((fact, 0, 1.0) for fact in known)]
+            rows += [Row(f"{name}-{seed}", setting, seed, r, metric, value) for metric, r, value in logged]
+    return RunTable(axes, rows)
+
+
+def bold(made) -> list[str]:
+    return [row[0].text for row in made.rows if any(cell.bold for cell in row)]
+
+
+# ------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("one", [one for group in ALGORITHMS.values() for one in group], ids=lambda one: one.config)
+def test_a_file_of_an_algorithm_has_its_name(one):
+    assert readable(one.config) == one.name
+    assert family(one.name) == family(f"{one.name}, half of it") == next(g for g, found in ALGORITHMS.items() if one in found)
+
+
+@pytest.mark.parametrize(
+    "own", ["FedAvg", "AdaFed, weights only", "none", "8 bits", "clients, 0.1", "SGD(lr=0.1)", "0.5", "KRUM"]
+)
+def test_a_name_that_the_user_wrote_stays(own):
+    assert readable(own) == own
+
+
+def test_partitions_in_words():
+    counts = {"class_path": "TablePartitioner", "init_args": {"counts": [[1, 2], [3, 4], [5, 6]], "seed": 3}}
+    assert partition_in_words(counts) == "given counts of each class, 3 clients"
+    own = {"class_path": "my.Halves", "init_args": {"share": 0.5, "seed": 1, "names": None, "strict": True}}
+    assert partition_in_words(own) == "Halves, share 0.5"
+    assert partition_in_words(None) == "one dataset for each client"
+
+
+def test_tables_and_figures_have_the_names_that_the_study_gives(tmp_path):
+    made = table({"fedavg_mnist": (0.5, []), "adafed_f1": (0.7, [])})
+    write_report(made, ReportOptions(names={"adafed_f1": "AdaFed by F1"}, every=2, after=9, also=[]), tmp_path, "x")
+    text = (tmp_path / "report.md").read_text()
+    assert "| FedAvg | 50.50 ± 0.71 | 50.50 ± 0.71 |" in text
+    assert "| AdaFed by F1 | **70.50 ± 0.71** | **70.50 ± 0.71** |" in text
+    assert "against FedAvg, paired over seeds" in text
+    assert "fedavg_mnist" not in text
+    figure = drawing.curves(made, panels(made), Measure())
+    assert [text.get_text() for text in figure.legends[0].texts] == ["FedAvg", "adafed f1"]
+
+
+def test_a_report_has_its_title(tmp_path):
+    write_report(table({"a": (0.5, [])}), ReportOptions(also=[], title="My title"), tmp_path, "my_study")
+    assert (tmp_path / "report.md").read_text().startswith("# My title\n")
+
+
+def test_metrics_are_explained(tmp_path):
+    made = table({"a": (0.5, []), "b": (0.6, [])})
+    write_report(made, ReportOptions(also=["my_metric"]), tmp_path, "x")
+    said = (tmp_path / "report.md").read_text().splitlines()[2:5]
+    names = "Names: validation accuracy is `val_accuracy`."
+    figures = "lines are means over seeds, and bands are ± one standard deviation"
+    assert said == [f"- {names}", f"- In figures, {figures}.", ""]
+    assert in_words("val_weird_thing") == "validation weird thing"
+
+
+# ------------------------------------------------------------------ baselines
+
+
+def test_the_best_is_never_a_baseline():
+    """Centralized training has the most, but FedAvg is the best of those that compete."""
+    known = {"Centralized": "centralized", "alone": "local only", "FedAvg": None, "FedSGD": None}
+    made = table(
+        {
+            name: (0.9 - k / 10, ["study/partition/IID", *([f"study/reference/{kind}"] if kind else [])])
+            for k, (name, kind) in enumerate(known.items())
+        }
+    )
+    (panel,) = panels(made, baseline="FedAvg")
+    for one in (progress_table(made, panel, Measure(), 2), final_table(made, panel, [Measure()])):
+        assert bold(one) == ["FedAvg"]
+        assert [row[0].text for row in one.rows] == ["Centralized ‡", "alone ‡", "FedAvg", "FedSGD"]
+        assert one.note.endswith("‡ Baseline: never in bold.")
+    assert [row[0].text for row in paired_table(made, panel, Measure()).rows] == ["Centralized ‡", "alone ‡", "FedSGD"]
+    figure = drawing.curves(made, [panel], Measure())
+    greys = [len({*line.get_color()}) == 4 and line.get_color().startswith("0.") for line in figure.axes[0].lines]
+    assert greys == [True, True, False, False]
+
+
+def test_a_table_without_facts_knows_baselines_by_their_names_and_a_study_may_name_them():
+    made = table({"fedavg": (0.5, []), "local_only": (0.6, []), "mine": (0.4, [])})
+    assert panels(made)[0].references == {"local_only": "local only"}
+    assert panels(made, references=["mine"])[0].references == {"mine": "baseline"}
+    assert panels(made, references=[])[0].references == {}
+
+
+# ------------------------------------------------------------------ what is not comparable
+
+
+def test_another_server_set_is_said_and_not_compared():
+    made = table({"FedAvg": (0.5, [SERVER]), "FedBN": (0.9, [PARTS]), "AdaFed": (0.6, [SERVER])})
+    (panel,) = panels(made)
+    final = final_table(made, panel, [Measure()])
+    assert bold(final) == ["AdaFed"]
+    assert [row[0].text for row in final.rows] == ["FedAvg", "FedBN †", "AdaFed"]
+    assert final.note == (
+        "After the last round. † Not comparable with the other rows, never in bold: FedBN is measured on the clients' own test "
+        "parts (20 % each; IID), together. The others are measured on the validation set of D."
+    )
+    tests = [[cell.text for cell in row] for row in paired_table(made, panel, Measure()).rows]
+    assert tests[0] == ["FedBN †", "0", "-", "-", "not comparable"]
+    assert tests[1][1:3] == ["2", "+10.00 ± 0.00"]
+    assert r"FedBN \dag{}" in final.latex()
+
+
+def test_columns_on_different_sets_are_said():
+    """Two partitions whose test parts differ: rows are comparable, columns are not."""
+    runs = {
+        f"{name}|{split}": (0.5, [f"study/server_set/parts of {split}"]) for split in ("even", "skew") for name in ("A", "B")
+    }
+    made = table(runs, ("algorithm", "split"))
+    (crossed,) = cross_tables(made, panels(made), [Measure()])
+    assert crossed.note.endswith("The columns are measured on different sets, so compare within a column.")
+    assert [row[0].text for row in crossed.rows] == ["A", "B"]
+    runs["B|skew"] = (0.9, ["study/server_set/something else"])
+    made = table(runs, ("algorithm", "split"))
+    (crossed,) = cross_tables(made, panels(made), [Measure()])
+    assert [row[0].text for row in crossed.rows] == ["A", "B †"]
+    assert bold(crossed) == []
+
+
+def test_clients_that_train_on_less_are_said(tmp_path):
+    made = table({"FedAvg": (0.5, ["study/training/100 %"]), "FedLoss": (0.6, ["study/training/90 %"])})
+    write_report(made, ReportOptions(also=[]), tmp_path, "x")
+    said = "Share of its examples that a client trains on: 90 % (FedLoss), 100 % (the others)."
+    assert said in (tmp_path / "report.md").read_text()
+
+
+def test_the_facts_of_a_run_come_from_its_configuration():
+    files = {
+        name: str(ROOT / "configs" / f"{name}_mnist.yaml") for name in ("centralized", "local_only", "last_client", "fedper")
+    }
+    choices = {
+        "base": None,
+        "embedded": {"data.datamodule.source": "embedded", "data.datamodule.batch_size": 3},
+        "limited": {"trainer.limit_val_batches": 2},
+        "skew": str(ROOT / "configs" / "data" / "label_skew.yaml"),
+        **files,
+    }
+    study = Study(ADAFED, {"only": choices}, seeds=1)
+    found = {run.setting[0]: [*facts(study.configurations[run.name][0])] for run in study.runs}
+    made = {name: [fact.removeprefix("study/") for fact in own] for name, own in found.items()}
+    partition, server = "given counts of each class, 6 clients", "server_set/the validation set of MNISTDataModule"
+    assert made["base"] == [f"partition/{partition}", "training/100 %", f"{server} (source auto)"]
+    assert made["embedded"][2] == f"{server} (source embedded)"
+    assert made["limited"][2] == f"{server} (source auto), limited to 2 batches"
+    parts = "the clients' own test parts (20 % each; Dirichlet, beta 0.5, 10 clients)"
+    assert made["skew"][1:] == ["training/80 %", f"client_set/{parts}", f"server_set/{parts}, together"]
+    complete = f"the clients' own test parts (20 % each; {partition}), each with its client's complete model"
+    assert made["fedper"][-1] == f"server_set/{complete}"
+    for name, kind in (("centralized", "centralized"), ("local_only", "local only"), ("last_client", "last client")):
+        assert made[name][-1] == f"reference/{kind}"
+
+
+# ------------------------------------------------------------------ lines
+
+
+def test_any_two_lines_differ_also_without_colour():
+    """Any two styles differ in two of colour, dash and marker: what a reader cannot see of one is in another."""
+    made = [style(k) for k in range(MOST_STYLES)]
+    assert len(made) == 40
+    for one, other in combinations(made, 2):
+        assert sum(getattr(one, part) != getattr(other, part) for part in ("colour", "dash", "marker")) >= 2
+
+
+def test_an_algorithm_looks_the_same_in_every_study():
+    one = styles(["FedAvg", "AdaFed", "mine", "Krum"])
+    other = styles(["Krum", "yours", "AdaFed", "FedProx", "FedAvg"])
+    for name in ("FedAvg", "AdaFed", "Krum"):
+        assert one[name] == other[name]
+    assert len({(s.colour, s.dash, s.marker) for s in one.values()}) == 4
+    every = styles([one.name for group in ALGORITHMS.values() for one in group])
+    assert len({(s.colour, s.dash, s.marker) for s in every.values()}) == len(every)
+
+
+def test_twelve_strategies_are_in_one_panel_and_look_the_same_in_all():
+    names = ["FedAvg", "AdaFed", "FedProx", *(f"s{k}" for k in range(9))]
+    made = table(
+        {f"{name}|{split}": (k / 20, []) for k, name in enumerate(names) for split in ("x", "y")}, ("strategy", "split")
+    )
+    figure = drawing.curves(made, panels(made), Measure())
+    assert [axis.get_title() for axis in figure.axes] == ["split: x", "split: y"]
+    first, second = ([(line.get_color(), line.get_marker(), line.get_label()) for line in axis.lines] for axis in figure.axes)
+    assert first == second
+    assert [label for *_, label in first] == names
+    assert len(set(first)) == 12
+
+
+def test_more_lines_are_drawn_by_family_with_the_baseline_in_each():
+    known = ["FedAvg", "FedAdam", "AdaFed", "AdaFed, by F1", "Krum", "Trimmed mean", "Fed-Star", "Centralized"]
+    names = [*known, *(f"s{k}" for k in range(6))]
+    made = table({name: (k / 20, []) for k, name in enumerate(names)})
+    figure = drawing.curves(made, panels(made), Measure())
+    shown = {axis.get_title(): [line.get_label() for line in axis.lines] for axis in figure.axes}
+    assert shown == {
+        "Averages and server optimizers": ["FedAvg", "FedAdam"],
+        "Weights by performance and fairness": ["FedAvg", "AdaFed", "AdaFed, by F1"],
+        "Robust to wrong updates": ["FedAvg", "Krum", "Trimmed mean"],
+        "Routes between clients": ["FedAvg", "Fed-Star"],
+        "Others": ["FedAvg", *(f"s{k}" for k in range(6))],
+        "Baselines": ["FedAvg", "Centralized"],
+    }
+    own = drawing.curves(made, panels(made), Measure(), {"mine": ["s1", "s3"], "theirs": ["Krum"]})
+    titles = [axis.get_title() for axis in own.axes]
+    assert titles == ["Others", "theirs", "mine"]
+    assert [line.get_label() for line in own.axes[2].lines] == ["FedAvg", "s1", "s3"]
+
+
+def test_the_partition_is_in_the_title():
+    made = table({"A": (0.5, ["study/partition/IID, 3 clients"]), "B": (0.6, ["study/partition/IID, 3 clients"])})
+    figure = drawing.curves(made, panels(made), Measure())
+    assert figure.get_suptitle() == "Partition: IID, 3 clients"
+    runs = {f"{a}|{split}": (0.5, [f"study/partition/{split}, 3 clients"]) for split in ("IID", "shards") for a in "AB"}
+    made = table(runs, ("algorithm", "split"))
+    figure = drawing.curves(made, panels(made), Measure())
+    assert figure.get_suptitle() == ""
+    assert [axis.get_title() for axis in figure.axes] == [
+        f"split: {split}\npartition: {split}, 3 clients" for split in ("IID", "shards")
+    ]
+
+
+def test_one_seed_has_no_bands():
+    made = table({"A": (0.5, []), "B": (0.6, [])}, seeds=1)
+    figure = drawing.curves(made, panels(made), Measure())
+    assert figure.legends[0].get_title().get_text() == "One seed"
+    assert not figure.axes[0].collections
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("names", {"FedOpt": "x"}), ("references", ["FedOpt"]), ("families", {"x": ["FedOpt"]}), ("baseline", "FedOpt")],
+)
+def test_choices_that_the_study_does_not_have(setting, value):
+    said = f"'report.{setting}' has 'FedOpt', but the choices of the axis 'strategy' are: FedAvg, AdaFed. Use one of them."
+    with pytest.raises(ConfigurationError, match=said):
+        Study(ADAFED, {"strategy": ["FedAvg", "AdaFed"]}, report=ReportOptions(**{setting: value}))
+
+
+@pytest.mark.parametrize(("typed", "seeds"), [("3,5", [3, 5]), ("5,", [5]), ("2", [0, 1])])
+def test_seeds_as_typed(typed, seeds, monkeypatch):
+    """The option of the command, and the same text in a file."""
+    from fl_lightning.studies import commands
+
+    ran = []
+    monkeypatch.setattr(commands, "_compare", lambda study: ran.append([run.seed for run in study.runs]) or 0)
+    Path("mine.yaml").write_text(f"base: {ADAFED}\nseeds: {typed}\n")
+    for arguments in (["--base", ADAFED, "--seeds", typed], ["--config", "mine.yaml"]):
+        with pytest.raises(SystemExit) as end:
+            commands.main(["compare", *arguments])
+        assert end.value.code == 0
+    assert ran == [seeds, seeds]
+
+
+def test_the_options_of_a_report_are_settings_of_a_file():
+    from fl_lightning.studies.commands import _parser
+
+    report = {"names": {"a": "A, for readers"}, "references": ["b"], "families": {"mine": ["a", "b"]}}
+    Path("mine.yaml").write_text(yaml.safe_dump({"base": ADAFED, "report": report}))
+    read = _parser("compare").parse_args(["--config", "mine.yaml"]).report
+    assert {key: getattr(read, key) for key in report} == report
