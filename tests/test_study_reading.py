@@ -17,7 +17,7 @@ from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.facts import facts
 from fl_lightning.studies.names import family, in_words, partition_in_words, readable
 from fl_lightning.studies.panels import Measure, panels
-from fl_lightning.studies.styles import MOST_STYLES, style, styles
+from fl_lightning.studies.styles import _ORDER, MOST_STYLES, style, styles
 from fl_lightning.studies.tables import final_table, paired_table, progress_table
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
@@ -211,6 +211,7 @@ def test_an_algorithm_looks_the_same_in_every_study():
         assert one[name] == other[name]
     assert len({(s.colour, s.dash, s.marker) for s in one.values()}) == 4
     every = styles([one.name for group in ALGORITHMS.values() for one in group])
+    assert set(every) <= set(_ORDER)  # a new algorithm goes to the end of the list
     assert len({(s.colour, s.dash, s.marker) for s in every.values()}) == len(every)
 
 

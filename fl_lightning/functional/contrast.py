@@ -9,7 +9,7 @@ from torch.nn import functional as F
 def model_contrast(own: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
     """Return the mean of ``-log(exp(s_+ / t) / (exp(s_+ / t) + exp(s_- / t)))`` over the examples, a scalar >= 0.
 
-    s_+ and s_- are the cosine similarities of an example's representation to its positive and its negative one.
+    ``s_+`` and ``s_-`` are the cosine similarities of an example's representation to its positive and its negative one.
 
     Args:
         own: the representations, shape (N, ...).

@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_lightning.algorithm_command import ALGORITHMS
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """Okabe and Ito's colours, which readers who do not tell red from green distinguish."""
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 2, 1, 2, 1, 2)))
@@ -16,9 +14,60 @@ MOST_STYLES = len(COLOURS) * len(DASHES)
 """Number of styles of which any two differ in at least two of colour, dash and marker, so that they differ in grey, too."""
 
 _GREY = "0.45"
-_COMMON = ("FedAvg", "AdaFed", "FedProx", "SCAFFOLD", "FedNova", "FedAvgM", "FedLoss", "FedAdam")
-_LISTED = [one.name for algorithms in ALGORITHMS.values() for one in algorithms]
-_ORDER = list(dict.fromkeys([*_COMMON, *_LISTED]))
+_ORDER = (
+    "FedAvg",
+    "AdaFed",
+    "FedProx",
+    "SCAFFOLD",
+    "FedNova",
+    "FedAvgM",
+    "FedLoss",
+    "FedAdam",
+    "FedSGD",
+    "FedAdagrad",
+    "FedYogi",
+    "FedExP",
+    "KMeans",
+    "Shapley values",
+    "FOCUS",
+    "q-FedAvg",
+    "AFL",
+    "FedMedian",
+    "Trimmed mean",
+    "Krum",
+    "Multi-Krum",
+    "Geometric median",
+    "Cosine filter",
+    "Attackers",
+    "FedDyn",
+    "FedBN",
+    "FedPer",
+    "LG-FedAvg",
+    "FedRep",
+    "FedBABU",
+    "Ditto",
+    "pFedMe",
+    "MOCHA",
+    "Local only",
+    "Fed-Cyclic",
+    "Fed-Star",
+    "RingFed",
+    "Mediators",
+    "Warm start",
+    "Last client",
+    "Centralized",
+    "Private clients",
+    "Private examples",
+    "Secure sums",
+    "Compression",
+    "Clipped updates",
+    "MOON",
+    "APFL",
+    "FedBuff",
+    "FedAsync",
+)
+"""Algorithms in the order of their styles; a new one goes to the end, so that the others keep their looks."""
+
 _NUMBERS = {name: k + max(0, k - 1) // (len(COLOURS) - 1) for k, name in enumerate(_ORDER)}
 """Numbers of the algorithms' styles; only the first, FedAvg, has the first colour, because it is in most figures."""
 
