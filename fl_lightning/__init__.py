@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_lightning import moved
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "allocator": "keep_freed_memory",

@@ -18,6 +18,7 @@ from torch import nn
 
 from fl_lightning import (
     AdaFed,
+    Asynchronous,
     Attackers,
     Backdoor,
     BestCheckpoint,
@@ -283,6 +284,10 @@ def test_what_matches():
 
 
 WRONG = [
+    (
+        {"personal_start": "mean", "personal": [HEAD], "asynchronous": Asynchronous(2, 1)},
+        "'federation.asynchronous' each client trains from a model of another time. Remove that, or set",
+    ),
     ({"personal_start": "mean"}, "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no"),
     (
         {"personal_start": "mean", "personal": [HEAD], "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True)},

@@ -26,6 +26,7 @@ from sites_over_bytes import (
     start_site,
 )
 
+import fl_lightning
 from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope
 from fl_lightning.types import Compressed, Snapshot
@@ -465,14 +466,14 @@ def test_a_server_of_another_minor_version_is_refused_with_both(tmp_path, monkey
     told = envelope.opened
 
     def older(content, kinds):
-        return told(content.replace(b'"version": "0.1.0"', b'"version": "9.9.0"'), kinds)
+        return told(content.replace(f'"version": "{fl_lightning.__version__}"'.encode(), b'"version": "9.9.0"'), kinds)
 
     monkeypatch.setattr(envelope, "opened", older)
     with pytest.raises(SystemExit):
         federate(configuration())
     error = capsys.readouterr().err
     assert "9.9.0" in error
-    assert "0.1.0" in error
+    assert fl_lightning.__version__ in error
 
 
 def test_sites_that_number_classes_differently_are_refused(tmp_path, monkeypatch, capsys):

@@ -47,6 +47,24 @@ def test_a_run_is_readable_as_it_stands(fl):
     pictures = [row for row in rows if "val_confusion_picture" in row]
     assert [row["round"] for row in pictures] == [2]  # the last
     assert all(any(name in row for row in rows) for name in TABLES)
+    check_picture(path, curves)
+
+
+def check_picture(path: Path, curves: dict[str, list]) -> None:
+    """The picture of docs/wandb.md has the points of the file, over the axes that the run declares."""
+    from draw_wandb import SECTIONS, draw
+    from draw_wandb import curves as points
+
+    found = points([path])
+    assert found["Charts"]["val_accuracy"] == list(enumerate(curves["val_accuracy"]))
+    assert [y for _, y in found["by_megabytes"]["by_megabytes/val_accuracy"]] == curves["val_accuracy"]
+    assert [x for x, _ in found["by_megabytes"]["by_megabytes/val_accuracy"]] == sorted(
+        set(curves["federation/megabytes_total"])
+    )
+    assert len(found["client_share"]) == 6
+    assert set(SECTIONS) <= set(found)
+    draw([path], Path("page.png"))
+    assert Path("page.png").stat().st_size > 10_000
 
 
 def table_in(folder: str) -> list[dict[str, str]]:

@@ -33,8 +33,7 @@ class ReportOptions:
 
     Args:
         metric: metric by which runs are compared.
-        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies: see
-            :func:`~fl_lightning.functional.metric_mode.known_direction`.
+        mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies.
         percent: show the metric, and those of ``also``, times 100.
         also: further metrics in the table of final values.
         beside: further metrics in that table, shown as they are and without a best value, such as what privacy has cost.

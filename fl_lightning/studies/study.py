@@ -42,8 +42,8 @@ class Study:
         over: the axes by name. An axis is a list of values of one setting, such as ``strategy: [FedAvg, AdaFed]``; a list of
             configuration files on top of the base; or choices by name, each a file, settings by their full names,
             several of both, or null for the base as it is.
-        seeds: number of seeds (0, 1, ...), or the seeds themselves: a list, or numbers separated by commas. A seed sets
-            ``seed_everything``, ``federation.seed`` and the partitioner's.
+        seeds: number of seeds (0, 1, ...), or the seeds themselves: a list, or numbers separated by commas, such as 3,5. A seed
+            sets ``seed_everything``, ``federation.seed`` and the partitioner's.
         settings: settings of every run, by their full names.
         name: name of the study and of its W&B group; by default that of its file, or of base and axes without a file.
         folder: folder for the runs, the table and the report; ``runs/studies/<name>`` by default.

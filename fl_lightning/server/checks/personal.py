@@ -82,6 +82,8 @@ def _check_start(owner: FederationSettings) -> None:
         why = "the server of a real federation never has the clients' personal parts"
     elif owner.client_evaluation.compare_alone:
         why = "'federation.client_evaluation.compare_alone' trains clients from the first model. Set that to false"
+    elif owner.asynchronous is not None:
+        why = "with 'federation.asynchronous' each client trains from a model of another time. Remove that"
     if why is not None:
         raise ConfigurationError(
             f"'federation.personal_start' is '{owner.personal_start}', but {why}, or set 'federation.personal_start' to first."
