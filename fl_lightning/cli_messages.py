@@ -73,6 +73,10 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
         options: all existing options, to guess which one was meant.
         files: the command's configurations, one of which may contain the mistake.
     """
+    before, lacking, needed = message.partition("the following arguments are required: ")
+    keys, classes = re.findall(r'Parser key "([\w.]+)"', before), re.findall(r"class_path '(?:[\w.]+\.)?(\w+)'", before)
+    if lacking and keys and classes:
+        return where(message, files) + _lacking(".".join(keys), classes[-1], needed.splitlines()[0])
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
     text = " ".join(line.removeprefix("- ") for line in lines)
@@ -80,6 +84,15 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
         text += f". Got: {given[1][:80]}"
     return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
+
+
+def _lacking(key: str, name: str, needed: str) -> str:
+    """Return which settings a class needs, and how to give them."""
+    flags = " ".join(f"--{key}.{setting} VALUE" for setting in needed.split(", "))
+    return (
+        f"'{key}' is {name}, which needs a value for {needed}. Add {flags}, or set it in a configuration below 'init_args'. "
+        f"All settings: fl-lightning fit --{key}.help {name}."
+    )
 
 
 def _remedy(message: str, options: Sequence[str]) -> str:

@@ -14,7 +14,10 @@ WRONG = [
         ["--federation.strategy=NoSuch"],
         "Known: AFL, APFL, AdaFed, CosineFilter, Ditto, FedAdagrad, FedAsync, FedAvg, FedAvgM, FedBABU, FedBuff, FedDyn",
     ),
-    (["--federation.strategy=MOON"], "the following arguments are required: representation"),
+    (
+        ["--federation.strategy=MOON"],
+        "'federation.strategy' is MOON, which needs a value for representation. Add --federation.strategy.representation VALUE",
+    ),
     (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
     (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
     (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
