@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 
@@ -56,6 +57,12 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path):
     torch.set_num_threads(threads)
     if wandb_setup._singleton is not None:  # it would keep this test's folder and settings for the next one's runs
         wandb.teardown()
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c():
+    """Ctrl+C works as in a terminal: Lightning ignores it once it has come, and a shell's background jobs always ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

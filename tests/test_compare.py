@@ -273,7 +273,7 @@ def refused(capsys, *arguments: str) -> str:
         (["--base", ADAFED, "--jobs", "0"], "'jobs' must be at least 1, or auto"),
         (["--base", ADAFED, "--over.strategy", "FedAvg,FedAvg"], "has 'FedAvg' more than once"),
         (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Cannot configure the run 'strategy=FedAvgg,seed=0'"),
-        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Known: AFL, AdaFed"),
+        (["--base", ADAFED, "--over.strategy", "FedAvgg"], "Known: AFL, APFL, AdaFed"),
         (["--base", ADAFED, "--over.federation.stratgy", "[1]"], "federation.strategy"),
         (["--base", ADAFED, "--over.mu", "0,high"], "Cannot configure the run 'mu=high,seed=0'"),
         (["--base", ADAFED, "--settings.trainer.max_epochs", "ten"], "max_epochs"),

@@ -362,7 +362,7 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config {base:adafed_mnist,trainer:{max_epochs:[}}", "config"),
         ("--config={'base':'x'}", "does not accept option 'base'"),
         ("--trainer.max_epochs x", 'error: Parser key "trainer.max_epochs": Expected a int. Got: x.'),
-        ("--federation.strategy FedAvgg", "Did you mean FedAvg, FedAvgM or QFedAvg? Known: AFL, AdaFed"),
+        ("--federation.strategy FedAvgg", "Did you mean FedAvg, FedAvgM or QFedAvg? Known: AFL, APFL, AdaFed"),
         ("--federation.route RingFedd", "Did you mean RingFed? Known"),
         ("--data.partitioner IIDPartitoner", "Did you mean IIDPartitioner? Known"),
         ("--data.partitioner.num_client 2 --data.partitioner IIDPartitioner", "num_client"),

@@ -286,15 +286,6 @@ class Interrupt(FederationCallback):
             time.sleep(5)
 
 
-@pytest.fixture
-def _sigint():
-    """Lightning ignores Ctrl+C once it has come."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.usefixtures("_sigint")
 @pytest.mark.parametrize(
     ("round_idx", "flag"),
     [(0, "--federation.local.engine=trainer"), (1, "--federation.local.engine=fabric"), (1, "--federation.local.threads=1")],
