@@ -57,7 +57,7 @@ def log_matrix(trainer: Trainer, name: str, matrix: Tensor, round_idx: int | Non
 
 
 def _is_off(logger: WandbLogger) -> bool:
-    """Return whether W&B records nothing (``WANDB_MODE=disabled``), so that nobody would see a picture."""
+    """Return whether W&B records nothing, as with ``WANDB_MODE=disabled``."""
     return bool(getattr(logger.experiment, "disabled", False))
 
 

@@ -72,7 +72,7 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
 
 
 def _check_start(owner: FederationSettings) -> None:
-    """Refuse to give new clients the mean of personal parts where there is none."""
+    """Refuse ``personal_start: mean`` if the server cannot form that mean."""
     if owner.personal_start == "first":
         return
     why = None
