@@ -78,20 +78,17 @@ class FederatedOrchestrator(Callback):
         route: the route of models between server and clients; by default from the server to the clients and back.
         attackers: clients that misbehave; none by default.
         transforms: the transforms of the updates that clients send to the server, in order; none by default.
-        secure_aggregation: the protocol that hides individual updates from the server, for strategies that need only their
-            sums; none by default.
+        secure_aggregation: the protocol that hides single updates, for strategies that need only sums; none by default.
         faults: how to handle clients that fail; by default the run ends.
         availability: simulated clients that drop out, are slow, or come and go; none by default.
         client_evaluation: the evaluation on the clients' own test parts; none by default.
         server_evaluation: limits on the evaluation of clients' models on the server's set; none by default.
         clients_per_round: the clients per round: a float in (0, 1] is a fraction of the clients, an int their number.
         server_optimizer: a function from the parameters to the optimizer that steps on the pseudo-gradient ``w_t - average``
-            once per round. By default the strategy's: SGD(lr=1), which is plain averaging. SGD with momentum is FedAvgM, and
-            Adam is FedAdam.
+            once per round; by default the strategy's, SGD(lr=1), which is plain averaging.
         memory_limit: the memory in GiB that each rank may use for the models of a round, for a strategy such as FedMedian that
             needs all of them at once, and again for the state that clients keep between rounds, such as SCAFFOLD's control
-            variates. The rest is in files in ``trainer.default_root_dir``: models until the end of the round, client state in
-            ``client_state`` as long as a checkpoint refers to it.
+            variates. The rest is in files in ``trainer.default_root_dir``.
         trusted_classes: the dotted paths of classes that checkpoints may contain besides tensors and plain values, such as
             classes in your module's hyperparameters. Constructing their objects must be harmless for any arguments.
         pool: where the clients are: by default simulated in this process; :class:`~fl_lightning.FlowerPool` trains them at
@@ -105,8 +102,7 @@ class FederatedOrchestrator(Callback):
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
-        enabled: whether to federate; false trains the module centrally on the union of the clients' examples, as without this
-            callback.
+        enabled: whether to federate; false trains the module centrally on the union of the clients' examples.
         resume_changed: whether a resumed run may have settings that differ from its checkpoint, which is otherwise refused.
 
     Raises:
