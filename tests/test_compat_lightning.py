@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from compat_names import relies_on
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.compile import from_compiled
@@ -42,6 +42,32 @@ class Hook(Callback):
 
     def __init__(self, name: str, function: Any) -> None:
         setattr(self, name, lambda trainer, module, *_: function(trainer, module))
+
+
+# ---------------------------------------------------------------- tuners
+
+
+@relies_on("lightning", "LearningRateFinder._early_exit, BatchSizeFinder._early_exit and _TunerExitException")
+def test_tuners():
+    """A tuner's fit ends after tuning without an error, and so does one that is told to."""
+
+    class Rate(BoringModel):
+        lr = 0.5
+
+        def configure_optimizers(self) -> Any:
+            found.append(of_lightning.belongs_to_tuner(finder))
+            return super().configure_optimizers()
+
+    found: list[bool] = []
+    finder, module = LearningRateFinder(num_training_steps=4), Rate()
+    run = trainer(callbacks=[finder])
+    of_lightning.tune(finder, run, module, LightningDataModule.from_datasets(RandomDataset(32, 64)))
+    assert finder.optimal_lr is not None
+    assert (run.global_step, found, of_lightning.belongs_to_tuner(finder)) == (0, [True], False)
+    assert not of_lightning.belongs_to_tuner(BatchSizeFinder())
+    ended = trainer(callbacks=[Hook("on_fit_start", lambda *_: of_lightning.end_of_tuning())])
+    ended.fit(BoringModel())
+    assert (ended.global_step, ended.state.finished) == (0, True)
 
 
 # ---------------------------------------------------------------- optimizers

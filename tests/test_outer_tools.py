@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import small
 from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -29,9 +30,13 @@ from fl_lightning import (
     ServerEvaluation,
 )
 
+
+class Milestones(LearningRateFinder):
+    """As in Lightning's documentation: it would find a new rate at some epochs, which here are rounds."""
+
+
 REFUSED = {
-    "BatchSizeFinder tunes plain training": lambda: BatchSizeFinder(),
-    "LearningRateFinder tunes plain training": lambda: LearningRateFinder(),
+    "Milestones is a subclass of LearningRateFinder, which may tune rounds": lambda: Milestones(),
     "GradientAccumulationScheduler would accumulate rounds": lambda: GradientAccumulationScheduler({1: 2}),
     "ModelPruning would prune the server's weights": lambda: ModelPruning("l1_unstructured", amount=0.5),
     "StochasticWeightAveraging updates BatchNorm's statistics": lambda: StochasticWeightAveraging(0.1),
@@ -44,29 +49,120 @@ def test_callbacks_that_act_on_steps(message):
         federate(Plain(batchnorm=True), 2, REFUSED[message]())
 
 
-@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
-def test_a_tuner_names_the_line_that_tunes_the_centralized_module(method):
-    data = FederatedDataModule(Blobs(), Consecutive())
-    line = rf"Tuner\(L.Trainer\(\)\).{method}\(module, datamodule=data\)"
-    with pytest.raises(ConfigurationError, match=line):
-        getattr(Tuner(trainer(3, FederatedOrchestrator())), method)(Plain(), datamodule=data)
+class Tuned(Plain):
+    """Has a rate to tune, and remembers the batches and rates of its steps; copies of clients share both lists."""
+
+    seen: tuple[list[int], list[float]] = ([], [])
+
+    def __init__(self) -> None:
+        torch.manual_seed(4)
+        super().__init__()
+        self.lr = 0.125
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen[0].append(len(batch[0]))
+        self.seen[1].append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
 
 
-def test_that_line_works():
-    sizes = []
+@pytest.fixture
+def seen() -> Any:
+    for kept in Tuned.seen:
+        kept.clear()
+    return Tuned.seen
 
-    class Sizing(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            sizes.append(len(batch[0]))
-            return super().training_step(batch, batch_idx)
 
-    data, module = FederatedDataModule(Blobs(), Consecutive()), Sizing()
-    found = Tuner(trainer(3)).lr_find(module, datamodule=data, num_training=20)
-    assert len(found.results["lr"]) == 20
-    sizes.clear()
-    tuned = Tuner(trainer(3)).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
-    assert set(sizes) == {5, 8}  # the first trial has the loader of before, in a plain run as well
+def federated(*callbacks: Any) -> Any:
+    return trainer(1, *callbacks, FederatedOrchestrator())
+
+
+def test_a_tuner_finds_the_rate_of_the_centralized_module(seen, caplog):
+    """The same as Lightning's own Tuner on a Trainer without a federation, and the module's weights stay."""
+    central, module = Tuned(), Tuned()
+    torch.manual_seed(6)  # of the shuffling
+    alone = Tuner(trainer(9)).lr_find(central, datamodule=FederatedDataModule(Blobs(), Consecutive()), num_training=30)
+    run, data = federated(), FederatedDataModule(Blobs(), Consecutive())
+    torch.manual_seed(6)
+    with caplog.at_level("INFO"):
+        found = Tuner(run).lr_find(module, datamodule=data, num_training=30)
+    assert "LearningRateFinder tunes the centralized module, by plain training on the examples of all clients" in caplog.text
+    assert found.results == alone.results
+    assert module.lr == central.lr == found.suggestion() != 0.125
+    assert same_bits(weights(module), weights(Tuned()))
+    assert not any(isinstance(one, LearningRateFinder) for one in run.callbacks)
+    seen[1].clear()
+    run.fit(module, data)
+    assert set(seen[1]) == {module.lr}
+
+
+def test_a_tuner_finds_the_batch_size_of_all_clients(seen):
+    run, data, module = federated(), FederatedDataModule(Blobs(), Consecutive()), Tuned()
+    tuned = Tuner(run).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1, init_val=4)
+    assert set(seen[0]) == {5, 8}  # the first trial has the loader of before, in a plain run as well
     assert data.datamodule.batch_size == tuned == 8
+    assert same_bits(weights(module), weights(Tuned()))
+    seen[0].clear()
+    run.fit(module, data)
+    assert max(seen[0]) == 8
+
+
+def test_tuning_callbacks_run_before_the_federation(seen):
+    """Both in one fit, whose weights are those of a federation with the values they found; the next fit tunes anew."""
+    finders = [BatchSizeFinder(max_trials=2, steps_per_trial=1, init_val=4), LearningRateFinder(num_training_steps=30)]
+    run, data, module = federated(*finders), FederatedDataModule(Blobs(), Consecutive()), Tuned()
+    run.fit(module, data)
+    assert run.current_epoch == 1
+    assert data.datamodule.batch_size == 8
+    assert run.callbacks.count(finders[1]) == 1
+
+    given = Tuned()
+    given.lr = module.lr
+    federated().fit(given, FederatedDataModule(Blobs(batch_size=8), Consecutive()))
+    assert module.lr == finders[1].optimal_lr.suggestion()
+    assert same_bits(weights(module), weights(given))
+
+
+def test_tuning_by_command(fl, monkeypatch, tmp_path):
+    """With a task of the package, whose adaptive loss and callbacks need a Trainer of their own."""
+    found: list[tuple[int, int]] = []
+    scale = BatchSizeFinder.scale_batch_size
+
+    def look(self: BatchSizeFinder, trainer: Any, module: Any) -> None:
+        try:
+            scale(self, trainer, module)
+        finally:
+            found.append((self.optimal_batch_size, trainer.datamodule.datamodule.batch_size))
+
+    monkeypatch.setattr(BatchSizeFinder, "scale_batch_size", look)
+    tuner = ["--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.init_val=8", "--trainer.callbacks.max_trials=2"]
+    status, said = small(fl, *tuner, f"--trainer.default_root_dir={tmp_path}")
+    assert status == 0, said
+    assert found == [(16, 16)]
+    assert not list(tmp_path.rglob(".scale_batch_size*"))
+
+
+def test_callbacks_of_the_module_take_no_part_in_tuning():
+    asked: list[Any] = []
+
+    class Bringing(Tuned):
+        def configure_callbacks(self) -> Any:
+            asked.append(self.trainer)
+            return []
+
+    run, module = federated(LearningRateFinder(num_training_steps=5)), Bringing()
+    run.fit(module, FederatedDataModule(Blobs(), Consecutive()))
+    assert asked == [run]
+    assert module.configure_callbacks() == []
+
+
+def test_tuners_need_all_examples_in_one_process(monkeypatch):
+    run = federated(LearningRateFinder())
+    monkeypatch.setattr(FederatedDataModule, "is_remote", True)
+    with pytest.raises(ConfigurationError, match=r"tunes the centralized module in one process.* but these are at their sites"):
+        run.fit(Tuned(), FederatedDataModule(Blobs(), Consecutive()))
 
 
 def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):

@@ -50,6 +50,7 @@ from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
+from fl_lightning.server.tuning import tune_centralized
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
@@ -184,6 +185,7 @@ class FederatedOrchestrator(Callback):
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
         self._check(trainer, data)
+        tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
         names = [data.client_name(client) for client in range(data.num_clients)]
         self._run.begin(data.indices, names, data.is_remote)

@@ -17,13 +17,11 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 
 _TUNED = (
-    "tunes plain training, not rounds. Tune the centralized module, on the data of all clients, with a Trainer without "
-    "FederatedOrchestrator (or 'federation.enabled' false): Tuner(L.Trainer()).{}(module, datamodule=data). Then set what it "
-    "finds in the module or datamodule."
+    "is a subclass of {}, which may tune rounds as if they were training steps. Use {} itself, which tunes the centralized "
+    "module before the first round."
 )
+_TUNERS = (BatchSizeFinder, LearningRateFinder)
 _REFUSED = {
-    BatchSizeFinder: _TUNED.format("scale_batch_size"),
-    LearningRateFinder: _TUNED.format("lr_find"),
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
     "counts the clients' batches.",
     ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
@@ -43,6 +41,9 @@ def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"The callback {name} {reason}")
+        for kind in _TUNERS:
+            if isinstance(callback, kind) and type(callback) is not kind:
+                raise ConfigurationError(f"The callback {name} {_TUNED.format(kind.__name__, kind.__name__)}")
         norms = any(isinstance(part, BatchNorm) for part in module.modules())
         if isinstance(callback, StochasticWeightAveraging) and norms:
             raise ConfigurationError(
