@@ -5,6 +5,8 @@ import signal
 import sys
 import warnings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for processes that tests start, on shared cores
+
 import jsonargparse
 import pytest
 import torch

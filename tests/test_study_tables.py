@@ -270,6 +270,18 @@ def test_the_table_of_costs():
     ]
 
 
+def test_costs_that_no_run_logged_have_no_table():
+    """Only the rounds to a target are known then; without a target, nothing."""
+    rows = [row for row in table().rows() if not row.metric.startswith("federation/")]
+    bare = RunTable(["strategy", "partition"], rows)
+    (panel,) = panels(bare)
+    assert cost_table(bare, panel, Measure(), targets=[]) is None
+    made = cost_table(bare, panel, Measure(), targets=[0.8])
+    assert made is not None
+    assert cells(made)[1] == ["AdaFed", "3.3 ± 0.6", "-", "-", "-", "-"]
+    assert cost_table(table(), panel, Measure(), targets=[]) is not None
+
+
 def test_simulated_time_is_a_cost_if_there_is_a_clock():
     """Round r of seed s ends at tick 10 (r + 1) + s."""
     ticks = [

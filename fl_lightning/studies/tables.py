@@ -82,8 +82,14 @@ def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> T
     return table_of("At the end", panel.axis, panel.rows(first), heads, body, f"{note} {panel.note(first)}".rstrip())
 
 
-def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table:
-    """Tabulate rounds, megabytes, seconds and ticks of a simulated clock, if any, to each target, and the totals of the run."""
+def cost_table(table: RunTable, panel: Panel, measure: Measure, targets: Sequence[float]) -> Table | None:
+    """Tabulate rounds, megabytes, seconds and ticks of a simulated clock, if any, to each target, and the totals of the run.
+
+    Returns:
+        The table, or None without targets if no run logged megabytes, of which ``keep`` may have left out the columns.
+    """
+    if not targets and not any(any(_totals(table, setting).values()) for setting in panel.settings.values()):
+        return None
     clock = any(panel.curves(table, _TICKS))
     units = [("MB", 0), ("s", 1), *([("ticks", 2)] if clock else [])]
     rows: list[list[Cell]] = []
