@@ -159,10 +159,15 @@ def test_callbacks_of_the_module_take_no_part_in_tuning():
 
 
 def test_tuners_need_all_examples_in_one_process(monkeypatch):
-    run = federated(LearningRateFinder())
-    monkeypatch.setattr(FederatedDataModule, "is_remote", True)
+    """Before any site is asked for anything."""
+    data = FederatedDataModule(Blobs(), Consecutive())
+    remote = trainer(1, LearningRateFinder(), FederatedOrchestrator(pool=object()))
     with pytest.raises(ConfigurationError, match=r"tunes the centralized module in one process.* but these are at their sites"):
-        run.fit(Tuned(), FederatedDataModule(Blobs(), Consecutive()))
+        remote.fit(Tuned(), data)
+    run = federated(LearningRateFinder())
+    monkeypatch.setattr(type(run), "world_size", 2)
+    with pytest.raises(ConfigurationError, match=r"LearningRateFinder tunes .* but the Trainer has 2 ranks\. Tune in a simu"):
+        run.fit(Tuned(), data)
 
 
 def test_train_steps_of_a_checkpoint_callback_are_rounds(tmp_path):

@@ -173,7 +173,7 @@ class FederatedOrchestrator(Callback):
             warn_incomplete(self, trainer)
         if stage != "fit" or not self.enabled:
             return
-        refuse_tools(trainer, pl_module)
+        refuse_tools(trainer, pl_module, remote=self.pool is not None)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):

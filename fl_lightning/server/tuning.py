@@ -13,7 +13,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from fl_lightning.clients.inner_trainer import inner_trainer
 from fl_lightning.compat.lightning import belongs_to_tuner, end_of_tuning, tune
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.plugins.checkpoint_io import use_safe_checkpoints
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
@@ -39,20 +38,11 @@ def tune_centralized(
         local: the settings of the clients' training, of which precision, clipping and accumulation hold here as well.
         trusted: the dotted paths of classes that the tuner's temporary checkpoint may contain.
         cleanup: the stack on which to register the return of the callbacks.
-
-    Raises:
-        ConfigurationError: if the Trainer has several ranks, or the clients' examples are not here.
     """
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    tuners = [one for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]  # subclasses were refused
+    tuners = [one for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
     for tuner in tuners:
         name = type(tuner).__name__
-        if trainer.world_size > 1 or data.is_remote:
-            where = f"the Trainer has {trainer.world_size} ranks" if trainer.world_size > 1 else "these are at their sites"
-            raise ConfigurationError(
-                f"The callback {name} tunes the centralized module in one process, on the examples of all clients, but "
-                f"{where}. Tune in a simulation on one rank, set what it finds, and remove the callback."
-            )
         rank_zero_info(f"{name} tunes the centralized module, by plain training on the examples of all clients.")
         plain = _plain_trainer(trainer, local, tuner)
         use_safe_checkpoints(plain, trusted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
@@ -16,10 +16,6 @@ from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 
-_TUNED = (
-    "is a subclass of {}, which may tune rounds as if they were training steps. Use {} itself, which tunes the centralized "
-    "module before the first round."
-)
 _TUNERS = (BatchSizeFinder, LearningRateFinder)
 _REFUSED = {
     GradientAccumulationScheduler: "would accumulate rounds. Set 'federation.local.accumulate_grad_batches' instead, which "
@@ -29,8 +25,13 @@ _REFUSED = {
 }
 
 
-def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
+def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False) -> None:
     """Refuse callbacks and flags that act on training steps, of which a round is only one.
+
+    Args:
+        trainer: the user's Trainer.
+        module: the user's module.
+        remote: whether the clients' examples are at sites of their own.
 
     Raises:
         ConfigurationError: naming the callback or flag, and what to do instead.
@@ -41,9 +42,8 @@ def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
         for kind, reason in _REFUSED.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"The callback {name} {reason}")
-        for kind in _TUNERS:
-            if isinstance(callback, kind) and type(callback) is not kind:
-                raise ConfigurationError(f"The callback {name} {_TUNED.format(kind.__name__, kind.__name__)}")
+        if isinstance(callback, _TUNERS):
+            _refuse_tuner(callback, trainer.world_size, remote)
         norms = any(isinstance(part, BatchNorm) for part in module.modules())
         if isinstance(callback, StochasticWeightAveraging) and norms:
             raise ConfigurationError(
@@ -54,6 +54,23 @@ def refuse_tools(trainer: Trainer, module: LightningModule) -> None:
         raise ConfigurationError(
             f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "
             "inside one. Remove it; 'trainer.check_val_every_n_epoch' counts rounds."
+        )
+
+
+def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
+    """Refuse a tuner that could not tune the centralized module before the first round."""
+    name = type(callback).__name__
+    kind = next(kind.__name__ for kind in _TUNERS if isinstance(callback, kind))
+    if name != kind:
+        raise ConfigurationError(
+            f"The callback {name} is a subclass of {kind}, which may tune rounds as if they were training steps. Use {kind} "
+            "itself, which tunes the centralized module before the first round."
+        )
+    if ranks > 1 or remote:
+        where = "these are at their sites" if remote else f"the Trainer has {ranks} ranks"
+        raise ConfigurationError(
+            f"The callback {name} tunes the centralized module in one process, on the examples of all clients, but {where}. "
+            "Tune in a simulation on one rank, set what it finds, and remove the callback."
         )
 
 
