@@ -60,8 +60,8 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
 def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
     """Refuse a tuner that could not tune the centralized module before the first round."""
     name = type(callback).__name__
-    kind = next(kind.__name__ for kind in _TUNERS if isinstance(callback, kind))
-    if name != kind:
+    if type(callback) not in _TUNERS:
+        kind = next(kind.__name__ for kind in _TUNERS if isinstance(callback, kind))
         raise ConfigurationError(
             f"The callback {name} is a subclass of {kind}, which may tune rounds as if they were training steps. Use {kind} "
             "itself, which tunes the centralized module before the first round."
