@@ -41,6 +41,7 @@ from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federati
 from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
+from fl_lightning.source_version import source_version
 
 # typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process.
 # If that is the latter, the parser would read '2' batches as the share 2.0.
@@ -72,7 +73,8 @@ class SaveRunConfig(SaveConfigCallback):
         origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
         for logger in trainer.loggers:
             describe_run(logger, yaml.safe_load(text), origin)
-        (folder / self.config_filename).write_text(f"# fl_lightning=={fl_lightning.__version__}\n{text}")
+        code = source_version(fl_lightning.__version__)
+        (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}")
         self.already_saved = True
 
 

@@ -22,6 +22,7 @@ LAYER = {
     "rules": 1.5,
     "collectives": 2,
     "moved": 0,
+    "source_version": 0,
     "compat": 0,
     "functional": 1,
     "__init__": 1,

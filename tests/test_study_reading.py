@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from itertools import combinations
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from command_line import ADAFED, ROOT
 
 from fl_lightning import ConfigurationError
 from fl_lightning.algorithm_command import ALGORITHMS
+from fl_lightning.source_version import source_version
 from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
 from fl_lightning.studies import figures as drawing
 from fl_lightning.studies.cross_table import cross_tables
-from fl_lightning.studies.facts import facts
+from fl_lightning.studies.facts import code_of, codes, facts
 from fl_lightning.studies.names import family, in_words, partition_in_words, readable
 from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.styles import _ORDER, MOST_STYLES, style, styles
@@ -191,6 +193,47 @@ def test_the_facts_of_a_run_come_from_its_configuration():
     assert made["fedper"][-1] == f"server_set/{complete}"
     for name, kind in (("centralized", "centralized"), ("local_only", "local only"), ("last_client", "last client")):
         assert made[name][-1] == f"reference/{kind}"
+
+
+def test_a_report_names_the_code_of_its_runs(tmp_path):
+    """As each run wrote it into its config.yaml when it began, also if runs of two releases share a setting."""
+    for seed, first in enumerate(["# fl_lightning==0.2.0 (commit 60b2303)", "# fl_lightning==0.1.0", "seed_everything: 1"]):
+        (tmp_path / str(seed)).mkdir()
+        (tmp_path / str(seed) / "config.yaml").write_text(f"{first}\ntrainer: {{}}\n")
+    known = [[*code_of(tmp_path / name)] for name in ("0", "1", "2", "none")]
+    assert known == [["study/code/0.2.0 (commit 60b2303)"], ["study/code/0.1.0"], [], []]
+    own = [Row(f"A-{seed}", ("A",), seed, 0, fact, 1.0) for seed in (0, 1) for fact in known[seed]]
+    made = table({"A": (0.8, []), "B": (0.7, known[0])})
+    both = RunTable(made.axes, [*made.rows(), *own])
+    assert codes(both) == {"0.1.0": 1, "0.2.0 (commit 60b2303)": 3}
+    write_report(both, ReportOptions(also=[]), tmp_path, "x")
+    said = "- Code: fl_lightning 0.1.0, 1 run; 0.2.0 (commit 60b2303), 3 runs."
+    assert said in (tmp_path / "report.md").read_text().splitlines()
+    assert codes(made.__class__(made.axes, [row for row in made.rows() if "code" not in row.metric])) == {}
+
+
+def test_the_commit_of_a_checkout(tmp_path):
+    """What git itself says; without a checkout, the release alone."""
+    assert source_version("1.2.3", tmp_path) == "1.2.3"
+
+    def git(*arguments: str) -> str:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
+        return subprocess.run(["git", *author, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    git("add", "code.py")
+    git("commit", "--quiet", "-m", "first")
+    commit = git("rev-parse", "HEAD")[:7]
+    source_version.cache_clear()
+    assert source_version("1.2.3", tmp_path) == f"1.2.3 (commit {commit})"
+    (tmp_path / "code.py").write_text("2")
+    source_version.cache_clear()
+    assert source_version("1.2.3", tmp_path) == f"1.2.3 (commit {commit}-dirty)"
+    (tmp_path / ".git" / "HEAD").write_text("no reference")
+    source_version.cache_clear()
+    assert source_version("1.2.3", tmp_path) == "1.2.3"
+    source_version.cache_clear()
 
 
 # ------------------------------------------------------------------ lines

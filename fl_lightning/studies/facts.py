@@ -6,6 +6,7 @@ A fact is a metric ``study/<kind>/<text>`` of value 1, so that a report can be w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fl_lightning.functional.digest import digest
@@ -16,6 +17,7 @@ CENTRALIZED, LOCAL_ONLY, LAST_CLIENT = "centralized", "local only", "last client
 _NOT_CONTENT = ("batch_size", "eval_batch_size", "num_workers", "seed", "root", "data_dir", "download", "pin_memory")
 """Settings of a datamodule that do not change which examples its validation set has for a given seed."""
 _LONGEST = 60
+_CODE = "# fl_lightning=="
 
 
 def facts(config: Any) -> Iterator[str]:
@@ -41,6 +43,24 @@ def facts(config: Any) -> Iterator[str]:
     reference = _reference(federation)
     if reference:
         yield f"study/reference/{reference}"
+
+
+def code_of(folder: Path) -> Iterator[str]:
+    """Yield the fact of which code a run ran with, from the first line of its ``config.yaml``, if it has one."""
+    path = folder / "config.yaml"
+    first = path.read_text().partition("\n")[0] if path.exists() else ""
+    if first.startswith(_CODE):
+        yield f"study/code/{first.removeprefix(_CODE)}"
+
+
+def codes(table: RunTable) -> dict[str, int]:
+    """Return the number of runs of a table by the code that they ran with; tables of earlier releases do not know it."""
+    found: dict[str, int] = {}
+    for name in table.families("study"):
+        kind, _, code = name.partition("/")
+        if kind == "code":
+            found[code] = sum(len(table.curves(setting, f"study/{name}")) for setting in table.settings)
+    return found
 
 
 def _mapping(part: Any) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.drawing import FORMATS
-from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY
+from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, codes
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import in_words
@@ -188,7 +188,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder, options.families)
     crossed = list(cross_tables(table, grouped, options.crossed))
-    markdown = [f"# {options.title or name}", "", *guide(grouped, options), *(one.markdown() for one in crossed)]
+    markdown = [f"# {options.title or name}", "", *guide(grouped, options, codes(table)), *(one.markdown() for one in crossed)]
     latex = [one.latex() for one in crossed]
     for panel, own in tables:
         if panel.title:
@@ -209,8 +209,8 @@ _BASELINES = {
 }
 
 
-def guide(grouped: Sequence[Panel], options: ReportOptions) -> list[str]:
-    """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets."""
+def guide(grouped: Sequence[Panel], options: ReportOptions, code: Mapping[str, int]) -> list[str]:
+    """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets, the code."""
     logged = {m.name: m for m in [*options.measures, *options.drawn]}.values()
     words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
@@ -229,6 +229,9 @@ def guide(grouped: Sequence[Panel], options: ReportOptions) -> list[str]:
         *few, (most, _) = sorted(shares.items(), key=lambda own: (len(own[1]), "100 %" in own))
         listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
         said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
+    if code:
+        counts = [f"{name}, {runs} run{'s' * (runs != 1)}" for name, runs in code.items()]
+        said.append(f"Code: fl_lightning {'; '.join(counts)}.")
     return [*(f"- {sentence}" for sentence in said), ""]
 
 

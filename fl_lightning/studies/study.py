@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
-from fl_lightning.studies.facts import facts
+from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
@@ -191,8 +191,10 @@ class Study:
         rows: list[Row] = []
         for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
-                rows += read_run(run, self._run_folder(run), self.keep)
-                rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in facts(self.configurations[run.name][0])]
+                folder = self._run_folder(run)
+                rows += read_run(run, folder, self.keep)
+                known = (*facts(self.configurations[run.name][0]), *code_of(folder))
+                rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)
         if rows:
