@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -148,6 +148,33 @@ class Pauses:
             time.sleep(min(seconds, max(0.1, (time.monotonic() - self._since) / 5)))
 
 
+def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the SuperNode drop a message whose run ends while its contents arrive, as it drops one whose connection breaks.
+
+    Flower 1.41 leaves such a message and its task: the worker takes the task and waits for the contents forever, and so
+    does the SuperNode for the worker. ``RunNotRunningException`` is no ``Exception`` there, so its clean-up misses it.
+
+    Args:
+        pull: the SuperNode's ``_pull_and_store_message``.
+    """
+    from flwr.supercore.run import RunNotRunningException
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            try:
+                return call(*arguments)
+            except RunNotRunningException as error:
+                raise RuntimeError("the run has ended") from error
+
+        return ask
+
+    def pulled(**given: Any) -> Any:
+        ends = ("pull_object", "confirm_message_received")
+        return pull(**{name: failing(value) if name in ends else value for name, value in given.items()})
+
+    return pulled
+
+
 def run_supernode() -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``."""
     prepare_environment()
@@ -155,6 +182,7 @@ def run_supernode() -> None:
 
     loop: Any = import_module("flwr.supernode.start_client_internal")
     loop.time = Pauses()
+    loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
     flower_supernode()
 
 
