@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from fl_lightning.compat import lightning as of_lightning
+from fl_lightning.compat import lightning_tuners
 from fl_lightning.compat.lightning_cli import OpenCLI
 
 
@@ -55,17 +56,17 @@ def test_tuners():
         lr = 0.5
 
         def configure_optimizers(self) -> Any:
-            found.append(of_lightning.belongs_to_tuner(finder))
+            found.append(lightning_tuners.belongs_to_tuner(finder))
             return super().configure_optimizers()
 
     found: list[bool] = []
     finder, module = LearningRateFinder(num_training_steps=4), Rate()
     run = trainer(callbacks=[finder])
-    of_lightning.tune(finder, run, module, LightningDataModule.from_datasets(RandomDataset(32, 64)))
+    lightning_tuners.tune(finder, run, module, LightningDataModule.from_datasets(RandomDataset(32, 64)))
     assert finder.optimal_lr is not None
-    assert (run.global_step, found, of_lightning.belongs_to_tuner(finder)) == (0, [True], False)
-    assert not of_lightning.belongs_to_tuner(BatchSizeFinder())
-    ended = trainer(callbacks=[Hook("on_fit_start", lambda *_: of_lightning.end_of_tuning())])
+    assert (run.global_step, found, lightning_tuners.belongs_to_tuner(finder)) == (0, [True], False)
+    assert not lightning_tuners.belongs_to_tuner(BatchSizeFinder())
+    ended = trainer(callbacks=[Hook("on_fit_start", lambda *_: lightning_tuners.end_of_tuning())])
     ended.fit(BoringModel())
     assert (ended.global_step, ended.state.finished) == (0, True)
 

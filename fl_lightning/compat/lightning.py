@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins import CheckpointIO
@@ -30,7 +30,6 @@ with private_names_of("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.trainer.connectors.logger_connector import result as _results
     from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
-    from lightning.pytorch.utilities.exceptions import _TunerExitException
 
     # A classmethod that refuses to be called on an instance, where 'load_from_checkpoint' would lose its result.
     from lightning.pytorch.utilities.model_helpers import _restricted_classmethod as class_only
@@ -43,7 +42,6 @@ with private_names_of("lightning"):
 __all__ = [
     "FindsLastCheckpoint",
     "OffersOptimizers",
-    "belongs_to_tuner",
     "checkpoint_of",
     "class_only",
     "configured",
@@ -51,7 +49,6 @@ __all__ = [
     "continue_from",
     "continue_global_step",
     "detects_anomalies",
-    "end_of_tuning",
     "forget_compiled",
     "forget_metric_names",
     "fresh_loops",
@@ -67,34 +64,9 @@ __all__ = [
     "stepping_through",
     "swap_logging_advice",
     "synchronises_batch_norm",
-    "tune",
     "wandb_run",
     "wandb_settings",
 ]
-
-# ---------------------------------------------------------------- tuners
-
-
-def belongs_to_tuner(callback: BatchSizeFinder | LearningRateFinder) -> bool:
-    """Return whether a ``Tuner`` added a callback for a fit that ends after tuning."""
-    return bool(callback._early_exit)
-
-
-def tune(
-    callback: BatchSizeFinder | LearningRateFinder, trainer: Trainer, module: LightningModule, data: LightningDataModule
-) -> None:
-    """Fit with a Trainer that has a tuning callback, only until it has found its value."""
-    before, callback._early_exit = callback._early_exit, True
-    try:
-        trainer.fit(module, datamodule=data)
-    finally:
-        callback._early_exit = before
-
-
-def end_of_tuning() -> NoReturn:
-    """End a fit without an error, as the callback of a ``Tuner`` does."""
-    raise _TunerExitException
-
 
 # ---------------------------------------------------------------- optimizers
 

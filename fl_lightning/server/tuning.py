@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from fl_lightning.clients.inner_trainer import inner_trainer
-from fl_lightning.compat.lightning import belongs_to_tuner, end_of_tuning, tune
+from fl_lightning.compat.lightning_tuners import belongs_to_tuner, end_of_tuning, tune
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.plugins.checkpoint_io import use_safe_checkpoints
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
