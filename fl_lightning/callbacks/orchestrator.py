@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.checkpoint_file import require_trusted
@@ -19,7 +18,7 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import require
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.wandb import plot_over_rounds
@@ -42,7 +41,7 @@ from fl_lightning.server.checks.compatibility import (
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import check_privacy
-from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, warn_of_resting_parts
+from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, require_whole_models, warn_of_resting_parts
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
@@ -167,20 +166,16 @@ class FederatedOrchestrator(Callback):
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
         refuse_other_package(trainer, pl_module)
         self._trusted = use_safe_checkpoints(trainer, self.trusted_classes)
-        if stage == "fit":
-            adapt_losses(trainer, self._cleanup)
         if stage != "fit":
             warn_incomplete(self, trainer)
-        if stage != "fit" or not self.enabled:
+            return
+        adapt_losses(trainer, self._cleanup)
+        if not self.enabled:
             return
         refuse_tools(trainer, pl_module, remote=self.pool is not None)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
-        if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
-            raise ConfigurationError(
-                f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
-                f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
-            )
+        require_whole_models(trainer)
         if self.pool is not None:
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))

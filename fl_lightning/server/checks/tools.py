@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.compat.torch import BatchNorm
@@ -71,6 +72,19 @@ def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
         raise ConfigurationError(
             f"The callback {name} tunes the centralized module in one process, on the examples of all clients, but {where}. "
             "Tune in a simulation on one rank, set what it finds, and remove the callback."
+        )
+
+
+def require_whole_models(trainer: Trainer) -> None:
+    """Refuse a Trainer whose ranks hold parts of the model.
+
+    Raises:
+        ConfigurationError: naming its strategy.
+    """
+    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(
+            f"A federation needs one device or DDP, where every rank holds the whole model, but 'trainer.strategy' is "
+            f"{type(trainer.strategy).__name__}. Set it to 'auto' or 'ddp'."
         )
 
 
