@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare, kstest
+from scipy.stats import binomtest, chisquare, kstest
 
 from fl_lightning import ConfigurationError, DomainPartitioner, FederatedDataModule, IIDPartitioner, SimulatedTasksDataModule
 from fl_lightning.functional.related_tasks import related_examples, related_weights
@@ -135,6 +135,18 @@ def test_shift_moves_the_clients_inputs():
     assert means[1].std().item() == pytest.approx((9 + 1 / 20) ** 0.5, rel=0.1)
 
 
+def test_outliers_have_a_second_noise():
+    settings = dict(num_clients=20, groups=1, features=2, examples=(200, 200), test_examples=4000, eval_batch_size=4000)
+    clean, noisy = (drawn(**settings, outlier_noise=5.0, **shares) for shares in ({}, {"outliers": 0.1, "server_outliers": 0.3}))
+    parts = [(data.train_set.tensors, next(iter(data.val_dataloader()))) for data in (clean, noisy)]
+    for ((inputs, targets), (same, moved)), share in zip(zip(*parts, strict=True), (0.1, 0.3), strict=True):
+        assert torch.equal(inputs, same)
+        difference = (moved - targets).double()
+        changed = difference != 0
+        assert binomtest(int(changed.sum()), 4000, share).pvalue > 0.01
+        assert kstest((difference[changed] / 5).numpy(), "norm").pvalue > 0.01
+
+
 def test_the_seed_alone_decides():
     state = torch.get_rng_state()
     one, same, other = (drawn(seed=seed, shift=1.0) for seed in (1, 1, 2))
@@ -157,6 +169,10 @@ def test_the_seed_alone_decides():
         ({"spread": -0.1}, "'data.datamodule.spread' must be 0 or above"),
         ({"noise": -0.1}, "'data.datamodule.noise' must be 0 or above"),
         ({"shift": -0.1}, "'data.datamodule.shift' must be 0 or above"),
+        ({"outlier_noise": -1.0}, "'data.datamodule.outlier_noise' must be 0 or above"),
+        ({"outliers": 1.1}, "'data.datamodule.outliers' must be a share from 0 to 1, but is 1.1"),
+        ({"server_outliers": -0.1}, "'data.datamodule.server_outliers' must be a share from 0 to 1, but is -0.1"),
+        ({"kind": "clusters", "outliers": 0.1}, "'data.datamodule.outliers' must be 0 unless 'kind' is regression, but is 0.1"),
         ({"test_examples": 0}, "'data.datamodule.test_examples' must be 1 or above"),
         ({"batch_size": 0}, "'data.datamodule.batch_size' must be 1 or above"),
         ({"eval_batch_size": 0}, "'data.datamodule.eval_batch_size' must be 1 or above"),

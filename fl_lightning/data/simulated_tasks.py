@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.errors import require
-from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights
+from fl_lightning.functional.related_tasks import Kind, related_examples, related_weights, with_outliers
 from fl_lightning.functional.seeding import generator
 
 
@@ -35,6 +35,10 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         spread: the distance between clients of a group, at least 0.
         noise: the noise on the targets, or the width of the blobs, at least 0.
         shift: the distance between the clients' inputs, at least 0.
+        outliers: the share of the training targets, from 0 to 1, that have a second noise of size ``outlier_noise``; for
+            ``regression`` only.
+        server_outliers: the same share for the server's set.
+        outlier_noise: the size of the outliers' noise, at least 0.
         test_examples: the number of examples in the server's set, at least 1.
         batch_size: the examples per training batch, B.
         eval_batch_size: the examples per evaluation batch.
@@ -51,6 +55,9 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         spread: float = 0.1,
         noise: float = 0.1,
         shift: float = 0.0,
+        outliers: float = 0.0,
+        server_outliers: float = 0.0,
+        outlier_noise: float = 10.0,
         test_examples: int = 500,
         batch_size: int = 10,
         eval_batch_size: int = 1000,
@@ -64,12 +71,16 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         rising = len(examples) == 2 and 1 <= examples[0] <= examples[1]
         require(rising, name + "examples", "two numbers of 1 or above, the smallest and the largest", examples)
         require(kind in get_args(Kind), name + "kind", f"one of {', '.join(get_args(Kind))}", kind)
-        for setting, value in (("spread", spread), ("noise", noise), ("shift", shift)):
+        for setting, value in (("spread", spread), ("noise", noise), ("shift", shift), ("outlier_noise", outlier_noise)):
             require(value >= 0, name + setting, "0 or above", value)
+        for setting, value in (("outliers", outliers), ("server_outliers", server_outliers)):
+            require(0 <= value <= 1, name + setting, "a share from 0 to 1", value)
+            require(kind == "regression" or not value, name + setting, "0 unless 'kind' is regression", value)
         require(test_examples >= 1, name + "test_examples", "1 or above", test_examples)
         self.num_clients, self.groups, self.features = num_clients, groups, features
         self.examples, self.kind, self.test_examples = (examples[0], examples[1]), kind, test_examples
         self.spread, self.noise, self.shift = spread, noise, shift
+        self.outliers, self.outlier_noise = {"training": outliers, "test": server_outliers}, outlier_noise
         self.seed = seed
 
     def true_weights(self) -> Tensor:
@@ -96,7 +107,8 @@ class SimulatedTasksDataModule(InMemoryDataModule):
         draw = generator(self.seed, "examples", part)
         inputs, targets = related_examples(self.true_weights(), shifts, clients, self.groups, self.kind, self.noise, draw)
         if self.kind == "regression":
-            targets = targets.float()
+            draw = generator(self.seed, "outliers", part)  # apart, so that the other numbers do not depend on them
+            targets = with_outliers(targets, self.outliers[part], self.outlier_noise, draw).float()
         digits = len(str(self.num_clients - 1))  # so that the names sort by number
         names = tuple(f"client {t:0{digits}} of group {t % self.groups}" for t in range(self.num_clients))
         return named_dataset([inputs.float(), targets], domains=clients, domains_names=names)

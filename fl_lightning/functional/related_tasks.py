@@ -62,3 +62,20 @@ def related_examples(
     eps = torch.randn(len(clients), generator=generator, dtype=torch.float64)
     values = (own * inputs).sum(dim=1) + noise * eps
     return inputs, values if kind == "regression" else (values > 0).long()
+
+
+def with_outliers(targets: Tensor, share: float, noise: float, generator: torch.Generator) -> Tensor:
+    """Return targets of which a share has a second noise: ``y + noise * eps`` with eps from N(0, 1).
+
+    Args:
+        targets: y, shape (n,), floating point.
+        share: the probability that a target is an outlier, from 0 to 1.
+        noise: the size of the outliers' noise, at least 0.
+        generator: draws which ones, then eps of all.
+
+    Returns:
+        Targets of the same shape and dtype.
+    """
+    chosen = torch.rand(len(targets), generator=generator, dtype=torch.float64) < share
+    eps = torch.randn(len(targets), generator=generator, dtype=torch.float64)
+    return targets + (noise * eps * chosen).to(targets.dtype)
