@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
-from fl_lightning.functional.seeding import derive_seed, reseed
+from fl_lightning.functional.seeding import GENERATORS, derive_seed, reseed
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
@@ -29,6 +29,7 @@ _HOLDERS = (Tensor, *_CONTAINERS)
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
 _OF_THE_LAYOUT = {"track_running_stats"}
 """What the server's model switches on and off at the clients, so that no turn may restore it."""
+_NOT_THE_USERS = _INTERNAL | _OF_THE_LAYOUT
 _ABSENT = object()
 
 
@@ -43,27 +44,34 @@ class PythonState:
         self._module = module
         self._beginning: dict[tuple[str, str], Any] = {}
         self._warned: set[tuple[str, str]] = set()
-        for key, value in self._attributes():
+        for key, value in self._attributes(self._parts()):
             if isinstance(value, _PLAIN):
                 self._beginning[key] = value
             elif _is_copied(value):
                 self._beginning[key] = copy.deepcopy(value)
 
-    def _attributes(self) -> Iterator[tuple[tuple[str, str], Any]]:
+    def _parts(self) -> dict[str, nn.Module]:
+        return dict(self._module.named_modules())
+
+    def _attributes(self, parts: Mapping[str, nn.Module]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
 
         Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes.
         """
-        own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
-        for prefix, part in self._module.named_modules():
+        own: set[int] | None = None
+        for prefix, part in parts.items():
             if isinstance(part, Metric):
                 continue
             for name, value in list(vars(part).items()):
                 # Lightning creates '_hparams' when they are read for the first time.
-                if name in _INTERNAL | _OF_THE_LAYOUT or name.startswith("_hparams"):
+                if name in _NOT_THE_USERS or name.startswith("_hparams"):
                     continue
-                if not (isinstance(value, _HOLDERS) and _holds(value, own)):
-                    yield (prefix, name), value
+                if isinstance(value, _HOLDERS):
+                    if own is None:
+                        own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+                    if _holds(value, own):
+                        continue
+                yield (prefix, name), value
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
         """Restore the attributes, continue those that the client keeps, and seed generators.
@@ -73,8 +81,9 @@ class PythonState:
             kept: what :meth:`end` returned after the client's last turn.
         """
         parts = self.restore()
-        for (prefix, name), value in self._attributes():
-            reseed(value, derive_seed(seed, f"{prefix}.{name}"))
+        for (prefix, name), value in self._attributes(parts):
+            if isinstance(value, GENERATORS):
+                reseed(value, derive_seed(seed, f"{prefix}.{name}"))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
@@ -82,8 +91,8 @@ class PythonState:
 
     def restore(self) -> dict[str, nn.Module]:
         """Give the attributes their values of the start of the fit, as before an evaluation, and return the module's parts."""
-        parts = dict(self._module.named_modules())
-        for (prefix, name), value in self._attributes():
+        parts = self._parts()
+        for (prefix, name), value in self._attributes(parts):
             if (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
                 delattr(parts[prefix], name)  # it did not exist at the start
         for (prefix, name), value in self._beginning.items():
@@ -94,7 +103,7 @@ class PythonState:
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
-        parts = dict(self._module.named_modules())
+        parts = self._parts() if kept else {}
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             buffer = dict(parts[prefix].named_buffers(recurse=False)).get(name) if prefix in parts else None
@@ -113,8 +122,9 @@ class PythonState:
         """
         kept: dict[str, Any] = {}
         renewed: list[str] = []
-        own = {(prefix, name) for prefix, part in self._module.named_modules() for name in client_state(part)}
-        for key, value in self._attributes():
+        parts = self._parts()
+        own = {(prefix, name) for prefix, part in parts.items() for name in client_state(part)}
+        for key, value in self._attributes(parts):
             changed = not _equal(value, self._beginning.get(key, _ABSENT))
             if key in own or not changed or key[1] in ignored:
                 continue
@@ -123,7 +133,6 @@ class PythonState:
             elif _is_copied(value) and key not in self._warned:
                 self._warned.add(key)
                 renewed.append(".".join(key).lstrip("."))
-        parts = dict(self._module.named_modules())
         for prefix, name in own:
             value = getattr(parts[prefix], name)
             _require_storable(name, value)

@@ -126,12 +126,14 @@ class ResidentModel:
     def _warn_of_changed_buffers(self, state: ModelState) -> None:
         """Warn once of buffers that are not sent back, if training changes them and no client keeps them."""
         *_, names = state.names()
+        if self._warned.issuperset(names):
+            return
         kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in self.module.named_modules() for name in client_state(part)}
-        own = state.tensors() if set(names) - kept - self._warned else {}
+        own = state.tensors() if set(names) - kept else {}
         changed = sorted(
             name for name in own if name in names and name not in kept and differs(own[name], self.server.tensors[name])
         )
-        if changed and not self._warned.issuperset(changed):
+        if not self._warned.issuperset(changed):
             self._warned.update(changed)
             rank_zero_warn(
                 f"Training changed the buffer {', '.join(map(repr, changed))} of {type(self.module).__name__}, which is not "

@@ -318,7 +318,9 @@ class ClientSession(Callback):
 
     def _rest(self, epoch: int) -> None:
         """Remove the gradients of the part that does not train in an epoch of the turn, so that optimizers skip it."""
-        resting = {rule.resting(epoch) for rule in self._rules}
+        resting = {rule.resting(epoch) for rule in self._rules} - {None}
+        if not resting:
+            return
         for part, parameters in (("shared", self._client.parameters()), ("personal", self._client.own_parameters())):
             if part in resting:
                 for parameter in parameters:

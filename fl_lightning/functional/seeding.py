@@ -94,6 +94,10 @@ class RandomNumbers:
             current._set()
 
 
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""What :func:`reseed` can seed."""
+
+
 def reseed(value: object, seed: int) -> None:
     """Seed a generator of torch, NumPy or ``random``; leave any other object alone."""
     if isinstance(value, torch.Generator):
