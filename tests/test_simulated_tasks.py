@@ -136,8 +136,9 @@ def test_shift_moves_the_clients_inputs():
 
 
 def test_outliers_have_a_second_noise():
-    settings = dict(num_clients=20, groups=1, features=2, examples=(200, 200), test_examples=4000, eval_batch_size=4000)
-    clean, noisy = (drawn(**settings, outlier_noise=5.0, **shares) for shares in ({}, {"outliers": 0.1, "server_outliers": 0.3}))
+    sizes = {"num_clients": 20, "groups": 1, "examples": (200, 200), "test_examples": 4000, "eval_batch_size": 4000}
+    shares = {"outliers": 0.1, "server_outliers": 0.3}
+    clean, noisy = (drawn(**sizes, outlier_noise=5.0, **more) for more in ({}, shares))
     parts = [(data.train_set.tensors, next(iter(data.val_dataloader()))) for data in (clean, noisy)]
     for ((inputs, targets), (same, moved)), share in zip(zip(*parts, strict=True), (0.1, 0.3), strict=True):
         assert torch.equal(inputs, same)
