@@ -193,11 +193,12 @@ class ClientInfo:
 
     Attributes:
         name: the client's name in tables and messages.
-        num_examples: the number of its training examples.
+        num_examples: the number of its training examples; 1 if it is unknown.
         label_counts: the number of its examples of each class; None if it does not report them.
         num_validation: the number of examples in its own validation part, if it is remote.
         num_test: the number of examples in its own test part, if it is remote.
         classes: the names of the classes in the order of their numbers, if it is remote and its dataset names them.
+        streams: whether it reads a stream without a length, so that each update tells how many examples it trained on.
     """
 
     name: str
@@ -206,3 +207,4 @@ class ClientInfo:
     num_validation: int = 0
     num_test: int = 0
     classes: tuple[str, ...] | None = None
+    streams: bool = False

@@ -30,7 +30,7 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 4
+FORMAT = 5
 """The version of the format, which increases when a message changes."""
 
 _KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)

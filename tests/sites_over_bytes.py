@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import yaml
 from federation_demo import same_bits, weights, write_rows
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
 
+from fl_lightning import TableDataModule
 from fl_lightning.cli import main
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.site_data import SiteData, read_settings
@@ -112,7 +114,7 @@ def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None
 
 def give_parts(folder: Path) -> None:
     """Give each site the parts that the simulation would hold back for it, as files of their own, and start the sites."""
-    from fl_lightning import DomainPartitioner, FederatedDataModule, TableDataModule
+    from fl_lightning import DomainPartitioner, FederatedDataModule
 
     arguments = table("all", test_path="test.csv")["init_args"]
     data = FederatedDataModule(TableDataModule(**arguments), DomainPartitioner(), client_validation=0.25, client_test=0.25)
@@ -126,6 +128,29 @@ def give_parts(folder: Path) -> None:
             site[key] = table(str(folder / name / f"{part}.csv"))
         (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
         start_site(folder, name)
+
+
+class RowStream(IterableDataset[Any]):
+    """Yields the rows of a file, and does not know how many there are."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = TableDataModule(**table(self.path)["init_args"])
+        rows.setup("fit")
+        return (rows.train_set[k] for k in range(len(rows.train_set)))
+
+
+class Streaming(LightningDataModule):
+    """``datamodule: sites_over_bytes.Streaming``."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(RowStream(self.path), batch_size=8)
 
 
 class Crash(Callback):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from sites_over_bytes import (
     ABSENT,
     HOOK,
@@ -28,7 +31,8 @@ from sites_over_bytes import (
 
 import fl_lightning
 from fl_lightning.export_command import main as export_main
-from fl_lightning.flower import envelope
+from fl_lightning.flower import envelope, site_check
+from fl_lightning.messages import ClientInfo
 from fl_lightning.types import Compressed, Snapshot
 
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
@@ -92,6 +96,24 @@ def test_scores_and_evaluations_at_the_sites(tmp_path, monkeypatch):
     numbers = [[line.split(",")[1:] for line in lines[1:]] for lines in tables]
     assert numbers[0] == numbers[1]
     assert len(numbers[0]) >= 3
+
+
+def test_streams_at_the_sites_give_the_bits_of_the_simulation(tmp_path, monkeypatch):
+    """The sites do not know how many rows they have; the updates tell, and weigh by it."""
+    prepare(tmp_path, monkeypatch)
+    own = {}
+    for name in NAMES:
+        own[name] = {"class_path": "sites_over_bytes.Streaming", "init_args": {"path": str(tmp_path / name / "own.csv")}}
+        (tmp_path / name / "data.yaml").write_text(yaml.safe_dump({"datamodule": own[name], "device": "cpu"}))
+        start_site(tmp_path, name)
+    real = federate(configuration())
+    assert [TOLD[name] for name in NAMES] == [ClientInfo(name, 1, streams=True) for name in NAMES]
+    rows = Path("real/client_rounds.csv").read_text().splitlines()
+    column = rows[0].split(",").index("examples")
+    assert [float(row.split(",")[column]) for row in rows[1:4]] == [24.0, 36.0, 48.0]
+    assert same_bits(simulate(configuration() | {"data": {"clients": own}}), real)
+    said = site_check._data(argparse.Namespace(data=tmp_path / "west/data.yaml", name="west"))
+    assert said.startswith("the server would learn the name 'west', a stream, whose length it learns in each round; 0 val")
 
 
 def test_frozen_parts_are_sent_once(tmp_path, monkeypatch):
@@ -461,7 +483,7 @@ def test_what_cannot_work_over_a_network_is_refused_by_name(case, tmp_path, monk
 
 def test_a_server_of_another_minor_version_is_refused_with_both(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
-    from fl_lightning.flower import envelope
+    from fl_lightning.flower import envelope, site_check
 
     told = envelope.opened
 
@@ -611,6 +633,7 @@ HOSTILE = {
     "another client": lambda reply: forged(reply, client=0),
     "another round": lambda reply: forged(reply, round_idx=7),
     "more examples": lambda reply: forged(reply, num_examples=10**9),
+    "no examples": lambda reply: forged(reply, num_examples=0),
     "negative steps": lambda reply: forged(reply, num_steps=-5),
     "a score that is not a number": lambda reply: forged(reply, local_score=math.nan),
     "no model": lambda reply: forged(reply, model=None),

@@ -56,6 +56,10 @@ class OwnLoaders(ClientDatasets):
         super().__init__(splits, evaluation, None, None, None)
         self._loaders = list(loaders.values())
 
+    def size_is_unknown(self, client: int) -> bool:
+        """Return whether a client reads a stream without a length."""
+        return is_unknown(self._loaders[client])
+
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: Any = None) -> Any:
         """Return a client's loader, with its generators seeded; see :meth:`FederatedDataModule.client`.
 

@@ -159,7 +159,9 @@ class RemotePool:
             if found is None:
                 return False
             assert self._check is not None
-            update = update_in(found, exchange.who(client), chain.job, self._infos[client].num_examples, self._check)
+            info = self._infos[client]
+            examples = None if info.streams else info.num_examples
+            update = update_in(found, exchange.who(client), chain.job, examples, self._check)
             chain.take(exchange.sized(update, answer))
         except ClientError as error:
             if answer.content is None and chain.attempt <= self._faults.retries:

@@ -19,15 +19,18 @@ from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.messages import ChainReport, ClientJob, EvalReport
 from fl_lightning.types import ClientUpdate
 
+_MOST_EXAMPLES = 2**40
+"""The most training examples that a site may claim."""
 
-def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int, check: UpdateCheck) -> ClientUpdate:
+
+def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int | None, check: UpdateCheck) -> ClientUpdate:
     """Return the update in a reply.
 
     Args:
         found: the contents of the reply.
         who: the site, for messages.
         job: the turn that the site was asked for.
-        examples: the number of training examples that the site has told.
+        examples: the number of training examples that the site has told; None if it learns it in training.
         check: refuses updates that cannot be aggregated.
 
     Raises:
@@ -45,9 +48,10 @@ def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int,
         raise SiteError(who, "no update")
     (update,) = report.updates[-1:]
     update = _restored(update, who, check)
-    if update.model is None or (update.client, update.round_idx, update.num_examples) != (job.client, job.round_idx, examples):
-        raise SiteError(who, "its update is for another client, round or number of examples.")
     _require_numbers(who, update)
+    expected = (job.client, job.round_idx, update.num_examples if examples is None else examples)
+    if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
+        raise SiteError(who, "its update is for another client, round or number of examples.")
     _require_tensors(who, update, check.num_parameters)
     return check(update)
 
@@ -96,6 +100,7 @@ def _require_numbers(who: str, update: ClientUpdate) -> None:
     finite = {"local_score": update.local_score, "global_score": update.global_score, "seconds": update.seconds}
     broken = [name for name, value in finite.items() if value is not None and not math.isfinite(value)]
     broken += ["num_steps"] if update.num_steps < 0 else []
+    broken += ["num_examples"] if not 0 < update.num_examples <= _MOST_EXAMPLES else []
     broken += ["normalizer"] if update.normalizer is not None and not 0 < update.normalizer < math.inf else []
     if broken:
         raise SiteError(who, f"'{broken[0]}' is outside its range.")

@@ -180,7 +180,8 @@ def _data(arguments: argparse.Namespace) -> str:
     settings = read_settings(Path(arguments.data))
     data = SiteData(settings)
     info = data.info(arguments.name, settings.policy.label_counts)
-    lines = [f"the server would learn the name '{info.name}', {info.num_examples} training examples"]
+    training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
+    lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
     lines += [f"the names of the classes: {', '.join(info.classes)}"] if info.classes else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from torch.utils.data import IterableDataset
 
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.flower.policy import Policy
@@ -77,6 +79,22 @@ def read_settings(path: Path) -> SiteSettings:
         raise ConfigurationError(f"'{path}' cannot be read: {' '.join(line.strip() for line in cause)[:600]}") from error
 
 
+def _whole(settings: SiteSettings) -> FederatedDataModule:
+    """Return the site's examples as those of one client, set up; a stream is read by its own loader."""
+    held = {"client_validation": settings.client_validation, "client_test": settings.client_test}
+    whole = FederatedDataModule(settings.datamodule, WholePartitioner(), **held)
+    whole.prepare_data()
+    try:
+        whole.setup("fit")
+    except DataError:
+        loader: Any = settings.datamodule.train_dataloader()
+        if not isinstance(getattr(loader, "dataset", None), IterableDataset):
+            raise
+        whole = FederatedDataModule.from_clients({"site": loader}, **held)
+        whole.setup("fit")
+    return whole
+
+
 class SiteData:
     """Serve the examples of one site; see :class:`~fl_lightning.clients.client_data.ClientData`.
 
@@ -85,14 +103,7 @@ class SiteData:
     """
 
     def __init__(self, settings: SiteSettings) -> None:
-        whole = FederatedDataModule(
-            settings.datamodule,
-            WholePartitioner(),
-            client_validation=settings.client_validation,
-            client_test=settings.client_test,
-        )
-        whole.prepare_data()
-        whole.setup("fit")
+        whole = _whole(settings)
         self._views: dict[Part, FederatedDataModule] = {"training": whole}
         self._separate: dict[Part, FederatedDataModule] = {}
         given: dict[Part, LightningDataModule | None] = {"validation": settings.validation, "test": settings.test}
@@ -128,7 +139,9 @@ class SiteData:
         dataset: Any = self.whole.client_datasets.source.dataset
         names = getattr(dataset, "classes", None)
         classes = None if names is None else tuple(str(name)[:100] for name in names)
-        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes)
+        own = self.whole.client_datasets
+        streams = isinstance(own, OwnLoaders) and own.size_is_unknown(0)
+        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes, streams)
 
     def _here(self, client: int) -> None:
         if client != self.number:
