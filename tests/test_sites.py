@@ -483,7 +483,7 @@ def test_what_cannot_work_over_a_network_is_refused_by_name(case, tmp_path, monk
 
 def test_a_server_of_another_minor_version_is_refused_with_both(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
-    from fl_lightning.flower import envelope, site_check
+    from fl_lightning.flower import envelope
 
     told = envelope.opened
 

@@ -81,7 +81,7 @@ def read_settings(path: Path) -> SiteSettings:
 
 def _whole(settings: SiteSettings) -> FederatedDataModule:
     """Return the site's examples as those of one client, set up; a stream is read by its own loader."""
-    held = {"client_validation": settings.client_validation, "client_test": settings.client_test}
+    held: Any = {"client_validation": settings.client_validation, "client_test": settings.client_test}
     whole = FederatedDataModule(settings.datamodule, WholePartitioner(), **held)
     whole.prepare_data()
     try:
