@@ -43,12 +43,15 @@ class PythonState:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._beginning: dict[tuple[str, str], Any] = {}
+        self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._warned: set[tuple[str, str]] = set()
         for key, value in self._attributes(self._parts()):
             if isinstance(value, _PLAIN):
                 self._beginning[key] = value
             elif _is_copied(value):
                 self._beginning[key] = copy.deepcopy(value)
+            if _is_constant(value):
+                self._constants.setdefault(key[0], {})[key[1]] = value
 
     def _parts(self) -> dict[str, nn.Module]:
         return dict(self._module.named_modules())
@@ -56,15 +59,17 @@ class PythonState:
     def _attributes(self, parts: Mapping[str, nn.Module]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
 
-        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes.
+        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes; and, to save time,
+        constants that are still the objects of the start.
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
             if isinstance(part, Metric):
                 continue
+            constants = self._constants.get(prefix, {})
             for name, value in list(vars(part).items()):
                 # Lightning creates '_hparams' when they are read for the first time.
-                if name in _NOT_THE_USERS or name.startswith("_hparams"):
+                if constants.get(name, _ABSENT) is value or name in _NOT_THE_USERS or name.startswith("_hparams"):
                     continue
                 if isinstance(value, _HOLDERS):
                     if own is None:
@@ -153,6 +158,10 @@ def _is_copied(value: Any) -> bool:
         return False
     items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
     return all(isinstance(item, _PLAIN) or _is_copied(item) for item in items)
+
+
+def _is_constant(value: Any) -> bool:
+    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_constant, value)))
 
 
 def _holds(value: Any, tensors: set[int]) -> bool:
