@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: fit test lint docs docs-test studies clean federation test-flower test-third-party
+.PHONY: fit test lint package docs docs-test studies clean federation test-flower test-third-party
 
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -39,6 +39,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+package: .venv/installed # wheel and sdist in dist/, checked; the wheel alone is used in another environment and folder
+	rm -rf dist
+	$(BIN)/python tools/check_package.py
 
 docs: .venv/installed # the site, in docs/_build/html; any warning is an error
 	$(BIN)/sphinx-build --quiet -W -n docs docs/_build/html
