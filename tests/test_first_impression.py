@@ -45,12 +45,12 @@ def test_a_run_and_its_resume_say_nothing_that_concerns_nobody(fl, monkeypatch):
         assert "Validated on the 1,000 test images, as papers often do." in text
 
 
-def test_lightnings_own_summary_is_there_for_those_who_ask(fl):
+def test_lightnings_own_summary_is_there_for_those_who_ask(fl, caplog):
     flags = [flag for flag in SMALL if "summary" not in flag]
     more = ["--trainer.max_epochs=1", "--trainer.logger=false", "--trainer.enable_model_summary=true"]
     status, text = fl("fit", "--config", ADAFED, *flags, *more)
     assert status == 0
-    assert "Trainable params" in text
+    assert "Trainable params" in text + caplog.text
 
 
 def test_only_the_deprecated_argument_is_dropped(tmp_path):

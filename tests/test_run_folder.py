@@ -262,6 +262,7 @@ def test_a_read_only_folder_is_one_message(fl, verb, monkeypatch):
     def touch(self, *args, **kwargs):
         read_only(self, "w")
 
+    monkeypatch.setattr(Path, "open", read_only)
     monkeypatch.setattr("io.open", read_only)
     monkeypatch.setattr("builtins.open", read_only)
     monkeypatch.setattr(Path, "touch", touch)

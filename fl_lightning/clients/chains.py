@@ -207,8 +207,8 @@ class ChainTrainer:
     def failed(self, job: ClientJob, error: Exception, attempts: int) -> ClientFailure:
         """Return a client's failure if the policy allows the round to continue; otherwise raise the error."""
         if not self._skips(error):
-            if hasattr(error, "add_note"):  # not in Python 3.10
-                error.add_note(f"In round {job.round_idx}, client {self._name_of(job.client)}.")
+            note = f"In round {job.round_idx}, client {self._name_of(job.client)}."
+            vars(error).setdefault("__notes__", []).append(note)  # add_note, which Python 3.10 does not have
             raise error
         if job.client in self._before:
             self._memory.restore(job.client, self._before.pop(job.client))

@@ -43,6 +43,11 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
     return table_of(f"{measure.title} over rounds", panel.axis, panel.rows(measure.name), heads, body, note)
 
 
+def _variance(values: list[float]) -> float:
+    """Return the sample variance; NaN if a value is NaN, at which Python 3.10's own raises."""
+    return math.nan if any(map(math.isnan, values)) else statistics.variance(values)
+
+
 def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> Table | None:
     """Tabulate maximum, mean and variance of later rounds, averaged over seeds (FedNova thesis); None without such rounds."""
     columns: list[list[Sample]] = [[], [], []]
@@ -52,7 +57,7 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
         extreme = max if measure.higher else min
         columns[0].append(Sample(tuple(extreme(values) for values in late)))
         columns[1].append(Sample(tuple(statistics.fmean(values) for values in late)))
-        columns[2].append(Sample(tuple(statistics.variance(values) for values in late if len(values) > 1)))
+        columns[2].append(Sample(tuple(_variance(values) for values in late if len(values) > 1)))
     if not any(sample.values for sample in columns[0]):
         return None
     directions, compete = [measure.higher, measure.higher, False], panel.compete(measure.name)

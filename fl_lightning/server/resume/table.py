@@ -109,7 +109,8 @@ TABLE: dict[str, Row] = {
     ),
     "LabelAveraging": Row(on_purpose="augmentation"),
     "SimulatedTasksDataModule": Row(
-        on_purpose="num_clients groups features examples kind spread noise shift test_examples batch_size eval_batch_size seed"
+        on_purpose="num_clients groups features examples kind spread noise shift outliers server_outliers outlier_noise "
+        "test_examples batch_size eval_batch_size seed"
     ),
     "TableDataModule": Row(
         free="path test_path",
