@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from jsonargparse import Namespace, dict_to_namespace
+from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
@@ -69,7 +69,7 @@ class SaveRunConfig(SaveConfigCallback):
             return
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # parsed, and so checked
+        text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)  # parsed, and so checked
         origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
         for logger in trainer.loggers:
             describe_run(logger, yaml.safe_load(text), origin)
@@ -272,7 +272,8 @@ def _default_loggers(root: Path) -> list[Namespace]:
     wandb = {"project": "fl_lightning", "name": root.name, "save_dir": str(root)}
     csv = {"save_dir": str(root), "name": "csv"}
     names = ("lightning.pytorch.loggers.WandbLogger", "lightning.pytorch.loggers.CSVLogger")
-    return [dict_to_namespace({"class_path": n, "init_args": args}) for n, args in zip(names, (wandb, csv), strict=True)]
+    pairs = zip(names, (wandb, csv), strict=True)
+    return [Namespace(class_path=n, init_args=Namespace(args)) for n, args in pairs]  # type: ignore[no-untyped-call]
 
 
 def _is_first_rank() -> bool:

@@ -47,6 +47,6 @@ class OpenCLI(LightningCLI):
     def _dump_config(self) -> None:
         """Write the settings once for all classes, as Lightning does, but without parsing them again."""
         if not hasattr(self, "config_dump"):
-            text = self.parser.dump(self.config, skip_link_targets=False, skip_none=False, skip_validation=True, format="yaml")
+            text = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True, format="yaml")
             config = yaml.safe_load(text)
             self.config_dump = config[self.config.subcommand] if "subcommand" in self.config else config

@@ -48,7 +48,7 @@ def configuration(trainer: Trainer, settings: Any, model: Mapping[str, Any] | No
 
 def _typed(saved: SaveConfigCallback) -> dict[str, Any]:
     """Return the values that the command line was given."""
-    values = yaml.safe_load(saved.parser.dump(saved.config, skip_none=False, skip_validation=True))
+    values = yaml.safe_load(saved.parser.dump(saved.config, skip_unset=False, skip_validation=True))
     federation = {name: values["federation"].get(name) for name in SECTIONS}
     federation["strategy"] = federation["strategy"] or {"class_path": "fl_lightning.FedAvg", "init_args": {}}
     federation["route"] = federation["route"] or {"class_path": "fl_lightning.ServerRoute", "init_args": {}}

@@ -9,7 +9,7 @@ import io
 import json
 from typing import Any
 
-from jsonargparse import Namespace, dict_to_namespace
+from jsonargparse import Namespace
 
 from fl_lightning.cli import FederationCLI
 from fl_lightning.cli_parser import FederationParser
@@ -26,7 +26,7 @@ class _Parser(FederationCLI):
 
     def parse_arguments(self, parser: Any, args: Any) -> None:
         """Parse later, in :meth:`SettingsReader.read`."""
-        self.config = dict_to_namespace({"subcommand": "fit"})
+        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]
 
     def read_checkpoint_settings(self) -> None:
         """Read no checkpoint."""
@@ -87,7 +87,7 @@ class SettingsReader:
         """Return a configuration as YAML, for ``fl-lightning fit --config``."""
         subcommands = subcommand_parsers(self._parser)
         assert subcommands is not None
-        return str(subcommands["fit"].dump(config, skip_none=False, skip_validation=True))  # the parser has checked it
+        return str(subcommands["fit"].dump(config, skip_unset=False, skip_validation=True))  # the parser has checked it
 
 
 def fingerprint(text: str) -> str:
