@@ -282,7 +282,10 @@ def test_networks_built_in_setup_or_configure_model():
     assert results[0] == results[1] > 0.5
 
 
-def test_inner_trainers_say_nothing(capfd, caplog):
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_inner_trainers_say_nothing(package, capfd, caplog, monkeypatch):
+    """The package ``pytorch_lightning``, imported by others, gives Lightning its own logger."""
+    monkeypatch.setattr("lightning_utilities.core.rank_zero.log", logging.getLogger(f"{package}.utilities.rank_zero"))
     with caplog.at_level(logging.INFO):
         federate(Plain(), 1)
         one = len(caplog.records)

@@ -16,7 +16,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import WarningCache
+from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_module
 from lightning.pytorch.utilities.warnings import PossibleUserWarning
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -172,7 +172,7 @@ def restart(trainer: Trainer) -> None:
         plugin.scaler = torch.amp.GradScaler(plugin.device)
 
 
-_LOGGERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")
+_LOGGERS = ("lightning.pytorch.accelerators.cuda", "lightning.fabric.utilities.seed")
 
 
 class _NoAdvice(WarningCache):
@@ -192,7 +192,8 @@ def quiet() -> Iterator[None]:
     Lightning gives this advice once per metric and process, so an inner Trainer on a single rank must not use it up.
     """
     advice = swap_logging_advice(_NO_ADVICE)
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    # 'pytorch_lightning' puts a logger of its own in the place of Lightning's where anything imports it
+    loggers = [rank_zero_module.log, *(logging.getLogger(name) for name in _LOGGERS)]
     states = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True  # cheaper than setting a level, which clears the caches of all loggers
