@@ -22,7 +22,7 @@ federation: .venv-flower/installed
 	.venv-flower/bin/python tools/federation_demo.py
 
 test-flower: .venv-flower/installed
-	.venv-flower/bin/pytest -m flower tests/test_flower.py
+	.venv-flower/bin/pytest -m flower tests/test_flower.py tests/test_flower_state.py
 
 .venv-third-party/installed: pyproject.toml # an environment of its own: these packages bring many others
 	$(PYTHON) -m venv .venv-third-party

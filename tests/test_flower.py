@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from federation_demo import Federation, digits, same_bits, wait_for, weights
+from wandb_file import history
 
 import fl_lightning
 from fl_lightning.compat.flower import TESTED, installed_version
@@ -23,6 +25,29 @@ pytestmark = [
 ]
 LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fabric")
 """A round of several seconds, in which something can be killed."""
+STREAM = """import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Rows(IterableDataset):
+    def __init__(self, path):
+        self.path = path
+
+    def __iter__(self):
+        for row in np.loadtxt(self.path, delimiter=",", skiprows=1, dtype=np.float32):
+            yield torch.from_numpy(row[:-1]), int(row[-1])
+
+
+class Stream(LightningDataModule):
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def train_dataloader(self):
+        return DataLoader(Rows(self.path), batch_size=20)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -167,52 +192,6 @@ def in_a_round(federation: Federation, name: str, *arguments: str, after: str = 
     return process
 
 
-@pytest.mark.parametrize("step", ["pull_object", "confirm_message_received"])
-def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypatch):
-    """In Flower's own state: nothing is left that a worker would take, and then wait for its contents forever."""
-    from flwr.app import Message, RecordDict
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
-    from flwr.supercore.run import Run, RunNotRunningException
-    from flwr.supercore.task_identity import TaskIdentity
-    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
-    from flwr.supernode.servicer.runtime.runtime_handlers import acquire_task
-    from flwr.supernode.start_client_internal import _pull_and_store_message
-
-    from fl_lightning.compat.flower_site import dropping_incomplete
-
-    store = InMemoryObjectStore()
-    state = InMemoryNodeState(store)
-    state.set_node_id(3)
-    state.store_run(Run.create_empty(7))
-    for name, value in (("task_id", 5), ("run_id", 7), ("node_id", 1)):  # as in the process of a fit
-        monkeypatch.setattr(TaskIdentity, f"_{name}", value)
-    message = Message(RecordDict(), dst_node_id=3, message_type="train")
-    vars(message.metadata)["_message_id"] = message.object_id
-    objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
-    tree = get_object_tree(message)
-
-    def ended(*_: object) -> bytes:
-        raise RunNotRunningException
-
-    calls = {"pull_object": lambda _, name: objects[name], "confirm_message_received": lambda *_: None, step: ended}
-    got = dropping_incomplete(_pull_and_store_message)(
-        state=state,
-        object_store=store,
-        node_config={},
-        receive=lambda: (message, tree),
-        get_run=ended,
-        get_fab=ended,
-        trusted_entities=None,
-        **calls,
-    )
-    assert got is None
-    assert not acquire_task(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), state).token
-    assert len(store) == 0
-
-
 def test_the_server_dies_and_resumes(federation):
     arguments = ("--federation.strategy", "Scaffold")
     whole = simulated(federation, "server dies", *LONG, *arguments)
@@ -266,6 +245,32 @@ def test_interrupting_the_fit_stops_the_sites(federation):
     fit.send_signal(signal.SIGINT)
     wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 10, "the fit and the sites to stop")
     assert fit.returncode == 130
+
+
+def test_streams_and_wandb(federation):
+    """Sites train on streams of lengths that nobody knows, and the server's W&B gets every round."""
+    server = federation.folder / "server"
+    (server / "rows.py").write_text(STREAM)
+    for name, process in federation.sites.items():
+        site = federation.folder / name
+        (site / "rows.py").write_text(STREAM)
+        (site / "data.yaml").write_text("datamodule: {class_path: rows.Stream, init_args: {path: own.csv}}\n")
+        process.send_signal(signal.SIGTERM)
+    for name, process in federation.sites.items():
+        assert process.wait(20) == 0
+        federation.start_site(name)
+    fit = real(federation, "streams", "--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "streams")
+    config = yaml.safe_load((server / "config.yaml").read_text())
+    rows = {name: {"class_path": "rows.Stream", "init_args": {"path": f"all/{name}.csv"}} for name in federation.names}
+    (server / "streams.yaml").write_text(yaml.safe_dump(config | {"data": {"clients": rows}}))
+    federation.call("server", "fit", "--config", "streams.yaml", "--trainer.default_root_dir", "simulated streams")
+    assert same_bits(weights(server / "simulated streams"), fit)
+    (path,) = (server / "streams" / "wandb").glob("offline-run-*/run-*.wandb")
+    rounds = [row for row in history(path) if "client_share/hospital_a" in row]
+    assert len(rounds) == sum("val_accuracy" in row for row in history(path)) == 3
+    examples = {name: len((federation.folder / name / "own.csv").read_text().splitlines()) - 1 for name in federation.names}
+    for name, count in examples.items():
+        assert [row[f"client_share/{name}"] for row in rounds] == pytest.approx([count / sum(examples.values())] * 3)
 
 
 def test_a_site_ends_on_request_with_its_children(federation):

@@ -214,7 +214,8 @@ def test_streams_in_yaml(fl):
     rows = Path("out/client_rounds.csv").read_text().splitlines()
     names = rows[0].split(",")
     assert {float(row.split(",")[names.index("examples")]) for row in rows[1:]} == {8.0, 11.0}
-    assert "ward_a" in text
+    assert Path("out/partition.csv").read_text().split() == ["client,training", "ward_a,", "ward_b,"]
+    assert "2 clients, 2 with a stream of unknown length." in text
 
 
 REFUSED: dict[str, Any] = {

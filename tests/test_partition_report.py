@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_without_labels_there_are_sizes():
     lines = summary(torch.tensor([0]), None).text(9).splitlines()
     assert lines[0].split() == ["client", "training", "test"]
     assert len(lines) == 5
+
+
+def test_a_stream_has_an_unknown_size(tmp_path):
+    parts = {"training": torch.tensor([1, 7, 1]), "validation": torch.tensor([2, 0, 3])}
+    some = PartitionSummary(["ann", "bob", "eve"], parts, None, [], torch.tensor([0]), torch.tensor([True, False, True]))
+    lines = some.text(9).splitlines()
+    assert [line.split() for line in lines[1:4]] == [["ann", "unknown", "2"], ["bob", "7", "0"], ["eve", "unknown", "3"]]
+    assert lines[4] == "3 clients, 2 with a stream of unknown length, 7 training examples: 7 to 7 per client, median 7."
+    some.write(tmp_path / "partition.csv")
+    assert (tmp_path / "partition.csv").read_text().split() == ["client,training,validation", "ann,,2", "bob,7,0", "eve,,3"]
+    assert draw_partition(some, tmp_path / "partition.png")
+    all_of_them = dataclasses.replace(some, streams=torch.tensor([True] * 3))
+    assert all_of_them.text(9).splitlines()[4] == "3 clients, 3 with a stream of unknown length."
+    assert draw_partition(all_of_them, tmp_path / "partition.png")
 
 
 def test_text_tables_align():

@@ -74,7 +74,9 @@ def summarize(data: FederatedDataModule) -> PartitionSummary:
     if not data.has_one_set:
         parts = {name: getattr(division, name) for name in ("training", "validation", "test")}
         sizes = {name: part.sizes for name, part in parts.items() if part is not None}
-        return PartitionSummary(list(division.training.names or ()), sizes, None, [], torch.tensor([0]))
+        clients = range(len(division.training))
+        streams = torch.tensor([data.client_datasets.size_is_unknown(client) for client in clients])
+        return PartitionSummary(list(division.training.names or ()), sizes, None, [], torch.tensor([0]), streams)
     dataset: Any = data.client_datasets.source.dataset
     labels = data.labels if data.labels is not None else labels_at_hand(dataset)
     while isinstance(dataset, Subset):

@@ -69,6 +69,10 @@ class ClientDatasets:
             raise DataError(f"The clients have no {part} examples. Set 'data.client_{part}' to a share above 0, e.g. 0.2.")
         return partition
 
+    def size_is_unknown(self, client: int) -> bool:
+        """Return whether a client trains on a stream without a length; its size is then 1 until it tells."""
+        return False
+
     @property
     def _dataset(self) -> Any:
         """Return the training set.

@@ -41,6 +41,10 @@ class RemoteDatasets(ClientDatasets):
         validation, test = part([i.num_validation for i in infos]), part([i.num_test for i in infos])
         self.splits = ClientSplits(training, validation, test, torch.zeros(0, dtype=torch.int64))
 
+    def size_is_unknown(self, client: int) -> bool:
+        """Return whether a client trains on a stream without a length."""
+        return self.infos[client].streams
+
     def label_counts(self) -> Tensor:
         """Return the clients' label counts, int64, shape (K, C).
 

@@ -28,6 +28,7 @@ class PartitionSummary:
         counts: training examples of each class, int64, shape (K, C); None if the data have no labels in memory.
         classes: names of the classes.
         public: number of additional examples that every client has: by class, shape (C,), or in total, shape (1,).
+        streams: whether each client trains on a stream of unknown length, bool, shape (K,); None if no client does.
     """
 
     clients: Sequence[str]
@@ -35,6 +36,12 @@ class PartitionSummary:
     counts: Tensor | None
     classes: Sequence[str]
     public: Tensor
+    streams: Tensor | None = None
+
+    @property
+    def known(self) -> Tensor:
+        """Return whether each client's number of training examples is known, bool, shape (K,)."""
+        return torch.ones(len(self.clients), dtype=torch.bool) if self.streams is None else ~self.streams
 
     @property
     def columns(self) -> list[str]:
@@ -45,8 +52,13 @@ class PartitionSummary:
 
     @property
     def rows(self) -> list[list[Any]]:
-        """Client, examples of each part, number of classes, earth mover's distance to the total, examples of each class."""
-        sizes = torch.stack(list(self.parts.values()), dim=1).tolist()
+        """Client, examples of each part, number of classes, earth mover's distance to the total, examples of each class.
+
+        An unknown number of training examples is None.
+        """
+        sizes: list[list[int | None]] = torch.stack(list(self.parts.values()), dim=1).tolist()
+        for own, known in zip(sizes, self.known.tolist(), strict=True):
+            own[0] = own[0] if known else None
         if self.counts is None:
             return [[name, *own] for name, own in zip(self.clients, sizes, strict=True)]
         held, distances = (self.counts > 0).sum(dim=1).tolist(), earth_movers_distance(self.counts).tolist()
@@ -56,15 +68,11 @@ class PartitionSummary:
     def text(self, max_clients: int) -> str:
         """Return the terminal's table: the first clients, counts per class if there are few classes, and a summary."""
         width = len(self.columns) if len(self.classes) <= _FEW_CLASSES else len(self.columns) - len(self.classes)
-        rows = [row[:width] for row in self.rows[:max_clients]]
+        rows = [["unknown" if cell is None else cell for cell in row[:width]] for row in self.rows[:max_clients]]
         lines = [text_table([_short(name, 10) for name in self.columns[:width]], rows)]
         if len(self.clients) > max_clients:
             lines.append(f"... and {len(self.clients) - max_clients} more clients")
-        sizes = self.parts["training"]
-        lines.append(
-            f"{len(self.clients)} clients, {int(sizes.sum())} training examples: {int(sizes.min())} to {int(sizes.max())} per "
-            f"client, median {int(sizes.double().quantile(0.5))}."
-        )
+        lines.append(self._summary())
         if self.counts is not None:
             distance = earth_movers_distance(self.counts)
             lines.append(
@@ -77,6 +85,16 @@ class PartitionSummary:
                 line += f"; with them the mean distance is {float(earth_movers_distance(self.counts + self.public).mean()):.3f}"
             lines.append(line + ".")
         return "\n".join(lines)
+
+    def _summary(self) -> str:
+        sizes, streams = self.parts["training"][self.known], int((~self.known).sum())
+        unknown = f", {streams} with a stream of unknown length" if streams else ""
+        if not len(sizes):
+            return f"{len(self.clients)} clients{unknown}."
+        return (
+            f"{len(self.clients)} clients{unknown}, {int(sizes.sum())} training examples: {int(sizes.min())} to "
+            f"{int(sizes.max())} per client, median {int(sizes.double().quantile(0.5))}."
+        )
 
     def write(self, path: Path) -> None:
         """Write all clients and classes to a CSV file."""
@@ -104,12 +122,16 @@ def draw_partition(summary: PartitionSummary, path: Path) -> bool:
     places = torch.arange(clients)
     left = torch.zeros(clients)
     for name, part in summary.parts.items():
+        part = part * summary.known if name == "training" else part
         if few:
             axes[-1].barh(places.numpy(), part.numpy(), left=left.numpy(), label=name)
         else:  # one shape for all clients is faster than one for each
             axes[-1].fill_betweenx(places.numpy(), left.numpy(), (left + part).numpy(), step="mid", label=name)
         left = left + part
     axes[-1].set_xlabel("examples")
+    if few:
+        for place in (~summary.known).nonzero().flatten().tolist():
+            axes[-1].text(0, place, " stream of unknown length", va="center", fontsize="small")
     axes[-1].margins(y=0.01)
     if len(summary.parts) > 1:
         figure.legend(loc="outside upper right", ncols=len(summary.parts), fontsize="small")
