@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from federation_demo import Federation, digits, same_bits, wait_for, weights
 from wandb_file import history
 
 import fl_lightning
+from fl_lightning.cli import main
 from fl_lightning.compat.flower import TESTED, installed_version
 
 pytestmark = [
@@ -75,11 +77,6 @@ def federation(running) -> Federation:
     return running
 
 
-def simulated(federation: Federation, name: str, *arguments: str) -> dict:
-    federation.call("server", "fit", "--config", "config.yaml", "--trainer.default_root_dir", f"simulated {name}", *arguments)
-    return weights(federation.folder / "server" / f"simulated {name}")
-
-
 def start(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:
     return federation.start_fit("--trainer.default_root_dir", name, *arguments)
 
@@ -91,9 +88,14 @@ def ended(federation: Federation, process: subprocess.Popen) -> str:
     return log
 
 
-def real(federation: Federation, name: str, *arguments: str) -> dict:
-    ended(federation, start(federation, name, *arguments))
-    return weights(federation.folder / "server" / name)
+def same_as_simulated(
+    federation: Federation, process: subprocess.Popen, name: str, *arguments: str, config: str = "config.yaml"
+) -> bool:
+    """Simulate, in this process, while the real fit runs, and compare the weights at its end."""
+    with contextlib.chdir(federation.folder / "server"):
+        main(["fit", "--config", config, "--trainer.default_root_dir", f"simulated {name}", *arguments])
+        ended(federation, process)
+        return same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
 
 
 def told(path: Path, text: str) -> Callable[[], bool]:
@@ -123,7 +125,7 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_of_the_simulation(name, federation):
-    assert same_bits(simulated(federation, name, *ALGORITHMS[name]), real(federation, name, *ALGORITHMS[name]))
+    assert same_as_simulated(federation, start(federation, name, *ALGORITHMS[name]), name, *ALGORITHMS[name])
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
@@ -194,20 +196,18 @@ def in_a_round(federation: Federation, name: str, *arguments: str, after: str = 
 
 def test_the_server_dies_and_resumes(federation):
     arguments = ("--federation.strategy", "Scaffold")
-    whole = simulated(federation, "server dies", *LONG, *arguments)
     fit = in_a_round(federation, "server dies", *arguments)
     fit.kill()
     fit.wait(10)
-    assert same_bits(whole, real(federation, "server dies", *LONG, *arguments, "--ckpt_path", "last"))
+    fit = start(federation, "server dies", *LONG, *arguments, "--ckpt_path", "last")
+    assert same_as_simulated(federation, fit, "server dies", *LONG, *arguments)
 
 
 def test_a_worker_dies_and_the_order_is_repeated(federation):
     arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
-    whole = simulated(federation, "worker dies", *LONG, *arguments)
     fit = in_a_round(federation, "worker dies", *arguments)
     os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
-    ended(federation, fit)
-    assert same_bits(whole, weights(federation.folder / "server" / "worker dies"))
+    assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
 
 
 def test_a_site_dies_and_returns(federation):
@@ -226,15 +226,14 @@ def test_a_site_dies_and_returns(federation):
 
 def test_the_superlink_dies_and_the_run_resumes(federation):
     arguments = ("--federation.strategy", "Scaffold")
-    whole = simulated(federation, "link dies", *LONG, *arguments)
     fit = in_a_round(federation, "link dies", *arguments)
     assert federation.server is not None
     federation.server.kill()
     federation.server.wait(10)
     federation.serve()
     if fit.wait(federation.life):
-        real(federation, "link dies", *LONG, *arguments, "--ckpt_path", "last")
-    assert same_bits(whole, weights(federation.folder / "server" / "link dies"))
+        fit = start(federation, "link dies", *LONG, *arguments, "--ckpt_path", "last")
+    assert same_as_simulated(federation, fit, "link dies", *LONG, *arguments)
 
 
 def test_interrupting_the_fit_stops_the_sites(federation):
@@ -247,7 +246,7 @@ def test_interrupting_the_fit_stops_the_sites(federation):
     assert fit.returncode == 130
 
 
-def test_streams_and_wandb(federation):
+def test_streams_and_wandb(federation, monkeypatch):
     """Sites train on streams of lengths that nobody knows, and the server's W&B gets every round."""
     server = federation.folder / "server"
     (server / "rows.py").write_text(STREAM)
@@ -259,12 +258,12 @@ def test_streams_and_wandb(federation):
     for name, process in federation.sites.items():
         assert process.wait(20) == 0
         federation.start_site(name)
-    fit = real(federation, "streams", "--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "streams")
+    fit = start(federation, "streams", "--trainer.logger", "WandbLogger", "--trainer.logger.save_dir", "streams")
     config = yaml.safe_load((server / "config.yaml").read_text())
     rows = {name: {"class_path": "rows.Stream", "init_args": {"path": f"all/{name}.csv"}} for name in federation.names}
     (server / "streams.yaml").write_text(yaml.safe_dump(config | {"data": {"clients": rows}}))
-    federation.call("server", "fit", "--config", "streams.yaml", "--trainer.default_root_dir", "simulated streams")
-    assert same_bits(weights(server / "simulated streams"), fit)
+    monkeypatch.syspath_prepend(server)
+    assert same_as_simulated(federation, fit, "streams", config="streams.yaml")
     (path,) = (server / "streams" / "wandb").glob("offline-run-*/run-*.wandb")
     rounds = [row for row in history(path) if "client_share/hospital_a" in row]
     assert len(rounds) == sum("val_accuracy" in row for row in history(path)) == 3
