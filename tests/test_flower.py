@@ -125,7 +125,8 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_of_the_simulation(name, federation):
-    assert same_as_simulated(federation, start(federation, name, *ALGORITHMS[name]), name, *ALGORITHMS[name])
+    arguments = ("--trainer.max_epochs", "2", *ALGORITHMS[name])
+    assert same_as_simulated(federation, start(federation, name, *arguments), name, *arguments)
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
