@@ -71,3 +71,10 @@ def undocumented(names: list[str]) -> list[str]:
     documented = re.findall(r"^\|(?: [^|`]+ \|)? `([^`]+)` \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
     patterns = [re.escape(p).replace("<client>", r"[^/]+").replace("<class>", r"\d+") for p in documented] + ["step"]
     return [name for name in names if not any(re.fullmatch(p, name) for p in patterns)]
+
+
+def completion(offers: Path) -> dict[str, str]:
+    """Return the environment in which a shell asks what could end a line, and gets the answer in a file."""
+    line = "fl-lightning fit --federation.clients_per"
+    what = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(offers)}
+    return {**what, "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}

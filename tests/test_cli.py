@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, also, fit, small, undocumented
-from launching import launch
+from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL, also, completion, fit, small, undocumented
+from launching import finish, launch, start
 from small_images import paint, write_cifar
 from wandb_file import declared_axes, history
 
@@ -283,20 +283,9 @@ def test_print_config_and_help(fl):
         assert shown in " ".join(text.split())
 
 
-def test_completion_in_the_shell(tmp_path, monkeypatch):
+def test_completion_in_the_shell(tmp_path):
     """As ``eval "$(register-python-argcomplete fl-lightning)"`` asks for it."""
-    line = "fl-lightning fit --federation.clients_per"
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_IFS": "\n",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "offers"),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "COMP_TYPE": "9",
-    }
-    for name, value in asked.items():
-        monkeypatch.setenv(name, value)
-    launch(["-m", "fl_lightning"], 120, tmp_path)
+    finish([start(["-m", "fl_lightning"], tmp_path, completion(tmp_path / "offers"))], 120)
     assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import ADAFED, ROOT, SMALL
+from command_line import ADAFED, ROOT, SMALL, completion
 from launching import Launched, finish, launch, start
 from small_images import paint, write_cifar
 from wandb_file import records
@@ -21,10 +21,11 @@ from fl_lightning import ConfigurationError, command
 from fl_lightning.studies import ReportOptions, Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main
-from fl_lightning.studies.execution import Job, only_one
+from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.settings import SettingsReader
+from fl_lightning.studies.worker import context
 
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
@@ -368,6 +369,17 @@ def test_gpus_are_those_that_the_user_may_see(monkeypatch):
     assert Study(ADAFED, settings=more | {"trainer.devices": 2}, seeds=1)._places() == [{"CUDA_VISIBLE_DEVICES": "2,5"}]
     assert len(Study(ADAFED, settings=more, seeds=1, jobs=4)._places()) == 4
     assert "CUDA_VISIBLE_DEVICES" not in Study(ADAFED, settings={"trainer.accelerator": "cpu"}, seeds=1)._places()[0]
+
+
+def test_runs_have_the_environment_of_their_study(tmp_path, monkeypatch):
+    """Also what a cell of a notebook set after the process had begun from which runs are copied."""
+    earlier = context().Process(target=int)
+    earlier.start()
+    earlier.join()
+    for name, value in completion(tmp_path / "offers").items():
+        monkeypatch.setenv(name, value)
+    assert [status for _, status, _ in run_all([Job("a", tmp_path / "a", "{}", ())], [{}])] == [0]
+    assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
 
 
 def test_runs_done_elsewhere_are_not_run_again(compare, capsys):

@@ -71,7 +71,7 @@ def test_proximal_loss_adds_half_mu_times_the_squared_distance(inner):
 
 def test_proximal_loss_without_an_anchor_says_what_to_call():
     with pytest.raises(ConfigurationError, match=r"Call its anchor\(self.parameters\(\)\) in 'on_train_start'"):
-        ProximalLoss(CrossEntropy(), 0.1)(LOGITS.requires_grad_(), LABELS)
+        ProximalLoss(CrossEntropy(), 0.1)(LOGITS.clone().requires_grad_(), LABELS)
 
 
 @pytest.mark.parametrize(

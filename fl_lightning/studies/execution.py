@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -130,7 +131,7 @@ def run_all(
 
     Args:
         jobs: jobs in the order in which they start.
-        places: environments of the runs that may run at the same time.
+        places: what the environments of the runs that may run at the same time have in addition.
         tell: called every second with the running jobs.
 
     Returns:
@@ -143,7 +144,8 @@ def run_all(
         while waiting or running:
             while waiting and free:
                 place, job = free.pop(0), waiting.pop(0)
-                process = processes.Process(target=work, args=(job.prepare(), places[place], job.log, job.ranks))
+                environment = {**os.environ, **places[place]}
+                process = processes.Process(target=work, args=(job.prepare(), environment, job.log, job.ranks))
                 process.start()
                 running[place] = (job, process, time.monotonic())
             while not wait([process.sentinel for _, process, _ in running.values()], 1.0 if tell else None):

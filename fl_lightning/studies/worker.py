@@ -28,13 +28,14 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
 
     Args:
         arguments: arguments of the command.
-        environment: differences from the study's own environment.
+        environment: the whole environment; that of the process which this one copies may be older.
         log: file to which output is appended.
         ranks: number of processes of the run; several are started anew, as Lightning starts them.
     """
     if hasattr(os, "setsid"):
         os.setsid()  # the study passes Ctrl+C on, once; and ranks belong to this process
     _end_with_the_study()
+    os.environ.clear()
     os.environ.update(environment)
     sink = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (sys.stdout, sys.stderr):
