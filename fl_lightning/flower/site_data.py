@@ -11,7 +11,6 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset
 
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.flower.policy import Policy
@@ -139,8 +138,7 @@ class SiteData:
         dataset: Any = self.whole.client_datasets.source.dataset
         names = getattr(dataset, "classes", None)
         classes = None if names is None else tuple(str(name)[:100] for name in names)
-        own = self.whole.client_datasets
-        streams = isinstance(own, OwnLoaders) and own.size_is_unknown(0)
+        streams = self.whole.client_datasets.size_is_unknown(0)
         return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes, streams)
 
     def _here(self, client: int) -> None:
