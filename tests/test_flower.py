@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from federation_demo import Federation, digits, same_bits, wait_for, weights
 from wandb_file import history
@@ -50,6 +52,26 @@ class Stream(LightningDataModule):
     def train_dataloader(self):
         return DataLoader(Rows(self.path), batch_size=20)
 """
+
+SCRIPT = """import torch
+import yaml
+from lightning.pytorch import Trainer, seed_everything
+
+from fl_lightning import DomainPartitioner, Faults, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import FlowerPool, LocalTraining, TableDataModule
+
+config = yaml.safe_load(open("config.yaml"))
+model = config["model"]
+model["init_args"]["loss"] = {"class_path": "CrossEntropy"}
+seed_everything(0)
+pool = FlowerPool("fed", wait=3, min_sites=2, model=model)
+federation = FederatedOrchestrator(pool=pool, local=LocalTraining(threads=1), faults=Faults(policy="skip"))
+rows = TableDataModule(**{**config["data"]["datamodule"]["init_args"], "path": "few.csv"})
+trainer = Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[federation])
+trainer.fit(pool.build_model(), FederatedDataModule(rows, DomainPartitioner()))
+torch.save(trainer.lightning_module.state_dict(), "script.pt")
+"""
+"""A fit from Python that starts with two sites."""
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +295,23 @@ def test_streams_and_wandb(federation, monkeypatch):
         assert [row[f"client_share/{name}"] for row in rounds] == pytest.approx([count / sum(examples.values())] * 3)
 
 
-def test_a_site_ends_on_request_with_its_children(federation):
-    process = federation.sites["hospital_a"]
+def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):
+    """Its children end with it. The others then give the bits of a federation of these two."""
+    process = federation.sites["hospital_c"]
+    wait_for(lambda: len(descendants(process.pid)) == 2, federation.life, "the site to start")
     children = descendants(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
-    assert len(children) == 2
     assert not any(Path(f"/proc/{child}").exists() for child in children.values())
+    server = federation.folder / "server"
+    (server / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=server, capture_output=True, text=True, timeout=federation.life)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(server / "all", server / "two", ignore=shutil.ignore_patterns("hospital_c.csv"))
+    with contextlib.chdir(server):
+        alone = ("--data.datamodule.path", "two", "--trainer.default_root_dir", "two sites")
+        main(["fit", "--config", "config.yaml", "--trainer.max_epochs", "2", *alone])
+        assert same_bits(weights(Path("two sites")), torch.load("script.pt", weights_only=True))
 
 
 def test_a_revoked_site_cannot_connect(federation):
