@@ -55,6 +55,27 @@ def test_numbers_and_texts_continue_for_each_client_and_the_rest_starts_anew():
     assert sorted(SEEN) == sorted(expected)
 
 
+def test_a_layer_that_has_been_as_it_was_for_many_turns_may_change():
+    """Layers whose attributes are the same objects as before are skipped, but only these."""
+    module = Plain()
+    layer = module.net[0]
+    state = PythonState(module)
+    for _ in range(3):
+        state.begin(0, {})
+        assert state.end() == {}
+    layer.in_features, layer.name = 99, "new"  # one replaced, one added
+    assert state.end() == {"net.0.in_features": 99, "net.0.name": "new"}
+    state.begin(0, {})
+    assert layer.in_features == 4
+    assert not hasattr(layer, "name")
+    del layer.out_features
+    state.begin(0, {"net.0.in_features": 7})
+    assert (layer.in_features, layer.out_features) == (7, 8)
+    assert state.end() == {"net.0.in_features": 7}
+    module.net[1] = torch.nn.Softplus(beta=3)
+    assert state.end() == {"net.0.in_features": 7, "net.1.beta": 3.0, "net.1.threshold": 20.0}
+
+
 class Counting(Plain):
     """Scales its loss by the number of its steps, as a warm-up of its own would."""
 

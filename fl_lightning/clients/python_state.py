@@ -8,6 +8,7 @@ as in one long training, and so does everything that the module names in ``clien
 from __future__ import annotations
 
 import copy
+import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
@@ -44,6 +45,7 @@ class PythonState:
         self._module = module
         self._beginning: dict[tuple[str, str], Any] = {}
         self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
+        self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
         for key, value in self._attributes(self._parts()):
             if isinstance(value, _PLAIN):
@@ -64,19 +66,31 @@ class PythonState:
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
-            if isinstance(part, Metric):
+            attributes = vars(part)
+            if self._is_quiet(prefix, attributes) or isinstance(part, Metric):
                 continue
-            constants = self._constants.get(prefix, {})
-            for name, value in list(vars(part).items()):
+            constants, quiet = self._constants.get(prefix, {}), True
+            for name, value in list(attributes.items()):
                 # Lightning creates '_hparams' when they are read for the first time.
                 if constants.get(name, _ABSENT) is value or name in _NOT_THE_USERS or name.startswith("_hparams"):
                     continue
+                quiet = False
                 if isinstance(value, _HOLDERS):
                     if own is None:
                         own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
                     if _holds(value, own):
                         continue
                 yield (prefix, name), value
+            if quiet:
+                self._quiet[prefix] = (tuple(attributes), tuple(attributes.values()))
+
+    def _is_quiet(self, prefix: str, attributes: Mapping[str, Any]) -> bool:
+        """Return whether all attributes of a part are the objects that were looked through before, without a find.
+
+        Most layers are like that in every turn, and this comparison does not run any Python code for each attribute.
+        """
+        names, values = self._quiet.get(prefix, ((), ()))
+        return tuple(attributes) == names and all(map(operator.is_, attributes.values(), values))
 
     def begin(self, seed: int, kept: Mapping[str, Any]) -> None:
         """Restore the attributes, continue those that the client keeps, and seed generators.
