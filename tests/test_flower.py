@@ -269,6 +269,25 @@ def test_interrupting_the_fit_stops_the_sites(federation):
     assert fit.returncode == 130
 
 
+def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):
+    """Its children end with it. The others then give the bits of a federation of these two."""
+    process = federation.sites["hospital_c"]
+    wait_for(lambda: len(descendants(process.pid)) == 2, federation.life, "the site to start")
+    children = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert not any(Path(f"/proc/{child}").exists() for child in children.values())
+    server = federation.folder / "server"
+    (server / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=server, capture_output=True, text=True, timeout=federation.life)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(server / "all", server / "two", ignore=shutil.ignore_patterns("hospital_c.csv"))
+    with contextlib.chdir(server):
+        alone = ("--data.datamodule.path", "two", "--trainer.default_root_dir", "two sites")
+        main(["fit", "--config", "config.yaml", "--trainer.max_epochs", "2", *alone])
+        assert same_bits(weights(Path("two sites")), torch.load("script.pt", weights_only=True))
+
+
 def test_streams_and_wandb(federation, monkeypatch):
     """Sites train on streams of lengths that nobody knows, and the server's W&B gets every round."""
     server = federation.folder / "server"
@@ -293,25 +312,6 @@ def test_streams_and_wandb(federation, monkeypatch):
     examples = {name: len((federation.folder / name / "own.csv").read_text().splitlines()) - 1 for name in federation.names}
     for name, count in examples.items():
         assert [row[f"client_share/{name}"] for row in rounds] == pytest.approx([count / sum(examples.values())] * 3)
-
-
-def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):
-    """Its children end with it. The others then give the bits of a federation of these two."""
-    process = federation.sites["hospital_c"]
-    wait_for(lambda: len(descendants(process.pid)) == 2, federation.life, "the site to start")
-    children = descendants(process.pid)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    assert not any(Path(f"/proc/{child}").exists() for child in children.values())
-    server = federation.folder / "server"
-    (server / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=server, capture_output=True, text=True, timeout=federation.life)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shutil.copytree(server / "all", server / "two", ignore=shutil.ignore_patterns("hospital_c.csv"))
-    with contextlib.chdir(server):
-        alone = ("--data.datamodule.path", "two", "--trainer.default_root_dir", "two sites")
-        main(["fit", "--config", "config.yaml", "--trainer.max_epochs", "2", *alone])
-        assert same_bits(weights(Path("two sites")), torch.load("script.pt", weights_only=True))
 
 
 def test_a_revoked_site_cannot_connect(federation):

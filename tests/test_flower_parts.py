@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, Node
+from fl_lightning.compat.flower import TESTED, Node, Reply
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import requirements
 from fl_lightning.flower.front import OnlyFleet
@@ -109,6 +109,52 @@ def test_the_transport_names_sites_that_are_offline_or_revoked():
     assert transport.absent() == {1: "it is offline", 2: "it was revoked"}
     transport.send(2, {}, 0, None)
     assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
+
+
+class Link:
+    """A SuperLink that dies once, and answers only what was pushed afterwards."""
+
+    def __init__(self, replies: list[list[Reply]]) -> None:
+        self.replies, self.pushed, self.died = replies, [], True
+
+    def push(self, node: int, parts: Any, group: str, seconds: float) -> str:
+        self.pushed.append((node, parts, group))
+        return f"{node}-{len(self.pushed)}"
+
+    def pull(self, orders: Any) -> list[Reply]:
+        self.asked = sorted(orders)
+        return self.replies.pop(0)
+
+    def recovered(self) -> bool:
+        died, self.died = self.died, False
+        return died
+
+
+def test_orders_without_an_answer_are_sent_again_when_the_superlink_is_back(capsys):
+    link = Link(
+        [
+            [Reply("11-2", b"early")],
+            [Reply("10-1", None, 4)],  # the error of an order that has been sent again
+            [Reply("10-4", b"ten"), Reply("12-3", b"twelve"), Reply("12-5", b"twelve")],
+        ]
+    )
+    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
+    for client in range(3):
+        transport.send(client, {"order": b"%d" % client}, 7, None)
+    answers = transport.answers()
+    assert next(answers) == Answer(1, b"early")
+    assert list(answers) == [Answer(0, b"ten"), Answer(2, b"twelve")]
+    assert link.pushed[3:] == [(10, {"order": b"0"}, "7"), (12, {"order": b"2"}, "7")]
+    assert link.asked == ["10-4", "12-3", "12-5"]
+    assert capsys.readouterr().out == "The SuperLink is back. Orders without an answer are sent again.\n"
+
+
+def test_an_order_that_was_sent_again_ends_at_its_deadline_once():
+    link = Link([[], []])
+    transport = FlowerTransport(link, [10])  # type: ignore[arg-type]
+    transport.send(0, {}, 0, 0.04)
+    assert list(transport.answers()) == [Answer(0, None, "no answer within its deadline")]
+    assert len(link.pushed) == 2
 
 
 def test_a_folder_remembers_what_sites_told(tmp_path):

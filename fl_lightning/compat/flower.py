@@ -7,7 +7,7 @@ Flower requires of a run is a stub without code, which neither side unpacks.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -70,8 +70,13 @@ def as_parts(record: Any) -> dict[str, bytes]:
     return {str(name): bytes(array.data) for name, array in record["message"].items()}
 
 
-def _patient(seconds: float) -> Any:
-    """Return a retry policy that gives up, in place of Flower's, which retries forever and interrupts the process."""
+def _patient(seconds: float, tell: Callable[[Any], None] | None = None) -> Any:
+    """Return a retry policy that gives up, in place of Flower's, which retries forever and interrupts the process.
+
+    Args:
+        seconds: the seconds after which it gives up.
+        tell: is called after each success, with the number of attempts as ``tries``.
+    """
     import httpx
     from flwr.supercore.retry import RetryInvoker, exponential
 
@@ -79,7 +84,7 @@ def _patient(seconds: float) -> Any:
         return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504)
 
     recoverable = (httpx.TransportError, httpx.HTTPStatusError)
-    return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, should_giveup=final)
+    return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, on_success=tell, should_giveup=final)
 
 
 # ---------------------------------------------------------------- the server's end
@@ -207,7 +212,8 @@ class ServerLink:
         from flwr.superlink.grid import HttpGrid
 
         self._grid = HttpGrid(address, False, certificate, token=token)
-        self._grid._retry_invoker = _patient(patience)
+        self._recovered = False
+        self._grid._retry_invoker = _patient(patience, self._note)
         self._heartbeat = heartbeat(self._grid._runtime_client)
         given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
@@ -230,6 +236,18 @@ class ServerLink:
     def nodes(self) -> list[Node]:
         """Return all sites."""
         return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in self._grid.get_nodes()]
+
+    def _note(self, state: Any) -> None:
+        if state.tries > 1:
+            self._recovered = True
+
+    def recovered(self) -> bool:
+        """Return whether the SuperLink was lost and found again since the last call of this method.
+
+        It delivers each message at most once: one that was on its way to or from it when it died is lost without an error.
+        """
+        found, self._recovered = self._recovered, False
+        return found
 
     def push(self, node_id: int, parts: Mapping[str, bytes], group: str, seconds: float) -> str | None:
         """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def _link(call: Any, folder: ServerFolder) -> Any:
         raise
 
 
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """Hold a request that is under way: its client, what was sent, its round, and when its time is over."""
+
+    client: int
+    parts: Parts
+    round_idx: int
+    end: float
+
+
 class FlowerTransport:
     """Exchange bytes through a SuperLink; see :class:`Transport`.
 
@@ -134,7 +145,7 @@ class FlowerTransport:
 
     def __init__(self, link: ServerLink, nodes: Sequence[int | None]) -> None:
         self._link, self._nodes = link, list(nodes)
-        self._waiting: dict[str, tuple[int, float]] = {}
+        self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
         self._refused: list[int] = []
 
     def absent(self) -> dict[int, str]:
@@ -145,13 +156,18 @@ class FlowerTransport:
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
-        limit = _DAY if seconds is None else seconds
-        node = self._nodes[client]
-        order = None if node is None else self._guarded(lambda: self._link.push(node, parts, str(round_idx), limit))
-        if order is None:
+        end = time.monotonic() + (_DAY if seconds is None else seconds)
+        if not self._push(_Order(client, parts, round_idx, end)):
             self._refused.append(client)
-        else:
-            self._waiting[order] = client, time.monotonic() + limit
+
+    def _push(self, order: _Order) -> bool:
+        node, seconds = self._nodes[order.client], max(0.0, order.end - time.monotonic())
+        if node is None:
+            return False
+        message = self._guarded(lambda: self._link.push(node, order.parts, str(order.round_idx), seconds))
+        if message is not None:
+            self._waiting[message] = order
+        return message is not None
 
     def answers(self) -> Iterator[Answer]:
         """See :meth:`Transport.answers`."""
@@ -161,18 +177,34 @@ class FlowerTransport:
                 yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
             replies: list[Reply] = self._guarded(lambda: list(self._link.pull(self._waiting))) if self._waiting else []
             for reply in replies:
-                client, _ = self._waiting.pop(reply.order, (None, 0.0))
-                if client is not None:
-                    cause = "" if reply.content is not None else _CAUSES.get(reply.error, f"error {reply.error} of Flower")
-                    yield Answer(client, reply.content, cause)
+                order = self._waiting.pop(reply.order, None)
+                if order is None or (reply.content is None and order in self._waiting.values()):
+                    continue  # its order was sent again, and the other one has been or will be answered
+                self._drop(order)
+                cause = "" if reply.content is not None else _CAUSES.get(reply.error, f"error {reply.error} of Flower")
+                yield Answer(order.client, reply.content, cause)
             now = time.monotonic()
-            for order, (client, end) in list(self._waiting.items()):
-                if now > end:
-                    del self._waiting[order]
-                    yield Answer(client, None, "no answer within its deadline")
+            for order in set(self._waiting.values()):
+                if now > order.end:
+                    self._drop(order)
+                    yield Answer(order.client, None, "no answer within its deadline")
+            if self._waiting and self._link.recovered():
+                self._send_again()
             pause = 0.05 if replies else min(0.5, pause * 1.3)
             if self._waiting and not replies:
                 time.sleep(pause)
+
+    def _drop(self, order: _Order) -> None:
+        self._waiting = {message: one for message, one in self._waiting.items() if one is not order}
+
+    def _send_again(self) -> None:
+        """Send all orders under way again: the SuperLink that died may have lost them, or the replies.
+
+        A site that has done the work, or does it now, answers the repeated order from its store.
+        """
+        print("The SuperLink is back. Orders without an answer are sent again.", flush=True)
+        for order in dict.fromkeys(self._waiting.values()):
+            self._push(order)
 
     def _guarded(self, call: Any) -> Any:
         try:
