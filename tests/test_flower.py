@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import flower_processes
 import pytest
 import torch
 import yaml
-from federation_demo import Federation, digits, same_bits, wait_for, weights
+from federation_demo import Federation, same_bits, wait_for, weights
+from flower_processes import MARKS, descendants, same_as_simulated, start
 from wandb_file import history
 
 import fl_lightning
 from fl_lightning.cli import main
-from fl_lightning.compat.flower import TESTED, installed_version
 
-pytestmark = [
-    pytest.mark.flower,
-    pytest.mark.skipif(installed_version() != TESTED, reason="needs flwr of the tested minor version"),
-    pytest.mark.skipif(sys.platform != "linux", reason="starts processes that end with their parent"),
-]
-LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fabric")
-"""A round of several seconds, in which something can be killed."""
+pytestmark = MARKS
+running, federation = flower_processes.running, flower_processes.federation  # the fixtures
 STREAM = """import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
@@ -72,67 +65,6 @@ trainer.fit(pool.build_model(), FederatedDataModule(rows, DomainPartitioner()))
 torch.save(trainer.lightning_module.state_dict(), "script.pt")
 """
 """A fit from Python that starts with two sites."""
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[Federation]:
-    federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
-    federation.prepare(*digits(600), test=100)
-    try:
-        federation.serve()
-        federation.register()
-        for name in federation.names:
-            federation.start_site(name)
-        yield federation
-    finally:
-        federation.stop()
-
-
-@pytest.fixture
-def federation(running) -> Federation:
-    """Return the federation with all its processes running, whatever the test before has killed."""
-    if running.server is None or running.server.poll() is not None:
-        running.serve()
-    for name, process in running.sites.items():
-        if process.poll() is not None:
-            running.start_site(name)
-    return running
-
-
-def start(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:
-    return federation.start_fit("--trainer.default_root_dir", name, *arguments)
-
-
-def ended(federation: Federation, process: subprocess.Popen) -> str:
-    status = process.wait(federation.life)
-    log = (federation.folder / "server" / "fit.log").read_text()
-    assert status == 0, log
-    return log
-
-
-def same_as_simulated(
-    federation: Federation, process: subprocess.Popen, name: str, *arguments: str, config: str = "config.yaml"
-) -> bool:
-    """Simulate, in this process, while the real fit runs, and compare the weights at its end."""
-    with contextlib.chdir(federation.folder / "server"):
-        main(["fit", "--config", config, "--trainer.default_root_dir", f"simulated {name}", *arguments])
-        ended(federation, process)
-        return same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
-
-
-def told(path: Path, text: str) -> Callable[[], bool]:
-    """Return a condition: that a text was added to a log since now."""
-    before = len(path.read_text()) if path.exists() else 0
-    return lambda: path.exists() and text in path.read_text()[before:]
-
-
-def descendants(pid: int) -> dict[str, int]:
-    """Return the children of a process: the SuperNode and the worker of a site."""
-    found = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        line = Path(f"/proc/{child}/cmdline").read_text()
-        found["worker" if "flower.worker" in line else "SuperNode"] = int(child)
-    return found
 
 
 ALGORITHMS = {
@@ -206,67 +138,6 @@ def test_private_files_are_private(federation):
     for name in federation.names:
         assert (federation.folder / name / f"{name}.key").stat().st_mode & 0o077 == 0
     assert not list((server / "fed").glob("*ca.key"))
-
-
-def in_a_round(federation: Federation, name: str, *arguments: str, after: str = "Round 0: trained.") -> subprocess.Popen:
-    """Start a fit, and return while the round after a site's line trains at the last site."""
-    begun = told(federation.folder / federation.names[-1] / "site.log", after)
-    process = start(federation, name, *LONG, *arguments)
-    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"'{after}'")
-    time.sleep(4)
-    return process
-
-
-def test_the_server_dies_and_resumes(federation):
-    arguments = ("--federation.strategy", "Scaffold")
-    fit = in_a_round(federation, "server dies", *arguments)
-    fit.kill()
-    fit.wait(10)
-    fit = start(federation, "server dies", *LONG, *arguments, "--ckpt_path", "last")
-    assert same_as_simulated(federation, fit, "server dies", *LONG, *arguments)
-
-
-def test_a_worker_dies_and_the_order_is_repeated(federation):
-    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
-    fit = in_a_round(federation, "worker dies", *arguments)
-    os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
-    assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
-
-
-def test_a_site_dies_and_returns(federation):
-    """It trains again, in the same round or after rounds without it; no other site is touched."""
-    fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "50")
-    others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
-    federation.sites["hospital_c"].kill()
-    federation.sites["hospital_c"].wait(10)
-    after = told(federation.folder / "hospital_c" / "site.log", "trained.")
-    federation.start_site("hospital_c")
-    wait_for(after, 120, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
-    assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
-    fit.send_signal(signal.SIGINT)
-    assert fit.wait(60) == 130
-
-
-def test_the_superlink_dies_and_the_run_resumes(federation):
-    arguments = ("--federation.strategy", "Scaffold")
-    fit = in_a_round(federation, "link dies", *arguments)
-    assert federation.server is not None
-    federation.server.kill()
-    federation.server.wait(10)
-    federation.serve()
-    if fit.wait(federation.life):
-        fit = start(federation, "link dies", *LONG, *arguments, "--ckpt_path", "last")
-    assert same_as_simulated(federation, fit, "link dies", *LONG, *arguments)
-
-
-def test_interrupting_the_fit_stops_the_sites(federation):
-    stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
-    endless = ("--federation.local.max_epochs", "100000")
-    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
-    time.sleep(8)  # each site has looked for its order
-    fit.send_signal(signal.SIGINT)
-    wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 10, "the fit and the sites to stop")
-    assert fit.returncode == 130
 
 
 def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fl_lightning.compat.flower import TESTED, installed_version
+from fl_lightning.compat.flower import TESTED, ServerLink, _patient, as_parts, installed_version
 
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.skipif(installed_version() != TESTED, reason="needs flwr of the tested minor version"),
 ]
+
+
+def be_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process be the one that has the server's task."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name, value in (("task_id", 5), ("run_id", 7), ("node_id", 1)):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", value)
 
 
 @pytest.mark.parametrize("step", ["pull_object", "confirm_message_received"])
@@ -21,7 +31,6 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
     from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
     from flwr.supercore.run import Run, RunNotRunningException
-    from flwr.supercore.task_identity import TaskIdentity
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
     from flwr.supernode.servicer.runtime.runtime_handlers import acquire_task
     from flwr.supernode.start_client_internal import _pull_and_store_message
@@ -32,8 +41,7 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     state = InMemoryNodeState(store)
     state.set_node_id(3)
     state.store_run(Run.create_empty(7))
-    for name, value in (("task_id", 5), ("run_id", 7), ("node_id", 1)):  # as in the process of a fit
-        monkeypatch.setattr(TaskIdentity, f"_{name}", value)
+    be_a_fit(monkeypatch)
     message = Message(RecordDict(), dst_node_id=3, message_type="train")
     vars(message.metadata)["_message_id"] = message.object_id
     objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
@@ -56,3 +64,45 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     assert got is None
     assert not acquire_task(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), state).token
     assert len(store) == 0
+
+
+def test_an_order_whose_contents_were_lost_is_pushed_again(monkeypatch):
+    """As when the SuperLink dies after the message and before its contents, which the next one then refuses."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+    class Grid:
+        pushed: list[Any] = []
+
+        def push_messages(self, messages: list[Any]) -> list[str]:
+            self.pushed += messages
+            if len(self.pushed) == 1:
+                raise ObjectPushError("object", 7, "session")
+            return ["second"]
+
+    be_a_fit(monkeypatch)
+    link = object.__new__(ServerLink)
+    link._grid = Grid()
+    assert link.push(3, {"order": b"content"}, "0", 60.0) == "second"
+    assert [as_parts(message.content) for message in Grid.pushed] == [{"order": b"content"}] * 2
+    assert Grid.pushed[0].object_id != Grid.pushed[1].object_id
+
+
+def test_a_superlink_that_was_lost_and_found_is_noticed_once():
+    from httpx import ConnectError
+
+    link = object.__new__(ServerLink)
+    link._recovered = False
+    failures = [ConnectError("gone"), ConnectError("gone")]
+
+    def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    policy = _patient(5.0, link._note)
+    policy.wait_function = lambda seconds: None
+    assert policy.invoke(call) == "answer"
+    assert link.recovered()
+    assert not link.recovered()
+    assert policy.invoke(call) == "answer"
+    assert not link.recovered()

@@ -252,9 +252,16 @@ class ServerLink:
     def push(self, node_id: int, parts: Mapping[str, bytes], group: str, seconds: float) -> str | None:
         """Send named bytes to a site, and return the id of the order; None if the SuperLink refuses it."""
         from flwr.app import Message
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-        message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
-        (order,) = self._grid.push_messages([message]) or [None]
+        def pushed() -> Any:
+            message = Message(as_record(parts), dst_node_id=node_id, message_type=_TYPE, group_id=group, ttl=seconds)
+            return self._grid.push_messages([message])
+
+        try:
+            (order,) = pushed() or [None]
+        except ObjectPushError:  # the SuperLink died between the message and its contents
+            (order,) = pushed() or [None]
         return order or None
 
     def pull(self, orders: Collection[str]) -> Iterator[Reply]:

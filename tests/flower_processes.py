@@ -1,0 +1,94 @@
+"""The federation of real processes that the tests of Flower share: one server and three sites over TLS, with keys."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from federation_demo import Federation, digits, same_bits, wait_for, weights
+
+from fl_lightning.cli import main
+from fl_lightning.compat.flower import TESTED, installed_version
+
+MARKS = [
+    pytest.mark.flower,
+    pytest.mark.skipif(installed_version() != TESTED, reason="needs flwr of the tested minor version"),
+    pytest.mark.skipif(sys.platform != "linux", reason="starts processes that end with their parent"),
+]
+LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fabric")
+"""A round of several seconds, in which something can be killed."""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[Federation]:
+    federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
+    federation.prepare(*digits(600), test=100)
+    try:
+        federation.serve()
+        federation.register()
+        for name in federation.names:
+            federation.start_site(name)
+        yield federation
+    finally:
+        federation.stop()
+
+
+@pytest.fixture
+def federation(running) -> Federation:
+    """Return the federation with all its processes running, whatever the test before has killed."""
+    if running.server is None or running.server.poll() is not None:
+        running.serve()
+    for name, process in running.sites.items():
+        if process.poll() is not None:
+            running.start_site(name)
+    return running
+
+
+def start(federation: Federation, name: str, *arguments: str) -> subprocess.Popen:
+    return federation.start_fit("--trainer.default_root_dir", name, *arguments)
+
+
+def ended(federation: Federation, process: subprocess.Popen) -> str:
+    status = process.wait(federation.life)
+    log = (federation.folder / "server" / "fit.log").read_text()
+    assert status == 0, log
+    return log
+
+
+def same_as_simulated(
+    federation: Federation, process: subprocess.Popen, name: str, *arguments: str, config: str = "config.yaml"
+) -> bool:
+    """Simulate, in this process, while the real fit runs, and compare the weights at its end."""
+    with contextlib.chdir(federation.folder / "server"):
+        main(["fit", "--config", config, "--trainer.default_root_dir", f"simulated {name}", *arguments])
+        ended(federation, process)
+        return same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
+
+
+def told(path: Path, text: str) -> Callable[[], bool]:
+    """Return a condition: that a text was added to a log since now."""
+    before = len(path.read_text()) if path.exists() else 0
+    return lambda: path.exists() and text in path.read_text()[before:]
+
+
+def descendants(pid: int) -> dict[str, int]:
+    """Return the children of a process: the SuperNode and the worker of a site."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        line = Path(f"/proc/{child}/cmdline").read_text()
+        found["worker" if "flower.worker" in line else "SuperNode"] = int(child)
+    return found
+
+
+def in_a_round(federation: Federation, name: str, *arguments: str, after: str = "Round 0: trained.") -> subprocess.Popen:
+    """Start a fit, and return while the round after a site's line trains at the last site."""
+    begun = told(federation.folder / federation.names[-1] / "site.log", after)
+    process = start(federation, name, *LONG, *arguments)
+    wait_for(lambda: begun() or process.poll() is not None, federation.life, f"'{after}'")
+    time.sleep(4)
+    return process

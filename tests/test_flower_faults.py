@@ -1,0 +1,66 @@
+"""Real processes of Flower that die, or are stopped, in the middle of a round. Run with ``-m flower``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import flower_processes
+from federation_demo import wait_for
+from flower_processes import LONG, MARKS, descendants, in_a_round, same_as_simulated, start, told
+
+pytestmark = MARKS
+running, federation = flower_processes.running, flower_processes.federation  # the fixtures
+
+
+def test_the_server_dies_and_resumes(federation):
+    arguments = ("--federation.strategy", "Scaffold")
+    fit = in_a_round(federation, "server dies", *arguments)
+    fit.kill()
+    fit.wait(10)
+    fit = start(federation, "server dies", *LONG, *arguments, "--ckpt_path", "last")
+    assert same_as_simulated(federation, fit, "server dies", *LONG, *arguments)
+
+
+def test_a_worker_dies_and_the_order_is_repeated(federation):
+    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "2")
+    fit = in_a_round(federation, "worker dies", *arguments)
+    os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
+    assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
+
+
+def test_a_site_dies_and_returns(federation):
+    """It trains again, in the same round or after rounds without it; no other site is touched."""
+    fit = in_a_round(federation, "site dies", "--federation.faults.policy", "skip", "--trainer.max_epochs", "50")
+    others = {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
+    federation.sites["hospital_c"].kill()
+    federation.sites["hospital_c"].wait(10)
+    after = told(federation.folder / "hospital_c" / "site.log", "trained.")
+    federation.start_site("hospital_c")
+    wait_for(after, 120, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
+    assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
+    fit.send_signal(signal.SIGINT)
+    assert fit.wait(60) == 130
+
+
+def test_the_superlink_dies_and_the_run_resumes(federation):
+    arguments = ("--federation.strategy", "Scaffold")
+    fit = in_a_round(federation, "link dies", *arguments)
+    assert federation.server is not None
+    federation.server.kill()
+    federation.server.wait(10)
+    federation.serve()
+    if fit.wait(federation.life):
+        fit = start(federation, "link dies", *LONG, *arguments, "--ckpt_path", "last")
+    assert same_as_simulated(federation, fit, "link dies", *LONG, *arguments)
+
+
+def test_interrupting_the_fit_stops_the_sites(federation):
+    stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
+    endless = ("--federation.local.max_epochs", "100000")
+    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
+    time.sleep(8)  # each site has looked for its order
+    fit.send_signal(signal.SIGINT)
+    wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 10, "the fit and the sites to stop")
+    assert fit.returncode == 130
