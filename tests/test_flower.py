@@ -13,7 +13,7 @@ import flower_processes
 import pytest
 import torch
 import yaml
-from federation_demo import Federation, same_bits, wait_for, weights
+from federation_demo import ELSEWHERE, Federation, same_bits, wait_for, weights
 from flower_processes import MARKS, descendants, same_as_simulated, start
 from wandb_file import history
 
@@ -79,8 +79,12 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_of_the_simulation(name, federation):
-    arguments = ("--trainer.max_epochs", "2", *ALGORITHMS[name])
-    assert same_as_simulated(federation, start(federation, name, *arguments), name, *arguments)
+    """Fits one after another in one process, as in a notebook; the other tests start a process for each."""
+    common = ("fit", "--config", "config.yaml", "--trainer.max_epochs", "2", *ALGORITHMS[name], "--trainer.default_root_dir")
+    with contextlib.chdir(federation.folder / "server"):
+        main([*common, name, *ELSEWHERE])
+        main([*common, f"simulated {name}"])
+        assert same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
@@ -164,6 +168,7 @@ def test_streams_and_wandb(federation, monkeypatch):
     server = federation.folder / "server"
     (server / "rows.py").write_text(STREAM)
     for name, process in federation.sites.items():
+        wait_for(lambda pid=process.pid: len(descendants(pid)) == 2, federation.life, "the site to start")
         site = federation.folder / name
         (site / "rows.py").write_text(STREAM)
         (site / "data.yaml").write_text("datamodule: {class_path: rows.Stream, init_args: {path: own.csv}}\n")

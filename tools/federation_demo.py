@@ -58,6 +58,8 @@ DATA = """datamodule:
 policy:
   max_rounds: 50
 """
+ELSEWHERE = ("--data.datamodule.path", "few.csv", "--federation.pool", "FlowerPool")
+"""The settings of a fit whose clients are sites: the server has no row of theirs."""
 
 
 def write_rows(path: Path, features: np.ndarray, labels: np.ndarray) -> None:
@@ -166,8 +168,7 @@ class Federation:
 
     def start_fit(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the server's fit, for which only its test set matters."""
-        own = ("--data.datamodule.path", "few.csv", "--federation.pool", "FlowerPool")
-        return self._start("server", "fit.log", "fit", "--config", "config.yaml", *own, *arguments)
+        return self._start("server", "fit.log", "fit", "--config", "config.yaml", *ELSEWHERE, *arguments)
 
     def stop(self) -> None:
         """End all processes: sites first, so that they sign off."""
