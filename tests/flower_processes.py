@@ -6,11 +6,11 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from federation_demo import Federation, digits, same_bits, wait_for, weights
+from federation_demo import ELSEWHERE, Federation, digits, same_bits, wait_for, weights
 
 from fl_lightning.cli import main
 from fl_lightning.compat.flower import TESTED, installed_version
@@ -68,6 +68,20 @@ def same_as_simulated(
         main(["fit", "--config", config, "--trainer.default_root_dir", f"simulated {name}", *arguments])
         ended(federation, process)
         return same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
+
+
+def as_simulated(federation: Federation, name: str, *arguments: str, resumed: Sequence[str] = ()) -> bool:
+    """Fit over the network, in this process, then simulate, and compare the weights."""
+    common = ("fit", "--config", "config.yaml", *arguments, "--trainer.default_root_dir")
+    with contextlib.chdir(federation.folder / "server"):
+        main([*common, name, *ELSEWHERE, *resumed])
+        main([*common, f"simulated {name}"])
+        return same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
+
+
+def resumed_as_simulated(federation: Federation, name: str, *arguments: str) -> bool:
+    """Resume a fit that has died, and compare its weights with those of a simulation that was not interrupted."""
+    return as_simulated(federation, name, *arguments, resumed=("--ckpt_path", "last"))
 
 
 def told(path: Path, text: str) -> Callable[[], bool]:

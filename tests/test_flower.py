@@ -7,14 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import flower_processes
 import pytest
 import torch
 import yaml
-from federation_demo import ELSEWHERE, Federation, same_bits, wait_for, weights
-from flower_processes import MARKS, descendants, same_as_simulated, start
+from federation_demo import Federation, same_bits, wait_for, weights
+from flower_processes import MARKS, as_simulated, descendants, in_a_round, same_as_simulated, start, told
 from wandb_file import history
 
 import fl_lightning
@@ -79,12 +80,8 @@ ALGORITHMS = {
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_bits_of_the_simulation(name, federation):
-    """Fits one after another in one process, as in a notebook; the other tests start a process for each."""
-    common = ("fit", "--config", "config.yaml", "--trainer.max_epochs", "2", *ALGORITHMS[name], "--trainer.default_root_dir")
-    with contextlib.chdir(federation.folder / "server"):
-        main([*common, name, *ELSEWHERE])
-        main([*common, f"simulated {name}"])
-        assert same_bits(weights(Path(f"simulated {name}")), weights(Path(name)))
+    """Fits one after another in one process, as in a notebook; most other tests start a process for each."""
+    assert as_simulated(federation, name, "--trainer.max_epochs", "2", *ALGORITHMS[name])
 
 
 def test_only_the_sites_paths_are_reachable_from_outside(federation):
@@ -142,6 +139,16 @@ def test_private_files_are_private(federation):
     for name in federation.names:
         assert (federation.folder / name / f"{name}.key").stat().st_mode & 0o077 == 0
     assert not list((server / "fed").glob("*ca.key"))
+
+
+def test_interrupting_the_fit_stops_the_sites(federation):
+    stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
+    endless = ("--federation.local.max_epochs", "100000")
+    fit = in_a_round(federation, "interrupted", *endless, after="Ready as client")
+    time.sleep(8)  # each site has looked for its order
+    fit.send_signal(signal.SIGINT)
+    wait_for(lambda: fit.poll() is not None and all(one() for one in stopped), 10, "the fit and the sites to stop")
+    assert fit.returncode == 130
 
 
 def test_a_site_ends_on_request_and_a_script_fits_the_others(federation):
