@@ -69,7 +69,7 @@ class PythonState:
             attributes = vars(part)
             if self._is_quiet(prefix, attributes) or isinstance(part, Metric):
                 continue
-            constants, quiet = self._constants.get(prefix, {}), True
+            constants, quiet = self._constants.get(prefix, {}), not isinstance(part, LightningModule)  # it holds its Trainer
             for name, value in list(attributes.items()):
                 # Lightning creates '_hparams' when they are read for the first time.
                 if constants.get(name, _ABSENT) is value or name in _NOT_THE_USERS or name.startswith("_hparams"):
