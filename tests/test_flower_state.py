@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, ServerLink, _patient, as_parts, installed_version
+from fl_lightning.compat.flower import TESTED, ServerLink, _patient, installed_version
+from fl_lightning.compat.flower_records import as_parts, as_record
 
 pytestmark = [
     pytest.mark.flower,
@@ -20,6 +21,32 @@ def be_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in (("task_id", 5), ("run_id", 7), ("node_id", 1)):
         monkeypatch.setattr(TaskIdentity, f"_{name}", value)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 11_000_000])
+def test_a_content_comes_back_from_a_message_as_flower_sends_it(size, monkeypatch):
+    """Small contents are one object each, beside the message and its record; large ones go in pieces of 5 MB."""
+    from flwr.app import Message
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    be_a_fit(monkeypatch)
+    parts = {"order": b"content", "model": bytes(k % 251 for k in range(size))}
+    message = Message(as_record(parts), dst_node_id=3, message_type="train")
+    sent = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+    assert len(sent) == (4 if size <= 1 << 20 else 3 + 2 + -(-size // 5_242_880))
+    got: Any = inflate_object_from_contents(message.object_id, sent)
+    assert as_parts(got.content) == parts
+
+
+@pytest.mark.parametrize("strange", ["text", "two arrays", "metrics"])
+def test_other_records_are_refused(strange):
+    from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+    arrays = {name: Array("uint8", (1,), "bytes", b"1") for name in ("bytes", "more")}
+    records = {"text": ConfigRecord({"bytes": "1"}), "two arrays": ArrayRecord(arrays), "metrics": MetricRecord({"bytes": 1})}
+    with pytest.raises(ValueError, match="something other than named bytes"):
+        as_parts(RecordDict({"order": records[strange]}))
 
 
 @pytest.mark.parametrize("step", ["pull_object", "confirm_message_received"])

@@ -48,6 +48,12 @@ def test_algorithms_do_not_import_torch():
     assert said.splitlines()[-1] == "False False"
 
 
+def test_servers_and_sites_do_not_import_torch():
+    """Only a site's worker does, which trains."""
+    said = python("import sys; import fl_lightning.flower.serve, fl_lightning.flower.site; print('torch' in sys.modules)")
+    assert said == "False\n"
+
+
 def test_a_wrong_subcommand_gets_the_nearest(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fl-lightning", "fitt", "--config", "adafed_mnist"])
     with pytest.raises(SystemExit) as ended:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from fl_lightning.compat.flower_records import as_parts, as_record
+
 TESTED = (1, 41)
 """The minor version of flwr whose private names are used here."""
 
@@ -55,19 +57,6 @@ def installed_version() -> tuple[int, ...] | None:
         return tuple(int(part) for part in version("flwr").split(".")[:2])
     except PackageNotFoundError:
         return None
-
-
-def as_record(parts: Mapping[str, bytes]) -> Any:
-    """Return named bytes as a record of Flower, which sends them in pieces of 5 MB, and equal pieces once."""
-    from flwr.app import Array, ArrayRecord, RecordDict
-
-    arrays = {name: Array("uint8", (len(content),), "bytes", content) for name, content in parts.items()}
-    return RecordDict({"message": ArrayRecord(arrays)})
-
-
-def as_parts(record: Any) -> dict[str, bytes]:
-    """Return the named bytes of such a record."""
-    return {str(name): bytes(array.data) for name, array in record["message"].items()}
 
 
 def _patient(seconds: float, tell: Callable[[Any], None] | None = None) -> Any:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from fl_lightning.compat.flower import acquired, as_parts, as_record, heartbeat, prepare_environment, runtime
+from fl_lightning.compat.flower import acquired, heartbeat, prepare_environment, runtime
+from fl_lightning.compat.flower_records import as_parts, as_record
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.messages import ClientInfo
+
+if TYPE_CHECKING:
+    from fl_lightning.messages import ClientInfo
 
 _DAYS = {"ca": 3650, "server": 825}
 
@@ -121,6 +123,8 @@ class ServerFolder:
         told = self._descriptions().get(name)
         if told is None:
             return None
+        from fl_lightning.messages import ClientInfo  # it imports torch, which the commands of a server do not need
+
         fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
         return ClientInfo(**fields)
 
