@@ -30,10 +30,12 @@ from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import refuse_wrong_sections
+from fl_lightning.cli_nulls import refuse_null
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_parser import FederationParser
 from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.collectives import lost_rank
+from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
@@ -150,6 +152,7 @@ class FederationCLI(OpenCLI):
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
         refuse_wrong_sections(config)
+        refuse_null(config, (subcommand_parsers(self.parser) or {})[self.config.subcommand])
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(
                 f"'config_version' is {config.config_version}, but fl_lightning {fl_lightning.__version__} reads version "

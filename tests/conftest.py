@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import warnings
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for processes that tests start, on shared cores
 
@@ -11,6 +13,7 @@ import jsonargparse
 import pytest
 import torch
 import wandb
+from lightning.fabric.utilities import registry
 from wandb.sdk import wandb_setup
 
 from fl_lightning.cli import main
@@ -45,7 +48,29 @@ def _remember_import_paths() -> None:
             module.get_import_path = remembered
 
 
+def _remember_entry_points() -> None:
+    """Let Lightning ask the installed packages for callbacks once; it reads all their metadata for every Trainer."""
+    registry.entry_points = functools.cache(registry.entry_points)
+
+
+def _remember_kinds_of_options() -> None:
+    """Let jsonargparse compare the class of an option once; it compares those of all options whenever it looks for one."""
+    select = jsonargparse._actions.filter_non_parsing_actions
+    leaves_out = functools.cache(lambda kind: issubclass(kind, jsonargparse._actions.non_parsing_actions))
+
+    def remembered(options: Any) -> Any:
+        if isinstance(options, list):
+            return [option for option in options if not leaves_out(type(option))]
+        return select(options)
+
+    for name, module in sys.modules.copy().items():
+        if name.startswith("jsonargparse.") and vars(module).get("filter_non_parsing_actions") is select:
+            module.filter_non_parsing_actions = remembered
+
+
 _remember_import_paths()
+_remember_kinds_of_options()
+_remember_entry_points()
 
 
 @pytest.fixture(autouse=True)

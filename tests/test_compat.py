@@ -161,6 +161,25 @@ def test_trees():
     assert of_torch.tree_map(lambda leaf: leaf * 2, {"a": (1, [2])}) == {"a": (2, [4])}
 
 
+@relies_on("torch", "_modules of a module")
+def test_parts_of_a_module():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metric = MeanMetric()
+            self.first = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))
+            self.again = self.first[1]  # found once, under its first name
+            self.cycle = nn.ModuleList([self.first])
+            self.missing = None
+            self.register_module("none", None)
+
+    module = Tied()
+    module.cycle.append(module.cycle)
+    ours = of_torch.parts_of(module)
+    assert list(ours.items()) == list(module.named_modules())
+    assert list(ours) == ["", "metric", "first", "first.0", "first.1", "first.1.0", "cycle"]
+
+
 @relies_on("torch", "_foreach_sub, _foreach_add_, _foreach_copy_, _foreach_clamp_min_, _foreach_clamp_max_")
 def test_lists_of_tensors():
     generator = torch.Generator().manual_seed(0)

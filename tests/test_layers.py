@@ -53,6 +53,7 @@ LAYER = {
     "flower": 8,
     **dict.fromkeys(("cli_names", "export_command"), 8),
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
+    "cli_nulls": 9.5,
     "cli_parser": 9.5,
     "cli": 10,
     **dict.fromkeys(("studies", "starter", "dashboard"), 11),

@@ -225,3 +225,45 @@ def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
     assert status == 1
     assert "Mediators groups clients by their label counts, which are not available. Labels must be one" in text
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "data: {public_share: null}",
+            "'data.public_share' is null, but needs a number. Set it, or leave it out for its default, 0.0.",
+        ),
+        (
+            "federation: {seed: null}",
+            "'federation.seed' is null, but needs a whole number. Set it, or leave it out for its default, 0.",
+        ),
+        (
+            "federation: {clients_per_round: null}",
+            "'federation.clients_per_round' is null, but needs a whole number or a number.",
+        ),
+        ("federation: {local: {lr_decay: null}}", "'federation.local.lr_decay' is null, but needs a number."),
+        ("data: {server_set: null}", "'data.server_set' is null, but needs 'datamodule' or 'clients'."),
+        ("partition_report: {enabled: null}", "'partition_report.enabled' is null, but needs true or false."),
+        ("data: {datamodule: {batch_size: null}}", "'data.datamodule.batch_size' is null, but needs a whole number."),
+        ("federation: {strategy: {class_path: AdaFed, init_args: {power: null}}}", "'federation.strategy.power' is null"),
+        (
+            "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val_loss, mode: null}}]}",
+            "'trainer.callbacks[0].mode' is null, but needs a text.",
+        ),
+    ],
+)
+def test_a_null_in_a_file_is_refused_where_a_value_is_needed(text, message, fl):
+    Path("more.yaml").write_text(text)
+    status, printed = small(fl, "--config=more.yaml")
+    assert status == 1
+    assert message in printed
+    assert "Traceback" not in printed
+    assert not list(Path().rglob("*.ckpt"))
+
+
+def test_a_null_in_a_file_is_the_default_where_a_setting_is_optional(fl):
+    Path("more.yaml").write_text("federation: {strategy: null, local: {gradient_clip_val: null}}\ntrainer: {max_time: null}")
+    status, text = small(fl, "--config=more.yaml")
+    assert status == 0, text
+    assert list(Path().rglob("*.ckpt"))

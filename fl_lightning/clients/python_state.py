@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.compat.torch import parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.seeding import GENERATORS, derive_seed, reseed
@@ -56,7 +57,7 @@ class PythonState:
                 self._constants.setdefault(key[0], {})[key[1]] = value
 
     def _parts(self) -> dict[str, nn.Module]:
-        return dict(self._module.named_modules())
+        return parts_of(self._module)
 
     def _attributes(self, parts: Mapping[str, nn.Module]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.

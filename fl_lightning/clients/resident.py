@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.clients.python_state import PythonState
+from fl_lightning.compat.torch import parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.model_state import ModelState, differs
@@ -128,7 +129,7 @@ class ResidentModel:
         *_, names = state.names()
         if self._warned.issuperset(names):
             return
-        kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in self.module.named_modules() for name in client_state(part)}
+        kept = {f"{prefix}.{name}".lstrip(".") for prefix, part in parts_of(self.module).items() for name in client_state(part)}
         own = state.tensors() if set(names) - kept else {}
         changed = sorted(
             name for name in own if name in names and name not in kept and differs(own[name], self.server.tensors[name])

@@ -24,7 +24,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
-from fl_lightning.compat.torch import overflowed, unscales_in_step
+from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
 from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.local_steps import StepCoefficients
@@ -165,7 +165,7 @@ class ClientSession(Callback):
         for rule, terms in self._terms:
             rule.check_optimizers(trainer.optimizers, self._words)
             rule.join_optimizers([plain(optimizer) for optimizer in trainer.optimizers], self._client.parameters(), terms)
-        losses = sum(part.mu for part in pl_module.modules() if isinstance(part, ProximalLoss))
+        losses = sum(part.mu for part in parts_of(pl_module).values() if isinstance(part, ProximalLoss))
         self._mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
         self._continue(trainer, pl_module)
         self._limit_work(trainer)
@@ -329,7 +329,7 @@ class ClientSession(Callback):
 
 def keep_metrics_to_this_process(module: LightningModule) -> None:
     """Reset the module's metrics, and stop them from synchronising over the outer process group, which would mix or hang."""
-    for part in module.modules():
+    for part in parts_of(module).values():
         if isinstance(part, Metric):
             part.reset()
             part.distributed_available_fn = _alone

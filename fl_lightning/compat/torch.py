@@ -36,6 +36,7 @@ __all__ = [
     "has_step_hooks",
     "lower_each_to",
     "overflowed",
+    "parts_of",
     "raise_each_to",
     "stop_workers",
     "subtract_each",
@@ -45,6 +46,25 @@ __all__ = [
     "unsaved_buffers",
     "unscales_in_step",
 ]
+
+
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return a module and its parts by name, as ``dict(module.named_modules())``, but without hashing them.
+
+    torch's generator puts every part into a set, and the hash of a torchmetrics metric reads all its states.
+    """
+    found = {"": module}
+    _add_parts(module, "", found, {id(module)})
+    return found
+
+
+def _add_parts(owner: nn.Module, prefix: str, found: dict[str, nn.Module], seen: set[int]) -> None:
+    for name, part in owner._modules.items():
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            found[prefix + name] = part
+            if part._modules:
+                _add_parts(part, f"{prefix}{name}.", found, seen)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
