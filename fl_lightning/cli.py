@@ -30,7 +30,6 @@ from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
 from fl_lightning.cli_messages import refuse_wrong_sections
-from fl_lightning.cli_nulls import refuse_null
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_parser import FederationParser
 from fl_lightning.cli_trainer import FederationTrainer
@@ -40,6 +39,7 @@ from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
+from fl_lightning.null_settings import refuse_null
 from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted

@@ -69,7 +69,7 @@ def help_on(parser: argparse.ArgumentParser, topic: str, command: str) -> str:
     chosen = [action for action in settings if f"{action.dest}.".startswith(f"{name}.")]
     if chosen:
         return _section(chosen, name, command)
-    found = find_class(name)
+    found = _find_class(name)
     if found is not None:
         return class_help(type(parser), found)
     above = next((action.dest for action in settings if name.startswith(f"{action.dest}.")), None)
@@ -109,7 +109,7 @@ def nested_class_help(path: str, key: str, actions: Iterable[argparse.Action]) -
         key: name of the setting.
         actions: actions of the parser that was made for the class.
     """
-    found = find_class(path)
+    found = _find_class(path)
     assert found is not None
     return _class_page(found, [action for action in actions if is_setting(action)], key)
 
@@ -218,8 +218,7 @@ def _known(hint: Any, setting: str) -> list[str]:
     ]
 
 
-def find_class(name: str) -> type | None:
-    """Return the class of a dotted path, or of a name of this package; None if there is none."""
+def _find_class(name: str) -> type | None:
     found: Any = None
     if name in fl_lightning.__all__:
         found = getattr(fl_lightning, name)

@@ -28,6 +28,7 @@ LAYER = {
     "__init__": 1,
     "checkpoint_file": 1,
     "config_files": 1,
+    "null_settings": 1,
     **dict.fromkeys(("config_arguments", "config_command", "algorithm_command"), 2),
     **dict.fromkeys(
         (
@@ -53,7 +54,6 @@ LAYER = {
     "flower": 8,
     **dict.fromkeys(("cli_names", "export_command"), 8),
     **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
-    "cli_nulls": 9.5,
     "cli_parser": 9.5,
     "cli": 10,
     **dict.fromkeys(("studies", "starter", "dashboard"), 11),

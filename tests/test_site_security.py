@@ -14,7 +14,7 @@ from sites_over_bytes import NAMES, SERVERS, prepare, start_site, table
 
 import fl_lightning
 from fl_lightning.clients.client_copy import client_copy
-from fl_lightning.errors import WireError
+from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.recipe import Recipe, default_classes
 from fl_lightning.functional.model_state import ModelState
@@ -175,6 +175,12 @@ def with_policy(tmp_path: Any, **policy: Any) -> Any:
     text = {"datamodule": table(str(tmp_path / "north" / "own.csv")), "device": "cpu", "policy": policy}
     (tmp_path / "north" / "data.yaml").write_text(yaml.safe_dump(text))
     return start_site(tmp_path, "north")
+
+
+@pytest.mark.parametrize("name", ["min_noise", "max_rounds", "largest_message", "default_classes", "evaluations"])
+def test_a_policy_of_null_is_refused(name, site, tmp_path):
+    with pytest.raises(ConfigurationError, match=rf"data.yaml' cannot be read: 'policy.{name}' is null, but needs"):
+        with_policy(tmp_path, **{name: None})
 
 
 @pytest.mark.parametrize("noise", [None, 0.5])

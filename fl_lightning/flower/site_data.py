@@ -15,6 +15,7 @@ from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.null_settings import refuse_null
 from fl_lightning.partitioners.base import Partitioner
 
 
@@ -72,6 +73,7 @@ def read_settings(path: Path) -> SiteSettings:
     parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
     try:
         parsed = parser.parse_path(str(path))
+        refuse_null(parsed, parser)
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]

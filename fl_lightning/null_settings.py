@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from argparse import Action
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fl_lightning.cli_help import find_class
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a mapping"}
 
 
 def refuse_null(config: Namespace, parser: ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def _in_words(wanted: Any) -> str:
         return " or ".join(map(repr, get_args(wanted)))
     if get_origin(wanted) in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_in_words, get_args(wanted))))
-    return _WORDS.get(wanted, getattr(wanted, "__name__", str(wanted)))
+    return _WORDS.get(get_origin(wanted) or wanted, getattr(wanted, "__name__", str(wanted)))
 
 
 def _shown(default: Any) -> str:
@@ -75,8 +76,9 @@ def _refuse_in_class(part: Namespace, path: str) -> None:
     given = vars(held) if isinstance(held, Namespace) else {}
     if all(value is not None for value in given.values()):
         return
-    found = find_class(part.class_path)
-    if found is None:
+    module, _, name = part.class_path.rpartition(".")
+    found = getattr(import_module(module), name)
+    if not inspect.isclass(found):  # jsonargparse also takes a function that returns an instance
         return
     parser = ArgumentParser()
     parser.add_class_arguments(found, fail_untyped=False)
