@@ -296,6 +296,22 @@ def test_wrong_studies_are_refused_before_anything_runs(arguments, message, caps
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "seeds: null",
+            "'seeds' is null, but needs a whole number or a list or a text. Set it, or leave it out for its default, 3.",
+        ),
+        ("jobs: null", "'jobs' is null, but needs a whole number or 'auto'."),
+        ("report: {every: null}", "'report.every' is null, but needs a whole number."),
+    ],
+)
+def test_a_study_refuses_null_where_a_value_is_needed(text, message, capsys):
+    Path("mine.yaml").write_text(f"base: adafed_mnist\n{text}\n")
+    assert message in refused(capsys, "--config", "mine.yaml")
+
+
 def test_settings_that_begin_alike_do_not_displace_each_other(monkeypatch):
     """All of them reach every run, on top of those of the file; the last of two for the same counts."""
     seen = []

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import ActionConfigFile
 from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.config_arguments import config_files, name_files
 from fl_lightning.errors import FederationError
+from fl_lightning.null_settings import refuse_null
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str]) -> None:
     except FederationError as error:
         _refuse(command, error)
     _Parser.files = config_files(options)
-    config = _parser(command).parse_args(options)
+    parser = _parser(command)
+    config = parser.parse_args(options)
     for section, name, value in own:
         held = config[section] if isinstance(config[section], dict) else {}
         held.pop(name, None)  # moves it to the end, because the last setting wins
@@ -74,6 +76,7 @@ def main(arguments: Sequence[str]) -> None:
     if config.name is None and files:
         config.name = Path(str(files[-1])).stem
     try:
+        refuse_null(config, parser)
         sys.exit(_compare(Study(**_plain(config))) if command == "compare" else _report(_plain(config)))
     except FederationError as error:
         _refuse(command, error)
