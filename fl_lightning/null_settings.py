@@ -6,7 +6,7 @@ import inspect
 import types
 from argparse import Action
 from collections.abc import Iterator
-from importlib import import_module
+from pydoc import locate
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list", dict: "a mapping"}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a mapping"}
 
 
 def refuse_null(config: Namespace, parser: ArgumentParser) -> None:
@@ -76,8 +76,7 @@ def _refuse_in_class(part: Namespace, path: str) -> None:
     given = vars(held) if isinstance(held, Namespace) else {}
     if all(value is not None for value in given.values()):
         return
-    module, _, name = part.class_path.rpartition(".")
-    found = getattr(import_module(module), name)
+    found: Any = locate(part.class_path)
     if not inspect.isclass(found):  # jsonargparse also takes a function that returns an instance
         return
     parser = ArgumentParser()

@@ -249,7 +249,7 @@ def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
         ("federation: {strategy: {class_path: AdaFed, init_args: {power: null}}}", "'federation.strategy.power' is null"),
         (
             "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val_loss, mode: null}}]}",
-            "'trainer.callbacks[0].mode' is null, but needs a text.",
+            "'trainer.callbacks[0].mode' is null, but needs text.",
         ),
     ],
 )
