@@ -24,6 +24,7 @@ from torchmetrics import Metric
 from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.lightning import fresh_loops, ignore_signals, in_place_results, swap_logging_advice
+from fl_lightning.compat.torch import step_lightly
 from fl_lightning.data.views import TRANSFER_HOOKS
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}
@@ -43,6 +44,12 @@ class _ResidentStrategy(SingleDeviceStrategy):
         self._hookless = not transfer_hooks(trainer.lightning_module, getattr(trainer, "datamodule", None))
         self._in_place = self._hookless and self.root_device.type == "cpu"
         super().setup(trainer)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        """Build the optimizers, which skip the work around their steps that does not change them."""
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            step_lightly(optimizer)
 
     def model_to_device(self) -> None:
         """Move the module only if a part of it is on another device: Lightning moves logged metrics to the CPU after a fit."""

@@ -304,7 +304,8 @@ class ClientSession(Callback):
         if self._steps is not None:
             settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
             self._steps = follow(self._steps, settings, self._mu)
-        self._rest(trainer.current_epoch - self._first_epoch)
+        if self._rules:
+            self._rest(trainer.current_epoch - self._first_epoch)
         if not self._terms:
             return
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
 from fl_lightning.compat.lightning import configured, stepping_through
-from fl_lightning.compat.torch import unscales_in_step
+from fl_lightning.compat.torch import step_lightly, unscales_in_step
 from fl_lightning.errors import ConfigurationError, EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
@@ -85,6 +85,7 @@ class ClientOptimizer:
             )
         self._hooks.run.note(optimizers=optimizers, lr_scheduler_configs=configs)
         self._optimizer: Optimizer = optimizers[0]
+        step_lightly(self._optimizer)
         self._scaler = getattr(self._precision, "scaler", None)
         self._unscales = unscales_in_step(self._optimizer)
         if self._scaler is not None and self._unscales and self._local.gradient_clip_val is not None:

@@ -1,0 +1,187 @@
+"""An optimizer that steps lightly does what torch's does, and whoever listens to its steps still hears them."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from compat_names import relies_on
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fl_lightning import Yogi
+from fl_lightning.compat.torch import step_lightly
+
+Make = Callable[[list[Tensor]], Optimizer]
+KINDS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "SGD, all of it": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD, groups": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.3}, {"params": p[1:]}], 0.1, momentum=0.5),
+    "SGD, foreach": lambda p: torch.optim.SGD(p, 0.1, foreach=True),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01),
+    "Adam, fused": lambda p: torch.optim.Adam(p, 0.01, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3),
+    "Yogi": lambda p: Yogi(p),
+}
+
+
+def trained(make: Make, light: bool) -> list[Tensor]:
+    """The weights of a small network after five steps."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    x, y = torch.randn(16, 4), torch.randn(16, 2)
+    optimizer = make(list(network.parameters()))
+    if light:
+        step_lightly(optimizer)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(network(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        loss = optimizer.step(closure)
+        assert loss.requires_grad, "the closure runs with gradients, the step without"
+    return [parameter.detach() for parameter in network.parameters()]
+
+
+def light_sgd(**settings: float) -> tuple[nn.Parameter, Optimizer]:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], 0.5, **settings)
+    step_lightly(optimizer)
+    return parameter, optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@relies_on("torch", "Optimizer.profile_hook_step, and 'hooked' of a step")
+def test_the_weights_are_those_of_torchs_own_steps(kind):
+    assert all(
+        torch.equal(own, theirs) for own, theirs in zip(trained(KINDS[kind], True), trained(KINDS[kind], False), strict=True)
+    )
+
+
+def test_choices_of_the_user_stay():
+    parameters = [nn.Parameter(torch.ones(2))]
+    chosen = torch.optim.SGD(parameters, 0.1, foreach=True), torch.optim.Adam(parameters, fused=True)
+    for optimizer in chosen:
+        step_lightly(optimizer)
+    assert [optimizer.param_groups[0]["foreach"] for optimizer in chosen] == [True, None]
+    _, undecided = light_sgd()
+    assert undecided.param_groups[0]["foreach"] is False
+
+
+@relies_on("torch", "_global_optimizer_pre_hooks and _global_optimizer_post_hooks")
+def test_hooks_on_steps_are_called():
+    parameter, optimizer = light_sgd()
+    heard: list[str] = []
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: heard.append("before")),
+        optimizer.register_step_post_hook(lambda *_: heard.append("after")),
+    ]
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert heard == ["before", "after"]
+    for handle in handles:
+        handle.remove()
+    everywhere = register_optimizer_step_post_hook(lambda *_: heard.append("any"))
+    optimizer.step()
+    everywhere.remove()
+    optimizer.step()
+    assert heard == ["before", "after", "any"]
+    assert parameter.tolist() == [-0.5, -0.5]
+
+
+@relies_on("torch", "torch.autograd.profiler._is_profiler_enabled")
+def test_the_profiler_sees_the_steps():
+    parameter, optimizer = light_sgd()
+    parameter.grad = torch.ones(2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.step()
+        optimizer.zero_grad()
+    names = {event.key for event in profile.key_averages()}
+    assert {"Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"} <= names
+    assert parameter.grad is None
+
+
+def test_gradients_can_be_set_to_zero():
+    parameter, optimizer = light_sgd()
+    parameter.grad = torch.ones(2)
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad.tolist() == [0.0, 0.0]
+    optimizer.zero_grad()
+    assert parameter.grad is None
+
+
+@pytest.mark.parametrize("before", [True, False])
+@relies_on("torch", "the step that a scheduler puts in the place of an optimizer's")
+def test_a_scheduler_is_built_before_or_after(before):
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], 1.0)
+    if not before:
+        step_lightly(optimizer)
+    scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
+    if before:
+        step_lightly(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a scheduler that steps before its optimizer
+        for _ in range(2):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+            scheduler.step()
+    assert parameter.tolist() == [-0.5, -0.5]  # 1 - 1 - 1/2
+
+
+def test_groups_that_are_added_later_count():
+    parameter, optimizer = light_sgd()
+    late = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [late]})
+    optimizer.load_state_dict(optimizer.state_dict())  # puts a new list of groups in its place
+    parameter.grad, late.grad = torch.ones(2), torch.ones(1)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert late.tolist() == [0.5]
+    assert late.grad is None
+
+
+def test_it_is_freed_at_once():
+    """The state of an optimizer can be twice the size of the model: it must not wait for the garbage collector."""
+    gc.disable()
+    try:
+        parameter, optimizer = light_sgd(momentum=0.9)
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+        alive = weakref.ref(optimizer)
+        del optimizer
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_zero_grad_and_a_step_of_ones_own_stay():
+    class Own(torch.optim.SGD):
+        zeroed = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.zeroed += 1
+            super().zero_grad(set_to_none)
+
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = Own([parameter], 0.1)
+    step_lightly(optimizer)
+    optimizer.zero_grad()
+    assert optimizer.zeroed == 1
