@@ -16,7 +16,7 @@ import wandb
 from lightning.fabric.utilities import registry
 from wandb.sdk import wandb_setup
 
-from fl_lightning.cli import main
+from fl_lightning.cli import FederationCLI, main
 
 LONGEST = ("compare", "cli", "processes", "settings", "resume", "faults", "privacy", "engines", "resume_settings", "strategies")
 """Files that take longest begin first, so that no worker is left with one of them at the end."""
@@ -68,9 +68,24 @@ def _remember_kinds_of_options() -> None:
             module.filter_non_parsing_actions = remembered
 
 
+def _keep_parsers() -> None:
+    """Let all commands of a process share the parser of each subcommand; it takes a fifth of the time of a small fit."""
+    build, kept = FederationCLI.prepare_subcommand, dict[Any, Any]()
+
+    def prepare(cli: FederationCLI, klass: type, subcommand: str, **kwargs: Any) -> Any:
+        arguments, place = cli._subcommand_method_arguments, (klass, subcommand, cli._typed)
+        if place not in kept:
+            kept[place] = build(cli, klass, subcommand, **kwargs), arguments[subcommand]
+        parser, arguments[subcommand] = kept[place]
+        return parser
+
+    FederationCLI.prepare_subcommand = prepare
+
+
 _remember_import_paths()
 _remember_kinds_of_options()
 _remember_entry_points()
+_keep_parsers()
 
 
 @pytest.fixture(autouse=True)
