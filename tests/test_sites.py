@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -653,27 +654,35 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_site_harms_only_itself(case, tmp_path, monkeypatch):
-    """With 'skip', the others' round counts as if the site had been silent."""
-    results = []
-    for hostile in (True, False):
-        folder = tmp_path / str(hostile)
-        folder.mkdir()
-        prepare(folder, monkeypatch)
+_silent: list[dict[str, torch.Tensor]] = []
 
-        def between(name, parts, ask, hostile=hostile):
-            if name != "south" or b'"TrainOrder"' not in parts["order"]:
-                return ask()
-            return HOSTILE[case](ask()) if hostile else None
 
-        HOOK["hook"] = between
-        config = configuration(faults={"policy": "skip"})
-        config["trainer"]["max_epochs"] = 1
+@pytest.fixture
+def silent(tmp_path_factory, monkeypatch):
+    """The weights of a round in which south does not answer, computed once."""
+    if not _silent:
+        prepare(tmp_path_factory.mktemp("silent"), monkeypatch)
+        _silent.append(round_with(lambda ask: None))
+    return _silent[0]
+
+
+def round_with(answer: Callable[[Callable[[], bytes]], bytes | None]) -> dict[str, torch.Tensor]:
+    """The weights after a round without south, whose replies to orders are replaced."""
+    HOOK["hook"] = lambda name, parts, ask: answer(ask) if name == "south" and b'"TrainOrder"' in parts["order"] else ask()
+    config = configuration(faults={"policy": "skip"})
+    config["trainer"]["max_epochs"] = 1
+    try:
         with pytest.warns(UserWarning, match=r"without client south"):
-            results.append(federate(config))
+            return federate(config)
+    finally:
         HOOK.clear()
-    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_site_harms_only_itself(case, silent, tmp_path, monkeypatch):
+    """With 'skip', the others' round counts as if the site had been silent."""
+    prepare(tmp_path, monkeypatch)
+    assert same_bits(round_with(lambda ask: HOSTILE[case](ask())), silent)
 
 
 def test_a_sites_text_cannot_control_the_terminal():
