@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_state import ModelState, distance
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.spread import distance
 from fl_lightning.messages import ServerModel
 from fl_lightning.types import ClientUpdate
 

@@ -1,52 +1,22 @@
-"""View a module's weights and buffers as flat vectors. A federation treats each kind of tensor as follows:
-
-=====================================  =======================================================================
-parameters                             averaged; the server's optimizer steps on ``w_t - average``
-floating-point buffers (persistent)    averaged with the same weights, e.g. BatchNorm's statistics; set, not stepped
-integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
-buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
-buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
-personal parameters and buffers        neither sent nor aggregated; each client keeps its own (``federation.personal``)
-buffers that are not persistent        copied to the clients, never sent back
-complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
-values that are not finite
-frozen parameters                      copied to the clients; those that a client's training changes, such as a target
-                                       that follows the network, are averaged with the same weights and set, not stepped
-frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated,
-and ``constant_parts``                 unless training changes them, which is an error in ``constant_parts``
-=====================================  =======================================================================
-
-A submodule declares server-owned buffers by an attribute ``server_buffers``, a tuple of their names, and children that
-never change by ``constant_parts``, a tuple of their names; a child that has a trainable parameter is sent nevertheless.
-Frozen parameters may change from round to round: see :meth:`ModelState.refresh` and :meth:`ModelState.follow`.
-"""
+"""View a module's weights and buffers as flat vectors; :mod:`~fl_lightning.functional.model_slots` has their kinds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.compat.torch import copy_to_each
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_parts import (
-    can_be_averaged,
-    client_state,
-    constant_modules,
-    declared_constant,
-    trained_parts,
-)
+from fl_lightning.functional.model_parts import declared_constant, trained_parts
+from fl_lightning.functional.model_slots import Slot, find_slots
 from fl_lightning.functional.recycling import large_empty
-from fl_lightning.functional.spread import squared_distance
+from fl_lightning.functional.spread import distance
 from fl_lightning.functional.sums import Grid, grid_of
 from fl_lightning.messages import ModelLayout
 from fl_lightning.types import Snapshot
-
-_Slot = tuple[nn.Module, str]
 
 
 class ModelState:
@@ -66,58 +36,11 @@ class ModelState:
         self._arrange()
 
     def _arrange(self) -> None:
-        module = self._module
-        self._trained = trained_parts(module)
-        self._constant_modules = constant_modules(module)
-        self._constants: list[_Slot] = []
-        self._frozen: list[_Slot] = []
-        self._personal: dict[str, _Slot] = {}
+        self._trained = trained_parts(self._module)
+        self._slots = find_slots(self._module, self._moving, self._kept_by_clients)
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
-        self._parameters = list(self._find_parameters())
-        self._floats: list[_Slot] = []
-        self._counters: list[_Slot] = []
-        self._local: list[_Slot] = []
-        persistent = module.state_dict().keys()
-        for prefix, owner in module.named_modules():
-            owned = (*getattr(owner, "server_buffers", ()), *client_state(owner))
-            if id(owner) in self._constant_modules:
-                for name, _ in owner.named_buffers(recurse=False):
-                    moves = f"{prefix}.{name}".lstrip(".") in self._moving
-                    (self._frozen if moves else self._constants).append((owner, name))
-                continue
-            for name, buffer in owner.named_buffers(recurse=False):
-                path = f"{prefix}.{name}".lstrip(".")
-                sent = path in persistent and name not in owned and can_be_averaged(buffer)
-                if sent and path in self._kept_by_clients:
-                    self._personal[path] = (owner, name)
-                    continue
-                kind = self._local if not sent else self._floats if buffer.is_floating_point() else self._counters
-                kind.append((owner, name))
-
-    def _find_parameters(self) -> Iterator[_Slot]:
-        seen: set[int] = set()
-        for prefix, owner in self._module.named_modules():
-            for name, parameter in owner.named_parameters(recurse=False):
-                if isinstance(parameter, nn.parameter.UninitializedParameter) or not parameter.is_floating_point():
-                    raise ConfigurationError(
-                        f"Parameter '{f'{prefix}.{name}'.lstrip('.')}' is not an initialised floating-point tensor and cannot "
-                        "be averaged. Run one batch through lazy layers in the module's __init__, and store complex weights as "
-                        "real pairs."
-                    )
-                if id(parameter) in seen:  # tied weights are sent once
-                    continue
-                seen.add(id(parameter))
-                path = f"{prefix}.{name}".lstrip(".")
-                if id(owner) in self._constant_modules and path not in self._moving:
-                    self._constants.append((owner, name))
-                elif path in self._kept_by_clients:
-                    self._personal[path] = (owner, name)
-                elif not parameter.requires_grad:
-                    self._frozen.append((owner, name))
-                else:
-                    yield owner, name
 
     def refresh(self) -> bool:
         """Re-check which parameters are frozen, and return whether that, and the length of :meth:`vector`, has changed."""
@@ -162,26 +85,26 @@ class ModelState:
     def _all_names(self) -> tuple[list[str], ...]:
         if self._names is None:
             prefixes = {id(owner): f"{prefix}.".lstrip(".") for prefix, owner in self._parts()}
-            self._names = tuple([prefixes[id(o)] + name for o, name in slots] for slots in self._all_kinds())
+            self._names = tuple([prefixes[id(o)] + name for o, name in slots] for slots in self._slots.kinds)
         return self._names
 
     def tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer that is not personal by name: the tensors themselves, not copies."""
-        kinds = zip(self._all_names(), self._all_kinds(), strict=True)
+        kinds = zip(self._all_names(), self._slots.kinds, strict=True)
         return {name: tensor for names, slots in kinds for name, tensor in zip(names, self._tensors(slots), strict=True)}
 
     @staticmethod
-    def _tensors(slots: list[_Slot]) -> list[Tensor]:
+    def _tensors(slots: list[Slot]) -> list[Tensor]:
         return [getattr(owner, name).detach() for owner, name in slots]
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters that clients share, themselves, each once."""
-        return [getattr(owner, name) for owner, name in self._parameters]
+        return [getattr(owner, name) for owner, name in self._slots.parameters]
 
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
-        tensors = self._tensors(self._parameters) + self._tensors(self._floats)
-        if not tensors and self._personal:
+        tensors = self._tensors(self._slots.parameters) + self._tensors(self._slots.floats)
+        if not tensors and self._slots.personal:
             return torch.zeros(0, device=self.device)
         if not tensors:
             raise ConfigurationError(
@@ -194,13 +117,13 @@ class ModelState:
 
     def counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers, int64, shape (c,)."""
-        tensors = [t.reshape(-1).long() for t in self._tensors(self._counters)]
+        tensors = [t.reshape(-1).long() for t in self._tensors(self._slots.counters)]
         return torch.cat(tensors) if tensors else torch.zeros(0, dtype=torch.int64, device=self.device)
 
     @property
     def device(self) -> torch.device:
         """Return the device of the first parameter."""
-        first: list[_Slot] = [*self._parameters[:1], *self._personal.values()]
+        first: list[Slot] = [*self._slots.parameters[:1], *self._slots.personal.values()]
         return getattr(*first[0]).device if first else torch.device("cpu")
 
     @torch.no_grad()
@@ -211,7 +134,7 @@ class ModelState:
             tensors: the other's :meth:`tensors`.
             layout: the other's layout; as long as it is the same, constants are not copied again.
         """
-        kinds = [*zip(self._all_names(), self._all_kinds(), strict=True)]
+        kinds = [*zip(self._all_names(), self._slots.kinds, strict=True)]
         constants = kinds.pop()
         if self._filled is not layout:
             kinds.append(constants)
@@ -223,9 +146,9 @@ class ModelState:
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
         """Load parameters, averaged buffers and counters; local and server-owned buffers stay unchanged."""
-        slots = self._parameters + self._floats
+        slots = self._slots.parameters + self._slots.floats
         self._fill(slots, snapshot.vector)
-        self._fill(self._counters, snapshot.counters)
+        self._fill(self._slots.counters, snapshot.counters)
         if snapshot.moved:
             self._set(snapshot.moved)
 
@@ -239,7 +162,7 @@ class ModelState:
         Raises:
             ConfigurationError: if a part that the module declares constant has changed.
         """
-        *_, frozen, constants = zip(self._all_names(), self._all_kinds(), strict=True)
+        *_, frozen, constants = zip(self._all_names(), self._slots.kinds, strict=True)
         found: dict[str, Tensor] = {}
         declared = declared_constant(self._module) if constants[1] else set()
         for names, slots in (frozen, constants):
@@ -283,11 +206,11 @@ class ModelState:
 
     def own_tensors(self) -> dict[str, Tensor]:
         """Return the personal parameters, then the personal buffers, by name: the tensors themselves, not copies."""
-        return {name: getattr(owner, attribute).detach() for name, (owner, attribute) in self._personal.items()}
+        return {name: getattr(owner, attribute).detach() for name, (owner, attribute) in self._slots.personal.items()}
 
     def own_parameters(self) -> list[nn.Parameter]:
         """Return the personal parameters themselves."""
-        found = [getattr(owner, name) for owner, name in self._personal.values()]
+        found = [getattr(owner, name) for owner, name in self._slots.personal.values()]
         return [tensor for tensor in found if isinstance(tensor, nn.Parameter)]
 
     @torch.no_grad()
@@ -301,7 +224,7 @@ class ModelState:
         for name, tensor in moved.items():
             own[name].copy_(tensor)
 
-    def _fill(self, slots: list[_Slot], source: Tensor) -> None:
+    def _fill(self, slots: list[Slot], source: Tensor) -> None:
         start = 0
         for tensor in self._tensors(slots):
             tensor.copy_(source[start : start + tensor.numel()].view_as(tensor))
@@ -314,57 +237,22 @@ class ModelState:
     @property
     def size(self) -> int:
         """Return d, the length of :meth:`vector`."""
-        return sum(getattr(owner, name).numel() for owner, name in (*self._parameters, *self._floats))
+        return sum(getattr(owner, name).numel() for owner, name in (*self._slots.parameters, *self._slots.floats))
 
     @property
     def num_parameters(self) -> int:
         """Return p: the first p entries of :meth:`vector` are parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _kinds(self) -> tuple[list[_Slot], ...]:
-        return self._parameters, self._floats, self._counters, self._local
-
-    def _all_kinds(self) -> tuple[list[_Slot], ...]:
-        return *self._kinds(), self._frozen, self._constants
-
     def distance(self, vector: Tensor) -> float:
         """Return the L2 norm of the difference between these parameters and the first p entries of ``vector``, shape (d,)."""
         return distance([parameter.detach() for parameter in self.parameters()], vector)
 
     @torch.no_grad()
-    def set_gradient_towards(self, aggregate: Tensor) -> float:
-        """Put the pseudo-gradient ``w_t - aggregate`` into ``.grad`` of each trained parameter.
-
-        Args:
-            aggregate: the aggregate, shape (d,), in the layout of :meth:`vector`; float64 for full precision.
-
-        Returns:
-            The L2 norm of the pseudo-gradient.
-        """
-        offset = 0
-        squares: list[Tensor] = []
-        for parameter in self.parameters():
-            target = aggregate[offset : offset + parameter.numel()]
-            offset += parameter.numel()
-            if parameter.is_contiguous():  # block by block: avoids a second model in float64
-                parameter.grad = torch.empty_like(parameter)
-                flat = (parameter.detach().view(-1), parameter.grad.view(-1), target)
-                pieces = (blocks(vector, device=parameter.device) for vector in flat)
-                for weights, gradient, wanted in zip(*pieces, strict=True):
-                    difference = weights.to(wanted) - wanted
-                    gradient.copy_(difference)
-                    squares.append(torch.dot(difference, difference))
-            else:
-                difference = parameter.to(target) - target.view_as(parameter)
-                parameter.grad = difference.to(parameter)
-                squares.append(difference.square().sum())
-        return math.sqrt(float(torch.stack(squares).double().sum())) if squares else 0.0
-
-    @torch.no_grad()
     def set_buffers(self, aggregate: Tensor, counters: Tensor) -> None:
         """Set averaged buffers from the tail of ``aggregate``, shape (d,), and integer ones from ``counters``, (c,)."""
-        self._fill(self._floats, aggregate[self.num_parameters :])
-        self._fill(self._counters, counters)
+        self._fill(self._slots.floats, aggregate[self.num_parameters :])
+        self._fill(self._slots.counters, counters)
 
     def grid(self, largest: float | None) -> Grid | None:
         """Return the grid on which such models are summed with weights up to ``largest``; None if the finest is needed."""
@@ -376,7 +264,7 @@ class ModelState:
 
     def nbytes(self, *, upward: bool) -> int:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""
-        kinds = self._kinds()[:3] if upward else self._kinds()
+        kinds = self._slots.kinds[:3] if upward else self._slots.kinds[:4]
         moving: list[Tensor] = []
         if self._moving and not upward:
             own = self.tensors()
@@ -391,14 +279,3 @@ def differs(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return True
     return not (torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True)))
-
-
-@torch.no_grad()
-def distance(parameters: Sequence[Tensor], vector: Tensor) -> float:
-    """Return the L2 norm of the difference between parameters, p numbers in all, and the first p entries of ``vector``."""
-    offset, total = 0, 0.0
-    for parameter in parameters:
-        theirs = vector[offset : offset + parameter.numel()]
-        offset += parameter.numel()
-        total += squared_distance(theirs, parameter.reshape(-1))
-    return math.sqrt(total)

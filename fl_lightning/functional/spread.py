@@ -31,6 +31,17 @@ def squared_distance(one: Tensor, other: Tensor) -> float:
     return float(torch.stack(squares).sum()) if squares else 0.0
 
 
+@torch.no_grad()
+def distance(parameters: Sequence[Tensor], vector: Tensor) -> float:
+    """Return the L2 norm of the difference between parameters, p numbers in all, and the first p entries of ``vector``."""
+    offset, total = 0, 0.0
+    for parameter in parameters:
+        theirs = vector[offset : offset + parameter.numel()]
+        offset += parameter.numel()
+        total += squared_distance(theirs, parameter.reshape(-1))
+    return math.sqrt(total)
+
+
 def drift(norms: Sequence[float], shares: Sequence[float], step: float) -> float:
     """Return the root mean square distance of clients' models from their weighted average.
 

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement, staleness_figures
@@ -134,7 +135,7 @@ class RoundRunner:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
         server = self._federation.server
         give_back()  # the clients' free memory: with the gradient, this is where a round needs most
-        step = server.set_gradient_towards(result.aggregate)
+        step = set_pseudo_gradient(server.parameters(), result.aggregate)
         optimizer: Any = module.optimizers()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,0 +1,123 @@
+"""Find a module's weights and buffers by kind. A federation treats each kind of tensor as follows:
+
+=====================================  =======================================================================
+parameters                             averaged; the server's optimizer steps on ``w_t - average``
+floating-point buffers (persistent)    averaged with the same weights, e.g. BatchNorm's statistics; set, not stepped
+integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
+buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
+buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
+personal parameters and buffers        neither sent nor aggregated; each client keeps its own (``federation.personal``)
+buffers that are not persistent        copied to the clients, never sent back
+complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
+values that are not finite
+frozen parameters                      copied to the clients; those that a client's training changes, such as a target
+                                       that follows the network, are averaged with the same weights and set, not stepped
+frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated,
+and ``constant_parts``                 unless training changes them, which is an error in ``constant_parts``
+=====================================  =======================================================================
+
+A submodule declares server-owned buffers by an attribute ``server_buffers``, a tuple of their names, and children that
+never change by ``constant_parts``, a tuple of their names; a child that has a trainable parameter is sent nevertheless.
+Frozen parameters may change from round to round: see ``refresh`` and ``follow`` of
+:class:`~fl_lightning.functional.model_state.ModelState`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.model_parts import can_be_averaged, client_state, constant_modules
+
+Slot = tuple[nn.Module, str]
+"""The owner of a tensor, and its name there, through which a tensor that user code has replaced is found."""
+
+
+@dataclass(frozen=True)
+class ModelSlots:
+    """Hold where a module's tensors are, by kind.
+
+    Attributes:
+        parameters: trained parameters, which are averaged.
+        floats: floating-point buffers, which are averaged.
+        counters: integer and boolean buffers.
+        local: buffers that are not sent back.
+        frozen: tensors without gradients that are copied to the clients in every round.
+        constants: tensors that are copied once.
+        personal: the tensors that each client keeps, by name.
+    """
+
+    parameters: list[Slot] = field(default_factory=list)
+    floats: list[Slot] = field(default_factory=list)
+    counters: list[Slot] = field(default_factory=list)
+    local: list[Slot] = field(default_factory=list)
+    frozen: list[Slot] = field(default_factory=list)
+    constants: list[Slot] = field(default_factory=list)
+    personal: dict[str, Slot] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[list[Slot], ...]:
+        """Return all kinds but the personal one, constants last."""
+        return self.parameters, self.floats, self.counters, self.local, self.frozen, self.constants
+
+
+def find_slots(module: nn.Module, moving: Container[str] = (), kept_by_clients: Container[str] = ()) -> ModelSlots:
+    """Find the tensors of a module.
+
+    Args:
+        module: the module.
+        moving: the names of tensors without gradients that training changes nevertheless.
+        kept_by_clients: the names of personal tensors.
+
+    Raises:
+        ConfigurationError: if parameters are complex or not initialised.
+    """
+    found, constant = ModelSlots(), constant_modules(module)
+    _add_parameters(module, constant, moving, kept_by_clients, found)
+    persistent = module.state_dict().keys()
+    for prefix, owner in module.named_modules():
+        owned = (*getattr(owner, "server_buffers", ()), *client_state(owner))
+        for name, buffer in owner.named_buffers(recurse=False):
+            path = f"{prefix}.{name}".lstrip(".")
+            if id(owner) in constant:
+                (found.frozen if path in moving else found.constants).append((owner, name))
+                continue
+            sent = path in persistent and name not in owned and can_be_averaged(buffer)
+            if sent and path in kept_by_clients:
+                found.personal[path] = (owner, name)
+            else:
+                kind = found.local if not sent else found.floats if buffer.is_floating_point() else found.counters
+                kind.append((owner, name))
+    return found
+
+
+def _add_parameters(
+    module: nn.Module, constant: set[int], moving: Container[str], kept_by_clients: Container[str], found: ModelSlots
+) -> None:
+    seen: set[int] = set()
+    for prefix, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            path = f"{prefix}.{name}".lstrip(".")
+            _require_averageable(path, parameter)
+            if id(parameter) in seen:  # tied weights are sent once
+                continue
+            seen.add(id(parameter))
+            if id(owner) in constant and path not in moving:
+                found.constants.append((owner, name))
+            elif path in kept_by_clients:
+                found.personal[path] = (owner, name)
+            elif not parameter.requires_grad:
+                found.frozen.append((owner, name))
+            else:
+                found.parameters.append((owner, name))
+
+
+def _require_averageable(path: str, parameter: Tensor) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedParameter) or not parameter.is_floating_point():
+        raise ConfigurationError(
+            f"Parameter '{path}' is not an initialised floating-point tensor and cannot be averaged. Run one batch through "
+            "lazy layers in the module's __init__, and store complex weights as real pairs."
+        )
