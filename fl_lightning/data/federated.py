@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fl_lightning.attacks.backdoor import Backdoor
-from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_sets import OTHER_PACKAGE, ClientSets, OwnSets
-from fl_lightning.data.client_splits import ClientSplits, check_shares, divide, splitter
+from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
+from fl_lightning.data.given_data import data_and_partitioner
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import labels_at_hand, read_labels
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.own_loaders import OwnLoaders
-from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.data.rebalancing import LabelAveraging
-from fl_lightning.data.remote import RemoteDatasets, clients_elsewhere
+from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import ConfigurationError, require
-from fl_lightning.functional.partition import Partition
-from fl_lightning.messages import ClientInfo, Part
+from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
 
 
-class FederatedDataModule(LoadsSafely, LightningDataModule):
+class FederatedDataModule(LoadsSafely, ClientHolder):
     """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the
@@ -79,9 +78,9 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         memory_limit: float | None = None,
         clients: dict[str, LightningDataModule] | None = None,
     ) -> None:
-        super().__init__()
-        datamodule, partitioner = _chosen(datamodule, partitioner, clients)
-        self.clients = clients
+        datamodule, partitioner = data_and_partitioner(datamodule, partitioner, clients)
+        super().__init__(datamodule, client_validation, client_test)
+        self.clients, self.partitioner = clients, partitioner
         check_shares(client_validation, client_test, public_share)
         known = "'datamodule', or 'clients' with 'data.client_test' above 0"
         require(server_set == "datamodule" or client_test > 0, "data.server_set", known, server_set)
@@ -89,11 +88,8 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         require(memory_limit is None or memory_limit >= 0, "data.memory_limit", "0 or above, in GiB, or null", memory_limit)
         if isinstance(datamodule, ClientSets):
             require(public_share == 0, "data.public_share", "0 if each client has a dataset of its own", public_share)
-        self.datamodule, self.partitioner = datamodule, partitioner
-        self.client_validation, self.client_test = client_validation, client_test
         self.server_set, self.memory_limit = server_set, memory_limit
         self.public_share, self.feature_noise, self.rebalancing = public_share, feature_noise, rebalancing
-        self._client_datasets: ClientDatasets | None = None
         self._serves_rounds, self._large_batch = False, 0
         self._device: torch.device | None = None
         self.prepare_data_per_node = datamodule.prepare_data_per_node
@@ -179,56 +175,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """Return attributes of the user's datamodule, which a module may read from ``self.trainer.datamodule``."""
         return from_base(self, "datamodule", name)
 
-    # ---------------------------------------------------------------- contents
-
-    @property
-    def client_datasets(self) -> ClientDatasets:
-        """Return the clients' data, after ``setup('fit')``."""
-        assert self._client_datasets is not None
-        return self._client_datasets
-
-    @property
-    def splits(self) -> ClientSplits:
-        """Return the division of the examples over clients, after ``setup('fit')``."""
-        return self.client_datasets.splits
-
-    @property
-    def indices(self) -> Partition:
-        """Return the clients' training examples."""
-        return self.splits.training
-
-    @property
-    def labels(self) -> Tensor | None:
-        """Return the class of each example of the training set, int64, shape (n,), if labels have been read."""
-        return None if self._client_datasets is None else self._client_datasets.labels
-
-    @property
-    def origin(self) -> str:
-        """Return the origin of the data, in words."""
-        if isinstance(self._client_datasets, RemoteDatasets):
-            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
-        return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
-
-    @property
-    def num_clients(self) -> int:
-        """Return K, which is known after ``setup('fit')``."""
-        return len(self.indices)
-
-    def num_examples(self, client: int) -> int:
-        """Return the number of training examples of one client, n_k; a public share does not count."""
-        return self.indices[client].numel()
-
-    def client_name(self, client: int) -> str:
-        """Return the client's domain or the value of its column, if it has one, otherwise its number."""
-        return str(client) if self.indices.names is None else self.indices.names[client]
-
-    def clients_hold(self, part: Literal["validation", "test"]) -> bool:
-        """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
-        if self.is_remote:
-            return getattr(self.splits, part) is not None
-        own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
-        return own or (self.client_validation if part == "validation" else self.client_test) > 0
-
     @property
     def has_validation_set(self) -> bool:
         """Return whether the server has validation data."""
@@ -273,20 +219,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
             )
         return own
 
-    def meet(self, infos: Sequence[ClientInfo]) -> None:
-        """Take what clients outside this process tell about themselves, in the order of their ids."""
-        self._client_datasets = RemoteDatasets(infos)
-
-    @property
-    def is_remote(self) -> bool:
-        """Return whether the clients' examples are outside this process."""
-        return isinstance(self._client_datasets, RemoteDatasets)
-
-    @property
-    def has_one_set(self) -> bool:
-        """Return whether all clients' training examples are in one dataset here, of which each has indices."""
-        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders)
-
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset
         partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
@@ -314,20 +246,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         if self._device is not None:
             self.place(self._device)
 
-    def label_counts(self) -> Tensor:
-        """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
-
-        Raises:
-            DataError: if the training set does not have labels.
-        """
-        return self.client_datasets.label_counts()
-
-    def mislabel(
-        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
-    ) -> None:
-        """Falsify clients' labels from now on; see ``ClientDatasets.mislabel``."""
-        self.client_datasets.mislabel(attacks, seed, backdoors)
-
     # ---------------------------------------------------------------- loaders
 
     def client(
@@ -344,10 +262,6 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
         """
         loader = self.client_datasets.training_loader(client, seed, full_batch, drop_single, poisson)
         return TrainingView(self.datamodule, loader)
-
-    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
-        """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
-        return self.client_datasets.poisson_batches(client, full_batch, coins)
 
     def client_evaluation_view(self, client: int, part: Part) -> LightningDataModule:
         """Return a part of one client's examples as a validation set, in order and in large batches."""
@@ -427,40 +341,3 @@ class FederatedDataModule(LoadsSafely, LightningDataModule):
     @property
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-
-def _chosen(
-    datamodule: LightningDataModule | None, partitioner: Partitioner | None, clients: dict[str, LightningDataModule] | None
-) -> tuple[LightningDataModule, Partitioner]:
-    """Return the data and their division, from either way to give them.
-
-    Raises:
-        ConfigurationError: if both ways or neither is used, or the data are not a datamodule.
-    """
-    if clients is not None:
-        given = "datamodule" if datamodule is not None else "partitioner"
-        both = datamodule is not None or partitioner is not None
-        name = type(datamodule or partitioner).__name__
-        require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
-        datamodule = ClientSets(clients)
-        partitioner = OwnSets(datamodule)
-    if datamodule is None or partitioner is None:
-        missing = "datamodule" if datamodule is None else "partitioner"
-        raise ConfigurationError(
-            f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
-            "configuration: fl-lightning fit --config adafed_mnist."
-        )
-    if not isinstance(datamodule, LightningDataModule):
-        raise ConfigurationError(_not_a_datamodule(datamodule))
-    return datamodule, partitioner
-
-
-def _not_a_datamodule(given: object) -> str:
-    kind = f"{type(given).__module__}.{type(given).__qualname__}"
-    if any(base.__module__.startswith("pytorch_lightning.") for base in type(given).__mro__):
-        remedy = OTHER_PACKAGE
-    elif isinstance(given, DataLoader):
-        remedy = "Write FederatedDataModule.from_loaders(train_loader, val_loader, partitioner=IIDPartitioner(10))."
-    else:
-        remedy = "Give one, or write FederatedDataModule.from_loaders or FederatedDataModule.from_clients."
-    return f"'data.datamodule' must be a LightningDataModule, but is a {kind}. {remedy}"

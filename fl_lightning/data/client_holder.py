@@ -1,0 +1,116 @@
+"""Tell what the clients of a federation hold: the half of :class:`~fl_lightning.FederatedDataModule` that is about clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from fl_lightning.attacks.backdoor import Backdoor
+from fl_lightning.attacks.labels import LabelAttack
+from fl_lightning.data.client_datasets import ClientDatasets
+from fl_lightning.data.client_sets import ClientSets
+from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.own_loaders import OwnLoaders
+from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.functional.partition import Partition
+from fl_lightning.messages import ClientInfo
+
+
+class ClientHolder(LightningDataModule):
+    """Hold the clients' examples, or know their sizes if the clients are elsewhere.
+
+    Args:
+        datamodule: the user's datamodule.
+        client_validation: the share of its examples that every client holds back for its own validation.
+        client_test: the same for its own test.
+    """
+
+    def __init__(self, datamodule: LightningDataModule, client_validation: float, client_test: float) -> None:
+        super().__init__()
+        self.datamodule = datamodule
+        self.client_validation, self.client_test = client_validation, client_test
+        self._client_datasets: ClientDatasets | None = None
+
+    @property
+    def client_datasets(self) -> ClientDatasets:
+        """Return the clients' data, after ``setup('fit')``."""
+        assert self._client_datasets is not None
+        return self._client_datasets
+
+    @property
+    def splits(self) -> ClientSplits:
+        """Return the division of the examples over clients, after ``setup('fit')``."""
+        return self.client_datasets.splits
+
+    @property
+    def indices(self) -> Partition:
+        """Return the clients' training examples."""
+        return self.splits.training
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Return the class of each example of the training set, int64, shape (n,), if labels have been read."""
+        return None if self._client_datasets is None else self._client_datasets.labels
+
+    @property
+    def origin(self) -> str:
+        """Return the origin of the data, in words."""
+        if isinstance(self._client_datasets, RemoteDatasets):
+            return f"{self.num_clients} sites, and {getattr(self.datamodule, 'origin', type(self.datamodule).__name__)} here"
+        return str(getattr(self.datamodule, "origin", type(self.datamodule).__name__))
+
+    @property
+    def num_clients(self) -> int:
+        """Return K, which is known after ``setup('fit')``."""
+        return len(self.indices)
+
+    def num_examples(self, client: int) -> int:
+        """Return the number of training examples of one client, n_k; a public share does not count."""
+        return self.indices[client].numel()
+
+    def client_name(self, client: int) -> str:
+        """Return the client's domain or the value of its column, if it has one, otherwise its number."""
+        return str(client) if self.indices.names is None else self.indices.names[client]
+
+    def clients_hold(self, part: Literal["validation", "test"]) -> bool:
+        """Return whether each client has a validation or test part: a share of its examples, or a set of its own."""
+        if self.is_remote:
+            return getattr(self.splits, part) is not None
+        own = isinstance(self.datamodule, ClientSets) and self.datamodule.has_own(part)
+        return own or (self.client_validation if part == "validation" else self.client_test) > 0
+
+    def meet(self, infos: Sequence[ClientInfo]) -> None:
+        """Take what clients outside this process tell about themselves, in the order of their ids."""
+        self._client_datasets = RemoteDatasets(infos)
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the clients' examples are outside this process."""
+        return isinstance(self._client_datasets, RemoteDatasets)
+
+    @property
+    def has_one_set(self) -> bool:
+        """Return whether all clients' training examples are in one dataset here, of which each has indices."""
+        return not isinstance(self._client_datasets, RemoteDatasets | OwnLoaders)
+
+    def label_counts(self) -> Tensor:
+        """Count each client's training examples by class, by its own labels, int64, shape (K, C), after ``setup('fit')``.
+
+        Raises:
+            DataError: if the training set does not have labels.
+        """
+        return self.client_datasets.label_counts()
+
+    def mislabel(
+        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
+    ) -> None:
+        """Falsify clients' labels from now on; see ``ClientDatasets.mislabel``."""
+        self.client_datasets.mislabel(attacks, seed, backdoors)
+
+    def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
+        """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""
+        return self.client_datasets.poisson_batches(client, full_batch, coins)

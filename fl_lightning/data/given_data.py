@@ -1,0 +1,47 @@
+"""Check what a :class:`~fl_lightning.FederatedDataModule` is given."""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
+
+from fl_lightning.data.client_sets import OTHER_PACKAGE, ClientSets, OwnSets
+from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.partitioners.base import Partitioner
+
+
+def data_and_partitioner(
+    datamodule: LightningDataModule | None, partitioner: Partitioner | None, clients: dict[str, LightningDataModule] | None
+) -> tuple[LightningDataModule, Partitioner]:
+    """Return the data and their division, from either way to give them.
+
+    Raises:
+        ConfigurationError: if both ways or neither is used, or the data are not a datamodule.
+    """
+    if clients is not None:
+        given = "datamodule" if datamodule is not None else "partitioner"
+        both = datamodule is not None or partitioner is not None
+        name = type(datamodule or partitioner).__name__
+        require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
+        datamodule = ClientSets(clients)
+        partitioner = OwnSets(datamodule)
+    if datamodule is None or partitioner is None:
+        missing = "datamodule" if datamodule is None else "partitioner"
+        raise ConfigurationError(
+            f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
+            "configuration: fl-lightning fit --config adafed_mnist."
+        )
+    if not isinstance(datamodule, LightningDataModule):
+        raise ConfigurationError(_not_a_datamodule(datamodule))
+    return datamodule, partitioner
+
+
+def _not_a_datamodule(given: object) -> str:
+    kind = f"{type(given).__module__}.{type(given).__qualname__}"
+    if any(base.__module__.startswith("pytorch_lightning.") for base in type(given).__mro__):
+        remedy = OTHER_PACKAGE
+    elif isinstance(given, DataLoader):
+        remedy = "Write FederatedDataModule.from_loaders(train_loader, val_loader, partitioner=IIDPartitioner(10))."
+    else:
+        remedy = "Give one, or write FederatedDataModule.from_loaders or FederatedDataModule.from_clients."
+    return f"'data.datamodule' must be a LightningDataModule, but is a {kind}. {remedy}"
