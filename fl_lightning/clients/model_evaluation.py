@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
-from fl_lightning.clients.session import keep_metrics_to_this_process, scalar_metrics
+from fl_lightning.clients.metrics import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.metrics.update import update_metric
 

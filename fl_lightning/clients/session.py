@@ -14,10 +14,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from fl_lightning.clients import kept_training
 from fl_lightning.clients.engines.base import EngineJob, Trained
+from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
@@ -326,24 +326,3 @@ class ClientSession(Callback):
             if part in resting:
                 for parameter in parameters:
                     parameter.grad = None
-
-
-def keep_metrics_to_this_process(module: LightningModule) -> None:
-    """Reset the module's metrics, and stop them from synchronising over the outer process group, which would mix or hang."""
-    for part in parts_of(module).values():
-        if isinstance(part, Metric):
-            part.reset()
-            part.distributed_available_fn = _alone
-
-
-def _alone() -> bool:
-    return False
-
-
-def scalar_metrics(logged: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics that the module logged, as numbers, with a single transfer from the device."""
-    names = [name for name in logged if not name.endswith("_step")]
-    if not names:
-        return {}
-    values = torch.stack([logged[name].double().mean() for name in names]).tolist()
-    return dict(zip(names, values, strict=True))

@@ -10,8 +10,8 @@ from lightning.pytorch import LightningDataModule, Trainer
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.sequential import SequentialEngine
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
+from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import continue_from
 

@@ -25,9 +25,9 @@ from fl_lightning.clients.engines.stacked.optimizer import StackedOptimizer, cli
 from fl_lightning.clients.engines.stacked.stack import ClientStack, Tensors
 from fl_lightning.clients.engines.stacked.step import StackedStep
 from fl_lightning.clients.inner_trainer import transfer_hooks
+from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover
-from fl_lightning.clients.session import scalar_metrics
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 from fl_lightning.rules.base import ClientRule, LocalStart
