@@ -11,6 +11,7 @@ import torch
 from engine_runs import optimized, scheduled
 from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch import Callback
+from plain_training import InOrder
 from torch import Tensor
 from torch.optim import LBFGS, SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
@@ -310,3 +311,52 @@ def test_scaffold_leaves_its_control_at_a_rate_of_nearly_zero():
     module = make()
     federate(module, 2, data=Blobs(10), partitioner=Consecutive([5, 5]), local=LocalTraining(), strategy=Scaffold())
     assert all(tensor.isfinite().all() for tensor in weights(module).values() if tensor.is_floating_point())
+
+
+# ---------------------------------------------------------------- runs that are extended
+
+
+class Planned(Recording):
+    """A schedule by the length of the training, as many modules have it."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.5)
+        return [optimizer], [CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
+
+
+def in_parts(run: Any, module: Any, data: Any, folder: Path, ends: tuple[int, ...], *callbacks: Any) -> Any:
+    """Train up to one number of epochs after another, each time with a new Trainer that resumes."""
+    for number, end in enumerate(ends):
+        checkpoint = str(folder / "last.ckpt") if number else None
+        torch.manual_seed(3)
+        module = type(module)()
+        again = trainer(end, *callbacks, every_round(folder), enable_checkpointing=True)
+        run(again, module, data, checkpoint)
+    return module
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_an_extended_run_keeps_its_plan_as_in_lightning(engine, tmp_path):
+    """Two rounds, then four, then five: the module always sees two, and has the weights of plain Lightning training."""
+    SEEN.clear()
+    plain = InOrder(Blobs(23).train)
+    fit = lambda run, module, data, checkpoint: run.fit(module, data, ckpt_path=checkpoint)  # noqa: E731
+    expected = in_parts(fit, Planned(), plain, tmp_path / "plain", (2, 4, 5))
+    rates = [rate for *_, rate, _ in SEEN]
+    assert rates == pytest.approx([0.5] * 5 + [0.25] * 5 + [0.0] * 5 + [0.25] * 5 + [0.5] * 5)
+
+    SEEN.clear()
+    data = FederatedDataModule(Blobs(23, shuffle=False), Consecutive([23]))
+    federation = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    with pytest.warns(UserWarning, match=r"Round 2 goes beyond the 2 rounds for which this run was first started\."):
+        found = in_parts(fit, Planned(), data, tmp_path / "federated", (2, 4), federation)
+    again = trainer(5, federation, every_round(tmp_path / "federated"), enable_checkpointing=True)
+    torch.manual_seed(3)
+    found = Planned()
+    with pytest.warns(UserWarning, match=r"Round 4 goes beyond the 2 rounds"):
+        again.fit(found, data, ckpt_path=str(tmp_path / "federated" / "last.ckpt"))
+    if engine != "stacked":  # which calls the step once more to look at it
+        assert [rate for *_, rate, _ in SEEN] == pytest.approx(rates)
+    assert {limit for *_, limit in SEEN} == {2}
+    for name, tensor in weights(found).items():
+        torch.testing.assert_close(tensor, weights(expected)[name], rtol=0, atol=1e-6)

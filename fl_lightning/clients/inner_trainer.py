@@ -99,10 +99,30 @@ def moves_batches(module: LightningModule, data: LightningDataModule) -> bool:
     return bool(transfer_hooks(module, data).keys() & {"on_before_batch_transfer", "transfer_batch_to_device"})
 
 
-class _ClientTrainer(Trainer):
-    """Read checkpoints and last metrics of the run around it, and refuse to estimate the steps of a training without an end."""
+class ClientTrainer(Trainer):
+    """Train clients inside another Trainer's run.
+
+    It shows the limits of the whole training, beyond which the turns of an extended run lie, and the checkpoints and last
+    metrics of the run around it. It refuses to estimate the steps of a training without an end.
+    """
 
     outer: Trainer | None = None
+    _planned: tuple[int, int] | None = None
+
+    def plan(self, max_epochs: int, max_steps: int) -> None:
+        """Set the limits that the module sees, and at which a fit ends that has no place in a longer training."""
+        self._planned = max_epochs, max_steps
+        self.fit_loop.max_epochs, self.fit_loop.epoch_loop.max_steps = self._planned
+
+    @property
+    def max_epochs(self) -> int | None:
+        """Return the number of epochs of the whole training; -1 for no limit."""
+        return super().max_epochs if self._planned is None else self._planned[0]
+
+    @property
+    def max_steps(self) -> int:
+        """Return the number of optimizer steps of the whole training; -1 for no limit."""
+        return super().max_steps if self._planned is None else self._planned[1]
 
     @property
     def checkpoint_callback(self) -> Any:
@@ -134,7 +154,7 @@ class _NoProfiler(PassThroughProfiler):
 
 def inner_trainer(
     device: torch.device, callbacks: list[Callback], *, logger: bool = False, outer: Trainer | None = None, **flags: Any
-) -> Trainer:
+) -> ClientTrainer:
     """Build a Trainer on one device, without checkpoints, bars, summary or sanity check, and with a silent logger if any.
 
     Args:
@@ -146,7 +166,7 @@ def inner_trainer(
     """
     kind = ACCELERATORS.get(device.type, device.type)
     with quiet():
-        trainer = _ClientTrainer(
+        trainer = ClientTrainer(
             accelerator=kind,
             devices=[device.index or 0] if kind == "gpu" else 1,
             strategy=_ResidentStrategy(device=device),

@@ -41,7 +41,7 @@ class TurnPlan:
 
     @property
     def max_epochs(self) -> int:
-        """Return the module's ``trainer.max_epochs``; -1 for no limit."""
+        """Return the module's ``trainer.max_epochs``; -1 for no limit. Turns of an extended run lie beyond it."""
         return self.epochs if self.progress is None else self._over_all_turns(self.whole_epochs)
 
     @property
@@ -51,8 +51,8 @@ class TurnPlan:
 
     def _over_all_turns(self, each: int) -> int:
         assert self.progress is not None
-        turn, turns = self.progress.turn, self.progress.turns
-        return -1 if turns is None or each == -1 else each * max(turns, turn + 1)
+        turns = self.progress.turns
+        return -1 if turns is None or each == -1 else each * turns
 
     # ---------------------------------------------------------------- this turn
 

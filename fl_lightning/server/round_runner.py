@@ -54,6 +54,7 @@ class RoundRunner:
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
         self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
+        self._warned_of_extension = False
 
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
@@ -111,10 +112,12 @@ class RoundRunner:
         if round_idx == 0 or not run.rounds_are_known:
             run.note_rounds(planned_rounds(trainer))
         scheduled = run.fingerprint is not None and "model.lr_scheduler" in run.fingerprint.settings
-        if run.rounds == round_idx and scheduled:
+        if run.rounds is not None and round_idx >= run.rounds and scheduled and not self._warned_of_extension:
+            self._warned_of_extension = True
             rank_zero_warn(
-                f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started, so learning-rate "
-                "schedules over the whole training are at their end."
+                f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started. Learning-rate "
+                "schedules were planned for these rounds and continue past their end, as in Lightning; one with an end, like "
+                "OneCycleLR, raises an error. To plan for more rounds, start a new run with a larger 'max_epochs'."
             )
         return Progress(route.turns_before(round_idx), None if run.rounds is None else route.turns_before(run.rounds))
 

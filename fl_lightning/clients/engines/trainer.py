@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.sequential import SequentialEngine
-from fl_lightning.clients.inner_trainer import inner_trainer, quiet, restart
+from fl_lightning.clients.inner_trainer import ClientTrainer, inner_trainer, quiet, restart
 from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
@@ -42,17 +42,16 @@ class TrainerEngine(SequentialEngine):
             "detect_anomaly": local.detect_anomaly or settings.detect_anomaly,
             "deterministic": local.deterministic,
         }
-        self._trainer: Trainer | None = None
+        self._trainer: ClientTrainer | None = None
 
     def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         trainer = self._next_trainer()
-        trainer.fit_loop.max_epochs = plan.max_epochs
-        trainer.fit_loop.epoch_loop.max_steps = plan.all_steps
+        trainer.plan(plan.max_epochs, plan.all_steps)
         with quiet():
             trainer.fit(self.resident.module, datamodule=data)
         return trainer.global_step, scalar_metrics(trainer.callback_metrics)
 
-    def _next_trainer(self) -> Trainer:
+    def _next_trainer(self) -> ClientTrainer:
         # A user's callbacks have state that must not be shared by clients: each client gets copies and a new Trainer.
         if self._trainer is None or self._callbacks:
             callbacks = [*self.session.callbacks, *copy.deepcopy(self._callbacks)]
@@ -64,6 +63,7 @@ class TrainerEngine(SequentialEngine):
     @staticmethod
     def _place(trainer: Any, epoch: int, step: int) -> None:
         continue_from(trainer, epoch, step)
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1  # the session ends the turn
 
     def recover(self) -> None:
         """Discard the Trainer, so that the next client gets a new one."""

@@ -110,14 +110,15 @@ class ClientFit:
         self._hooks.tear_down()
 
     def _steps_done(self) -> bool:
-        return bool(0 <= self._plan.all_steps <= self.run.global_step)
+        """Return whether a fit without a place in a longer training has made all its steps; the session ends a turn."""
+        return self._plan.progress is None and bool(0 <= self._plan.all_steps <= self.run.global_step)
 
     def _count_batches(self) -> int:
         return batches_per_epoch(length_of(self._data.train_dataloader(), "fabric"), self._local, self._fast)
 
     def _done(self) -> bool:
-        epochs_done = self._plan.max_epochs != -1 and self.run.current_epoch >= self._plan.max_epochs
-        return self._steps_done() or epochs_done or bool(self.run.should_stop)
+        ends = self._plan.progress is None and self._plan.max_epochs != -1
+        return self._steps_done() or (ends and self.run.current_epoch >= self._plan.max_epochs) or bool(self.run.should_stop)
 
     def _epoch(self, loader: Any) -> None:
         run, recorder, last = self.run, self.recorder, self.run.num_training_batches
