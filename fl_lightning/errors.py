@@ -85,11 +85,16 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6, show: Cal
         cutoff: how similar a name must be, from 0 to 1.
         show: formats a name.
     """
-    wrong = name.lower()
-    scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
-    best = max(scores.values(), default=0.0)
-    close = sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])
+    close = nearest(name, known, cutoff)
     if not close:
         return ""
     *first, last = map(show, close[:3])
     return f" Did you mean {' or '.join([', '.join(first), last] if first else [last])}?"
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """Return the names nearest to a wrong one, the best first; empty if no name is as similar as the cutoff, from 0 to 1."""
+    wrong = name.lower()
+    scores = {right: SequenceMatcher(None, right.lower(), wrong).ratio() for right in known}
+    best = max(scores.values(), default=0.0)
+    return sorted((right for right in scores if scores[right] >= max(cutoff, best - 0.08)), key=lambda right: -scores[right])

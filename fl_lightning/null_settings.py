@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
+from fl_lightning.argument_types import in_words
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a mapping"}
+"""The words of a YAML."""
 
 
 def refuse_null(config: Namespace, parser: ArgumentParser) -> None:
@@ -39,18 +41,10 @@ def refuse_null(config: Namespace, parser: ArgumentParser) -> None:
 def _require_optional(action: Action, path: str) -> None:
     if action.default is None or _takes_none(type_of(action)):
         return
-    needs = _in_words(type_of(action))
+    needs = in_words(type_of(action), _WORDS)
     raise ConfigurationError(
         f"'{path}' is null, but needs {needs}. Set it, or leave it out for its default, {_shown(action.default)}."
     )
-
-
-def _in_words(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return " or ".join(map(repr, get_args(wanted)))
-    if get_origin(wanted) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_in_words, get_args(wanted))))
-    return _WORDS.get(get_origin(wanted) or wanted, getattr(wanted, "__name__", str(wanted)))
 
 
 def _shown(default: Any) -> str:

@@ -301,7 +301,7 @@ def test_wrong_studies_are_refused_before_anything_runs(arguments, message, caps
     [
         (
             "seeds: null",
-            "'seeds' is null, but needs a whole number or a list or text. Set it, or leave it out for its default, 3.",
+            "'seeds' is null, but needs a whole number or a list of whole numbers or text. Set it, or leave it out",
         ),
         ("jobs: null", "'jobs' is null, but needs a whole number or 'auto'."),
         ("report: {every: null}", "'report.every' is null, but needs a whole number."),

@@ -14,6 +14,7 @@ ROOT = Path(fl_lightning.__file__).parent
 LAYER = {
     "errors": 0,
     "arguments": 0,
+    "argument_types": 0.2,
     "help_pages": 0,
     "allocator": 0,
     "types": 0,

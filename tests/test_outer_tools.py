@@ -26,6 +26,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FlowerPool,
     IIDPartitioner,
     ServerEvaluation,
 )
@@ -161,7 +162,7 @@ def test_callbacks_of_the_module_take_no_part_in_tuning():
 def test_tuners_need_all_examples_in_one_process(monkeypatch):
     """Before any site is asked for anything."""
     data = FederatedDataModule(Blobs(), Consecutive())
-    remote = trainer(1, LearningRateFinder(), FederatedOrchestrator(pool=object()))
+    remote = trainer(1, LearningRateFinder(), FederatedOrchestrator(pool=FlowerPool()))
     with pytest.raises(ConfigurationError, match=r"tunes the centralized module in one process.* but these are at their sites"):
         remote.fit(Tuned(), data)
     run = federated(LearningRateFinder())

@@ -240,7 +240,7 @@ def test_mediators_without_label_counts(fl, tmp_path, monkeypatch):
         ),
         (
             "federation: {clients_per_round: null}",
-            "'federation.clients_per_round' is null, but needs a whole number or a number.",
+            "'federation.clients_per_round' is null, but needs a number.",
         ),
         ("federation: {local: {lr_decay: null}}", "'federation.local.lr_decay' is null, but needs a number."),
         ("data: {server_set: null}", "'data.server_set' is null, but needs 'datamodule' or 'clients'."),

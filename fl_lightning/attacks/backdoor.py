@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import DataError, require
 
 _NAME = "federation.attackers.backdoor."
 
 
+@checks_types
 class Backdoor:
     """Stamp a square in the lower right corner of a share of the attacker's images, and label these as the target class.
 

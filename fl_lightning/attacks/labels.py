@@ -7,13 +7,14 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import require
 from fl_lightning.functional.labels import wrong_labels
 
 _NAME = "federation.attackers.labels."
 
 
-class LabelAttack(ABC):
+class LabelAttack(ChecksTypes, ABC):
     """Change a client's labels, once for all rounds."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import require
 
 _NAME = "federation.attackers.model."
@@ -31,7 +32,7 @@ class Crowd:
     attackers: int
 
 
-class ModelAttack(ABC):
+class ModelAttack(ChecksTypes, ABC):
     """Change an attacker's update. Buffers such as BatchNorm's statistics are sent unchanged.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
@@ -66,7 +67,7 @@ from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 
 
-class FederatedOrchestrator(Callback):
+class FederatedOrchestrator(ChecksTypes, Callback):
     """Train any LightningModule as a federation, in which one epoch of the Trainer is one communication round.
 
     Pass this callback and a :class:`~fl_lightning.FederatedDataModule` to the Trainer. ``max_epochs`` then counts rounds, as do

@@ -57,6 +57,11 @@ class ClientSets(LightningDataModule):
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(clients, Mapping):
+            raise ConfigurationError(
+                f"The clients' data are a {type(clients).__name__}, but must be a dictionary with each client's data by name. "
+                "Write FederatedDataModule.from_clients({'a': ..., 'b': ...})."
+            )
         require(bool(clients), "data.clients", "at least one client by name", dict(clients))
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
         self.clients = {str(name): clients[name] for name in sorted(clients, key=str)}

@@ -102,10 +102,31 @@ def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> C
         else:
             own = labels[chosen] if partitioner.needs_labels and labels is not None else None
             found = partitioner.partition(len(chosen), own)
-        found = found if isinstance(found, Partition) else Partition.of_parts(found)
+        if not isinstance(found, Partition):
+            found = Partition.of_parts([_indices(partitioner, client, part) for client, part in enumerate(found)])
         return _whole(partitioner, found, len(chosen))
 
     return split
+
+
+def _indices(partitioner: Partitioner, client: int, part: Any) -> Tensor:
+    """Return the indices that a partitioner gave a client, as a tensor.
+
+    Raises:
+        DataError: if they are not whole numbers in one dimension.
+    """
+    try:
+        indices = torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError):
+        indices = torch.zeros(0, 0)
+    whole = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+    if indices.dim() != 1 or (indices.numel() and not whole):
+        came = f"a tensor of {indices.dtype} of shape {tuple(indices.shape)}" if isinstance(part, Tensor) else repr(part)[:60]
+        raise DataError(
+            f"{type(partitioner).__name__} gave client {client} {came}. Return the indices of each client's examples: an int64 "
+            "tensor of shape (m,) for each client."
+        )
+    return indices
 
 
 def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) -> Partition:

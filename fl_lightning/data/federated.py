@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.client_datasets import ClientDatasets
@@ -34,7 +35,7 @@ from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
 
 
-class FederatedDataModule(LoadsSafely, ClientHolder):
+class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
     """Distribute the training set of a datamodule over clients; validation, test and prediction stay with the server.
 
     With a :class:`~fl_lightning.FederatedOrchestrator` in the Trainer it serves rounds. Without one it serves the union of the
@@ -64,6 +65,8 @@ class FederatedDataModule(LoadsSafely, ClientHolder):
     Raises:
         ConfigurationError: if a value is outside its range.
     """
+
+    checked_elsewhere = ("datamodule",)
 
     def __init__(
         self,

@@ -40,6 +40,8 @@ def _not_a_datamodule(given: object) -> str:
     kind = f"{type(given).__module__}.{type(given).__qualname__}"
     if any(base.__module__.startswith("pytorch_lightning.") for base in type(given).__mro__):
         remedy = OTHER_PACKAGE
+    elif isinstance(given, type) and issubclass(given, LightningDataModule):
+        return f"'data.datamodule' must be a LightningDataModule, but is the class {given.__name__}. Write {given.__name__}()."
     elif isinstance(given, DataLoader):
         remedy = "Write FederatedDataModule.from_loaders(train_loader, val_loader, partitioner=IIDPartitioner(10))."
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
 
@@ -14,7 +15,7 @@ _ATTEMPTS = 11
 """The first draw and at most ten more."""
 
 
-class Partitioner(ABC):
+class Partitioner(ChecksTypes, ABC):
     """Decide which training example belongs to which client.
 
     Attributes:

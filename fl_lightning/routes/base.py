@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
 Chains = Sequence[Sequence[int]]
@@ -85,7 +86,7 @@ class Cohort(ABC):
         """Return the size in bytes of one model as a client sends it."""
 
 
-class Route(ABC):
+class Route(ChecksTypes, ABC):
     """Decide from whose model each client trains, and which models reach the strategy.
 
     Attributes:
@@ -125,7 +126,7 @@ class Route(ABC):
         """Return how many times a client that takes part in every round trains before a round."""
         return round_idx
 
-    def reset(self) -> None:  # noqa: B027 (most routes have nothing to forget)
+    def reset(self) -> None:
         """Forget an earlier run. Called before round 0."""
 
     def matrices(self) -> dict[str, Tensor]:
@@ -136,5 +137,5 @@ class Route(ABC):
         """Return the state to save in a checkpoint: tensors and plain Python types only. Empty for most routes."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (most routes have nothing to restore)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 
 _NAME = "federation.asynchronous."
 
 
+@checks_types
 @dataclass(frozen=True)
 class Asynchronous:
     """Aggregate whenever a number of updates has arrived, on the simulated clock of ``federation.clock``.

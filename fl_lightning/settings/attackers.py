@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
@@ -17,6 +18,7 @@ from fl_lightning.functional.seeding import generator
 _NAME = "federation.attackers."
 
 
+@checks_types
 @dataclass(frozen=True)
 class Attackers:
     """Choose which clients misbehave, and how. Each switch works with any strategy.

@@ -8,12 +8,14 @@ from itertools import count
 
 import torch
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 
 _NAME = "federation.availability."
 
 
+@checks_types
 @dataclass(frozen=True)
 class Availability:
     """Simulate unreliable clients. All draws depend only on the federation's seed and the round.

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torchmetrics import Metric
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
@@ -14,6 +15,7 @@ from fl_lightning.functional.metric_mode import higher_is_better
 _NAME = "federation.client_evaluation."
 
 
+@checks_types
 @dataclass(frozen=True)
 class ClientEvaluation:
     """Evaluate the global model on each client's own test part, and at the end compare it with models of the clients' own.

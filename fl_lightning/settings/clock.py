@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 
@@ -17,6 +18,7 @@ _DISTRIBUTIONS = ("constant", "uniform", "exponential", "half_normal", "lognorma
 _NAME = "federation.clock."
 
 
+@checks_types
 @dataclass(frozen=True)
 class Clock:
     """Simulate how long clients train. It changes no result of synchronous rounds, and orders the events of asynchronous ones.

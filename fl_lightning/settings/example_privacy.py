@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
 
 _NAME = "federation.local.privacy."
 
 
+@checks_types
 @dataclass(frozen=True)
 class ExamplePrivacy:
     """Clip each example's gradient and add Gaussian noise to the sum, in every step of every client.

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 
 _NAME = "federation.faults."
 
 
+@checks_types
 @dataclass(frozen=True)
 class Faults:
     """Configure what happens when a client fails in a round.

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from lightning.pytorch import Callback, Trainer
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.compat.lightning import synchronises_batch_norm
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.settings.example_privacy import ExamplePrivacy
@@ -20,6 +21,7 @@ OptimizerState = Literal["fresh", "kept"]
 Precision = Literal["auto", "32-true", "16-mixed", "bf16-mixed", "64-true", "bf16-true", "16-true"]
 
 
+@checks_types
 @dataclass(frozen=True)
 class LocalTraining:
     """Configure a client's own Lightning Trainer.

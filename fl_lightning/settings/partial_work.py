@@ -8,10 +8,12 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 
 
+@checks_types
 @dataclass(frozen=True)
 class PartialWork:
     """Give a share of each round's clients, drawn anew, fewer local epochs: a number from 1 to E - 1, drawn uniformly.

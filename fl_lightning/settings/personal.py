@@ -9,12 +9,14 @@ from importlib import import_module
 
 from torch import nn
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import client_state
 
 _NAME = "federation.personal"
 
 
+@checks_types
 @dataclass(frozen=True)
 class PersonalPart:
     """Select tensors that each client keeps for itself: they are neither sent nor averaged.

@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import ClientError, ConfigurationError, require
 from fl_lightning.functional.secret_sharing import (
     PRIME,
@@ -24,6 +25,7 @@ from fl_lightning.functional.seeding import derive_seed, generator
 from fl_lightning.functional.sums import Sums
 
 
+@checks_types
 @dataclass(frozen=True)
 class SecureAggregation:
     """Add masks to what clients send that cancel in the sum; the result equals that without masks, bit for bit.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 
 _NAME = "federation.server_evaluation."
 
 
+@checks_types
 @dataclass(frozen=True)
 class ServerEvaluation:
     """Limit the cost of a strategy's measurements on the server's set. The aggregated model is always validated in full.

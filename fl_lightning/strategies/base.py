@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.errors import ClientError
+from fl_lightning.argument_types import ChecksTypes
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.rules.base import ClientRule
@@ -28,7 +29,7 @@ class ModelScorer(Protocol):
         """Return the score of each model. Calling a model creates it, shape (d,), on the rank that scores it."""
 
 
-class Strategy:
+class Strategy(ChecksTypes):
     """Combine the updates of a round into one state; the base of both kinds of strategies.
 
     Subclass :class:`RunningStrategy` if sums are enough for the rule (or :class:`WeightedAverage` if it is an average), and
@@ -212,9 +213,15 @@ class WeightedAverage(RunningStrategy):
 
         Raises:
             ClientError: if the weight is negative or not finite.
+            ConfigurationError: if there is no weight.
         """
         assert update.state is not None
         weight = self.weight(update)
+        if weight is None:
+            raise ConfigurationError(
+                f"{type(self).__name__}.weight returns None, but must return a number. 'update.score' is known only if the "
+                "constructor sets 'metric'; 'local_score' needs 'local_metric', and 'global_score' needs 'global_metric'."
+            )
         if not (math.isfinite(weight) and weight >= 0):
             raise ClientError(
                 f"{type(self).__name__} gave client {update.client} the weight {weight} in round {update.round_idx}, but "

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.functional.compression import Levels
 from fl_lightning.functional.keyed_noise import KeyedStream
 
@@ -62,7 +63,7 @@ class Sender:
     secret: KeyedStream
 
 
-class Transform(ABC):
+class Transform(ChecksTypes, ABC):
     """Change a client's update before the server reads it. Several transforms apply in the order of the configuration.
 
     Buffers such as BatchNorm's statistics, and SCAFFOLD's control variates, are sent unchanged.

@@ -1,0 +1,180 @@
+"""Check the types of constructors' arguments in Python, where no YAML parser has checked them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fl_lightning.errors import ConfigurationError, nearest
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    list: "a list",
+    tuple: "a list",
+    Sequence: "a list",
+    dict: "a dictionary",
+    Mapping: "a dictionary",
+    Callable: "a function",
+    types.NoneType: "None",
+}
+_PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", list: "lists"}
+_NUMBERS: dict[type, type] = {int: Integral, float: Real}
+Class = TypeVar("Class", bound=type)
+
+
+class ChecksTypes:
+    """Check the arguments of the package's subclasses against the types in their constructors' signatures.
+
+    Attributes:
+        checked_elsewhere: the arguments for which the constructor has a message of its own.
+    """
+
+    checked_elsewhere: tuple[str, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the constructor of a class of this package check its arguments; others may annotate as they like."""
+        super().__init_subclass__(**kwargs)
+        if cls.__module__.startswith("fl_lightning."):
+            checks_types(cls)
+
+
+def checks_types(cls: Class) -> Class:
+    """Let a class check the types of its constructor's arguments, as :class:`ChecksTypes` does for its subclasses."""
+    build = vars(cls).get("__init__")
+    if build is None:
+        return cls
+    signature = inspect.signature(build)
+
+    @functools.wraps(build)
+    def checking(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind_partial(self, *args, **kwargs).arguments
+        except TypeError:
+            given = {}  # Python names a wrong argument better
+        wanted = _hints(build)
+        for name, value in given.items():
+            if name in wanted and name not in getattr(self, "checked_elsewhere", ()) and not fits(value, wanted[name]):
+                raise ConfigurationError(
+                    f"{type(self).__name__}: '{name}' must be {in_words(wanted[name])}, but is {_shown(value)}."
+                    f"{_hint(value, wanted[name])}"
+                )
+        build(self, *args, **kwargs)
+
+    cls.__init__ = checking  # type: ignore[misc]
+    return cls
+
+
+@functools.cache
+def _hints(build: Callable[..., None]) -> dict[str, Any]:
+    try:
+        return get_type_hints(build, include_extras=True)
+    except (NameError, TypeError):  # a type that only type checkers import
+        return {}
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Return whether a value has a type; true where that is not certain. Numbers of NumPy and paths fit as well."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is Annotated:
+        return fits(value, inner[0])
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if isinstance(value, type) and inspect.isclass(wanted) and issubclass(value, wanted):
+        return False  # the class instead of an object of it
+    kind = origin or wanted
+    if kind is Callable or not inspect.isclass(kind) or kind is object:
+        return kind is not Callable or callable(value)
+    if kind in (int, float):
+        return isinstance(value, _NUMBERS[kind]) and not isinstance(value, bool)
+    if kind is str:
+        return isinstance(value, str | os.PathLike)
+    if issubclass(kind, Mapping):
+        return isinstance(value, Mapping) and (len(inner) != 2 or all(fits(one, inner[1]) for one in value.values()))
+    if kind in (list, tuple, Sequence):
+        return _fits_sequence(value, inner)
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a protocol
+        return True
+
+
+def _fits_sequence(value: Any, inner: tuple[Any, ...]) -> bool:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sized):
+        return False
+    return len(inner) != 1 or not isinstance(value, list | tuple) or all(fits(one, inner[0]) for one in value)
+
+
+def in_words(wanted: Any, words: Mapping[Any, str] = _WORDS) -> str:
+    """Describe a type to users, e.g. ``a whole number or None``.
+
+    Args:
+        wanted: the type.
+        words: the descriptions of Python's own types.
+    """
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is Annotated:
+        return in_words(inner[0], words)
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(in_words(one, words) for one in inner if one is not int or float not in inner))
+    kind = origin or wanted
+    if kind in (list, tuple, Sequence) and len(inner) == 1 and inspect.isclass(item := get_origin(inner[0]) or inner[0]):
+        return f"a list of {_PLURAL.get(item, f'{item.__name__} objects')}"
+    return words.get(kind) or _with_article(getattr(kind, "__name__", str(kind)))
+
+
+def _with_article(name: str) -> str:
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    text, kind = repr(value), _with_article(type(value).__name__)
+    return kind if text.startswith("<") or len(text) > 80 else f"{text} ({kind})"
+
+
+def _hint(value: Any, wanted: Any) -> str:
+    """Return what to write instead, if that can be guessed."""
+    options = [wanted] if get_origin(wanted) not in (Union, types.UnionType) else list(get_args(wanted))
+    items = [one for option in options if get_origin(option) is list for one in get_args(option)]
+    if isinstance(value, float) and value.is_integer() and int in options:
+        return f" Write {int(value)}."
+    if any(fits(value, one) for one in items):
+        return " Put it in a list."
+    for kind in filter(inspect.isclass, (*options, *items)):
+        written = _written(value, kind)
+        if written:
+            return f" Write [{written}]." if kind in items else f" Write {written}."
+    return ""
+
+
+def _written(value: Any, kind: type) -> str:
+    """Return what to write for an object of a class, if a value looks like it; empty if not."""
+    if isinstance(value, type) and issubclass(value, kind):
+        return f"{value.__name__}()"
+    if not kind.__module__.startswith("fl_lightning"):
+        return ""
+    if isinstance(value, Mapping):
+        return f"{kind.__name__}({', '.join(f'{name}={one!r}' for name, one in value.items())})"
+    known: list[str] = [one.__name__ for one in _with_subclasses(kind) if not inspect.isabstract(one)]
+    if isinstance(value, str):
+        alike = [name for name in known if name.lower().startswith(value.lower())] or nearest(value, known)
+        known = alike or known
+    return f"{known[0]}(...)" if len(known) == 1 or isinstance(value, str) else ""
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    below: list[type] = kind.__subclasses__()
+    for one in below:
+        yield from _with_subclasses(one)
