@@ -122,6 +122,40 @@ def test_parts_that_were_uploaded_are_not_named_again():
     assert where_to_look(CSVLogger(".")) is None
 
 
+def test_the_command_is_shown_although_wandb_also_prints_one(monkeypatch):
+    """In Python, W&B is not silent; it names only the last part of a resumed run."""
+    monkeypatch.setenv("WANDB_SILENT", "false")
+    wandb.setup(wandb.Settings(silent=False))
+    logger = WandbLogger(save_dir=".", offline=True, settings=wandb.Settings(silent=False))
+    run = logger.experiment
+    assert not run.settings.silent
+    assert where_to_look(logger) == f"wandb sync {Path(run.dir).parent.absolute().relative_to(Path.cwd())}"
+
+
+def test_metrics_with_a_slash_are_shown_like_others(capsys):
+    """``self.log("val/mae")``, as many Lightning users write, has summary, costs and a place in the last lines."""
+    totals = {"federation/megabytes_total": 2.0}
+    shown = workspace_figures({"val/mae": 0.5, "val/f1/3": 0.1, "val_f1/3": 0.1}, totals)
+    assert shown == {"val/mae": 0.5, "val/f1/3": 0.1, "val_f1/3": 0.1, "by_megabytes/val/mae": 0.5} | totals
+
+    class Slashed(Plain):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/mae", (self.net(batch[0]).argmax(1) - batch[1]).abs().float().mean())
+
+    logger = WandbLogger(save_dir="run", offline=True)
+    federation = FederatedOrchestrator(AdaFed("val/mae"))
+    run = trainer(2, federation, FederationReport(), logger=logger, default_root_dir="run")
+    run.fit(Slashed(), FederatedDataModule(Blobs(), Consecutive()))
+    wandb.finish()
+    text = capsys.readouterr().out
+    assert f"Rounds: 2. val/mae {float(run.callback_metrics['val/mae']):.4f}" in text
+    path = file_of("run")
+    shown = panels(path)
+    assert "by_megabytes/val/mae" in shown["by_megabytes"]
+    assert "by_seconds/val/mae" in shown["by_seconds"]
+    assert summary(path)["val/mae"].keys() == {"min", "max", "last"}
+
+
 def test_what_wandb_gets_of_a_round():
     totals = {"federation/megabytes_total": 2.0, "federation/seconds_total": 3.0}
     given = {"val_acc": 0.5, "val_f1/3": 0.1, "client_steps/3": 1.0, "client_share/3": 0.2, "epoch": 1.0, "round": 1.0}
@@ -148,7 +182,7 @@ def test_python_reports_what_the_command_line_reports(capsys):
     *_, rounds, files, origin, sync = text.splitlines()
     assert origin.startswith("Data: ")
     assert rounds.startswith("Rounds: 2. val_loss ")
-    assert files == "Run: run (partition.csv, clients.csv, client_rounds.csv, logs)"
+    assert files == "Run: run (partition.csv, clients.csv, client_rounds.csv, wandb, csv/version_0)"
     assert sync.startswith("wandb sync run/wandb/offline-run-")
     run.test(run.lightning_module, run.datamodule)
     path = file_of("run")
@@ -170,6 +204,25 @@ def test_callbacks_of_ones_own_take_the_place_of_the_reports():
     run = reported("run", *own, rounds=1)
     assert sum(isinstance(callback, PartitionReport | ClientTable) for callback in run.callbacks) == 2
     assert not list(Path("run").glob("*.csv"))
+
+
+def test_a_report_of_training_without_a_federation_says_so(capsys):
+    """The orchestrator is forgotten: tables of an earlier federation in the folder stay, and are not this run's."""
+    flags = {"default_root_dir": "run", "logger": False}
+    data = FederatedDataModule(Blobs(), Consecutive())
+    trainer(2, FederatedOrchestrator(), FederationReport(), **flags).fit(Plain(), data)
+    tables = {name: Path("run", name).read_text() for name in ("clients.csv", "client_rounds.csv")}
+    assert "Run: run (partition.csv, clients.csv, client_rounds.csv)" in capsys.readouterr().out
+    trainer(3, FederationReport(), **flags).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    text = capsys.readouterr().out
+    assert "Epochs on the examples of all clients: 3. val_loss " in text
+    assert "Run: run (partition.csv)\n" in text
+    assert text.endswith("No federation was trained: the callbacks lack a FederatedOrchestrator.\n")
+    assert tables == {name: Path("run", name).read_text() for name in tables}
+    trainer(1, FederatedOrchestrator(enabled=False), FederationReport(), **flags).fit(Plain(), data)
+    text = capsys.readouterr().out
+    assert "Epochs on the examples of all clients: 1." in text
+    assert "No federation" not in text
 
 
 def test_the_report_says_once_what_came_out(capsys):

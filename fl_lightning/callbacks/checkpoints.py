@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_mode import higher_is_better
+from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
 from fl_lightning.server.requeue import requeued
 
@@ -66,7 +67,7 @@ class BestCheckpoint(_InTheRunsFolder):
         """
         logged = trainer.callback_metrics
         if trainer.state.fn is TrainerFn.FITTING and not trainer.sanity_checking and self.monitor not in logged:
-            known = ", ".join(sorted(name for name in logged if name.startswith("val_"))) or "nothing in validation"
+            known = ", ".join(sorted(name for name in logged if is_validation_figure(name))) or "nothing in validation"
             raise ConfigurationError(
                 f"'best_checkpoint.monitor' is '{self.monitor}', which {type(pl_module).__name__} does not log. It logs: "
                 f"{known}. Set it to one of these; 'best_checkpoint.mode' says whether the max or the min is best."

@@ -39,18 +39,19 @@ class ClientTable(FederationCallback):
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self._sums: dict[int, dict[str, float]] = {}
-        self._resumes = False
+        self._resumes, self._begins = False, True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Clear the sums, unless a checkpoint was loaded for this fit."""
         if not self._resumes:
             self._sums = {}
-        self._resumes = False
+        self._resumes, self._begins = False, True
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remove the rounds that are about to run from the file."""
-        if self._writes(trainer):
-            forget_rounds(_rounds_of(trainer), trainer.current_epoch)
+    def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
+        """Before the first round of a fit, remove it and later ones from the file."""
+        if self._begins and self._writes(trainer):
+            forget_rounds(_rounds_of(trainer), round_idx)
+        self._begins = False
 
     def _writes(self, trainer: Trainer) -> bool:
         quick: bool = trainer.fast_dev_run  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ class FederationReport(FederationCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Describe the run to W&B, unless the command line does so, which knows every setting."""
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        owner = next((callback for callback in callbacks if isinstance(callback, FederatedOrchestrator)), None)
+        owner = _orchestrator(trainer)
         if not trainer.is_global_zero or owner is None or any(getattr(c, "describes_runs", False) for c in callbacks):
             return
         data: Any = getattr(trainer, "datamodule", None)
@@ -56,7 +56,10 @@ class FederationReport(FederationCallback):
         if not trainer.is_global_zero or not self._speaks or stage not in ("fit", "test"):
             return
         if stage == "fit":
-            print("\n".join(final_summary(trainer)))
+            owner = _orchestrator(trainer)
+            print("\n".join(final_summary(trainer, federated=owner is not None and owner.enabled)))
+            if owner is None:
+                print("No federation was trained: the callbacks lack a FederatedOrchestrator.")
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         for line in filter(None, map(where_to_look, trainer.loggers)):
@@ -65,3 +68,8 @@ class FederationReport(FederationCallback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore the loggers: Lightning calls no ``teardown`` after an error."""
         self._cleanup.close()
+
+
+def _orchestrator(trainer: Trainer) -> FederatedOrchestrator | None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, FederatedOrchestrator)), None)

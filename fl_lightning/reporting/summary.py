@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from fl_lightning.functional.description import BASE, CLASS, Describer
+from fl_lightning.functional.metric_names import is_validation_figure
 
-_FILES = ("checkpoints", "config.yaml", "partition.csv", "clients.csv", "client_rounds.csv", "failures.csv")
+_FILES = ("checkpoints", "config.yaml", "partition.csv")
+_OF_A_FEDERATION = ("clients.csv", "client_rounds.csv", "failures.csv")
 
 
-def final_summary(trainer: Trainer) -> list[str]:
-    """Return lines for the terminal at the end of a fit: the server's figures, and where everything is."""
+def final_summary(trainer: Trainer, federated: bool = True) -> list[str]:
+    """Return lines for the terminal at the end of a fit: the server's figures, and where everything is.
+
+    Args:
+        trainer: the Trainer.
+        federated: whether it trained a federation; if not, it trained the module on the examples of all clients.
+    """
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return ["Ran one round with one batch per client and saved nothing (trainer.fast_dev_run)."]
-    figures = {name: float(value) for name, value in trainer.callback_metrics.items() if "/" not in name}
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items() if name.startswith("val_"))
+    figures = {name: float(value) for name, value in trainer.callback_metrics.items() if is_validation_figure(name)}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
     folder = Path(trainer.default_root_dir)
-    files = [name for name in _FILES if (folder / name).exists()]
+    expected = (*_FILES, *_OF_A_FEDERATION) if federated else _FILES
+    files = [name for name in expected if (folder / name).exists()] + _logs(trainer.loggers, folder)
     origin = getattr(getattr(trainer, "datamodule", None), "origin", "")
-    lines = [f"Rounds: {trainer.current_epoch}. {shown}".rstrip()]
-    lines += (
-        [f"Run: {folder} ({', '.join([*files, 'logs'] if trainer.loggers else files)})"] if files or trainer.loggers else []
+    done = (
+        f"Rounds: {trainer.current_epoch}." if federated else f"Epochs on the examples of all clients: {trainer.current_epoch}."
     )
+    lines = [f"{what}: {trainer.current_epoch}. {shown}".rstrip()]
+    lines += [f"Run: {folder} ({', '.join(files)})"] if files else []
     lines += [f"Data: {origin}"] if origin else []
     validated_on = _validated_on(getattr(trainer, "datamodule", None))
     return [*lines, f"Validated on {validated_on}."] if validated_on else lines
+
+
+def _logs(loggers: Sequence[Logger], folder: Path) -> list[str]:
+    """Return the folders of the loggers that write files, relative to the run's folder if they are inside."""
+    found: dict[str, None] = {}
+    for logger in loggers:
+        where = logger.save_dir if isinstance(logger, WandbLogger) else logger.log_dir
+        path = None if where is None else Path(where).absolute() / ("wandb" if isinstance(logger, WandbLogger) else "")
+        if path is not None and path.is_dir():
+            inside = path.is_relative_to(folder.absolute())
+            found[str(path.relative_to(folder.absolute()) if inside else Path(os.path.relpath(path)))] = None
+    return list(found)
 
 
 def _validated_on(data: Any) -> str:

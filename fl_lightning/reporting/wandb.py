@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from fl_lightning.compat.lightning import wandb_run
+from fl_lightning.functional.metric_names import is_validation_figure
 
 
 def prefer_offline() -> bool:
@@ -51,7 +52,7 @@ TOTALS = {
     "by_seconds": "federation/seconds_total",
     "by_ticks": "federation/ticks",
 }
-"""Sections of W&B that show each ``val_*`` against the cost of the run so far."""
+"""Sections of W&B that show each ``val_*`` or ``val/*`` against the cost of the run so far."""
 
 _LEFT_OUT = ("epoch", "federation/threads")
 _ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
@@ -66,10 +67,10 @@ def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -
         totals: the last values of the costs in ``TOTALS``.
 
     Returns:
-        The metrics that no table contains, and each ``val_*`` again in the sections of ``TOTALS``.
+        The metrics that no table contains, and each figure from validation again in the sections of ``TOTALS``.
     """
     kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in _ONCE}
-    measured = {name: x for name, x in metrics.items() if name.startswith("val_") and "/" not in name and _is_number(x)}
+    measured = {name: x for name, x in metrics.items() if is_validation_figure(name) and _is_number(x)}
     for section, axis in TOTALS.items():
         if measured and axis in totals:
             kept |= {axis: totals[axis]} | {f"{section}/{name}": x for name, x in measured.items()}
@@ -84,8 +85,9 @@ def _is_number(value: Any) -> bool:
 def plot_over_rounds(logger: Logger) -> Iterator[None]:
     """Make a W&B run's page readable without set-up: ``round`` as x-axis, costs as x-axis of their sections, few panels.
 
-    Each ``val_*`` is summarised by its min, max and last value. Other loggers are not changed. If two globs match, W&B
-    applies either, and Lightning defines ``*``; so these metrics are defined by their full names, just before they are logged.
+    Each metric from validation is summarised by its min, max and last value. Other loggers are not changed. If two globs match,
+    W&B applies either, and Lightning defines ``*``; so these metrics are defined by their full names, just before they are
+    logged.
     """
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
@@ -118,7 +120,7 @@ def _define(run: Any, name: str, value: Any) -> None:
         run.define_metric(name, step_metric=TOTALS[section], step_sync=True, summary="none")
     elif name in TOTALS.values():
         run.define_metric(name, step_metric="round", step_sync=True)
-    elif name.startswith("val_") and _is_number(value):
+    elif name.startswith(("val_", "val/")) and _is_number(value):
         run.define_metric(name, step_metric="round", step_sync=True, summary="min,max,last")
 
 
@@ -150,13 +152,14 @@ def summarise_tests(logger: Logger) -> Iterator[None]:
 def where_to_look(logger: Logger) -> str | None:
     """Return where to see a W&B run: its address, or the command that uploads it; None if W&B prints it, or without a run.
 
-    The command names all parts of the run that were written offline and not uploaded; a resumed run has several.
+    The command names all parts of the run that were written offline and not uploaded; a resumed run has several, of which W&B
+    names only the last one.
     """
     run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
-    if not hasattr(run, "settings") or run.disabled or not (run.settings.silent or run.settings.quiet):
+    if not hasattr(run, "settings") or run.disabled:
         return None
     if not run.offline:
-        return f"W&B: {run.url}" if run.url else None
+        return f"W&B: {run.url}" if run.url and (run.settings.silent or run.settings.quiet) else None
     own = Path(run.dir).absolute().parent
     parts = [part for part in own.parent.glob(f"offline-run-*-{run.id}") if not any(part.glob("*.synced"))]
     here = Path.cwd()

@@ -28,7 +28,7 @@ _METRICS = {
     "federation/attacker_auroc": "AUROC of the weights against attackers",
     "federation/backdoor_success": "success rate of the backdoor",
 }
-_PARTS = {"val_": "validation ", "test_": "test ", "train_": "training "}
+_PARTS = {"val": "validation ", "test": "test ", "train": "training "}
 _PARTITIONERS = {
     "TablePartitioner": "given counts of each class",
     "QuantityPartitioner": "quantity skew",
@@ -75,14 +75,15 @@ def family(label: str) -> str | None:
 def in_words(metric: str) -> str:
     """Return a metric's name in words; a name that is not known stays as it is.
 
-    >>> in_words("val_f1_macro"), in_words("val_bleu"), in_words("my_metric")
+    >>> in_words("val_f1_macro"), in_words("val/bleu"), in_words("my_metric")
     ('validation macro F1', 'validation bleu', 'my_metric')
     """
     if metric in _METRICS:
         return _METRICS[metric]
     for prefix, part in _PARTS.items():
-        if metric.startswith(prefix) and "/" not in metric:
-            own = metric.removeprefix(prefix)
+        own = metric.removeprefix(prefix)
+        if own != metric and own[:1] in ("_", "/") and "/" not in own[1:]:
+            own = own[1:]
             return part + _METRICS.get(own, own.replace("_", " "))
     return metric
 

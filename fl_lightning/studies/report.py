@@ -9,6 +9,7 @@ from typing import Literal
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
+from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.drawing import FORMATS
 from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, codes
@@ -179,7 +180,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
     if options.metric not in table.metrics:
-        known = ", ".join(metric for metric in table.metrics if "/" not in metric) or "none"
+        known = ", ".join(metric for metric in table.metrics if "/" not in metric or is_validation_figure(metric)) or "none"
         raise ConfigurationError(
             f"'report.metric' is '{options.metric}', which no run logged. The runs logged: {known}. Set it to one of these."
         )

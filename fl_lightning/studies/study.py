@@ -14,6 +14,7 @@ from typing import Any, Literal
 from jsonargparse import Namespace
 
 from fl_lightning.errors import ConfigurationError, FederationError, require
+from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
 from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
@@ -24,7 +25,7 @@ from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
 
-KEPT = ("val_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
+KEPT = (*VALIDATION, "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
 
 _LONGEST_TAG = 64
@@ -170,7 +171,7 @@ class Study:
     def _came_to(self, job: Job) -> str:
         run = next(run for run in self.runs if run.name == job.name)
         rows = read_run(run, job.folder, ["*"])
-        known = sorted({row.metric for row in rows if "/" not in row.metric})
+        known = sorted({row.metric for row in rows if "/" not in row.metric or is_validation_figure(row.metric)})
         if not any(row.metric == self.report.metric for row in rows):
             raise ConfigurationError(
                 f"'report.metric' is '{self.report.metric}', which the run '{job.name}' did not log. It logged: "

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.strategies.base import JointStrategy, Strategy
@@ -42,7 +43,7 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Map
     for setting, name in names.items():
         if not logged or not name.startswith("val") or name in logged:
             continue
-        shown = [other for other in logged if "/" not in other] or logged
+        shown = list(filter(is_validation_figure, logged)) or logged
         raise ConfigurationError(
             f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It "
             f"logs: {', '.join(shown)}. (This is from the sanity check before the first round. Set "
