@@ -34,9 +34,7 @@ def final_summary(trainer: Trainer, federated: bool = True) -> list[str]:
     expected = (*_FILES, *_OF_A_FEDERATION) if federated else _FILES
     files = [name for name in expected if (folder / name).exists()] + _logs(trainer.loggers, folder)
     origin = getattr(getattr(trainer, "datamodule", None), "origin", "")
-    done = (
-        f"Rounds: {trainer.current_epoch}." if federated else f"Epochs on the examples of all clients: {trainer.current_epoch}."
-    )
+    what = "Rounds" if federated else "Epochs on the examples of all clients"
     lines = [f"{what}: {trainer.current_epoch}. {shown}".rstrip()]
     lines += [f"Run: {folder} ({', '.join(files)})"] if files else []
     lines += [f"Data: {origin}"] if origin else []
