@@ -42,7 +42,7 @@ class WireError(FederationError, ValueError):
     """Bytes between a server and its clients are not a message, or a value cannot be sent."""
 
 
-def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
+def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "") -> None:
     """Raise a :class:`ConfigurationError` that names the setting if ``condition`` is false.
 
     Args:
@@ -50,12 +50,29 @@ def require(condition: bool, setting: str, wanted: str, came: Any) -> None:
         setting: the name of the setting, as the user types it.
         wanted: what is allowed, in words.
         came: the value that was given.
+        hint: what to write instead, as a sentence.
 
     Raises:
         ConfigurationError: if ``condition`` is false.
     """
     if not condition:
-        raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}.")
+        raise ConfigurationError(f"'{setting}' must be {wanted}, but is {came!r}.{' ' if hint else ''}{hint}")
+
+
+def share_hint(value: float, counts: bool = False) -> str:
+    """Return what to write instead of a share above 1, as a sentence: percent as a share, or a number without its point.
+
+    >>> share_hint(20), share_hint(2.0, counts=True)
+    ('Write 0.2 for 20 %.', 'Write 2 for a number, or 0.02 for 2 %.')
+
+    Args:
+        value: the value that was given.
+        counts: whether a whole number is allowed and means a number instead of a share.
+    """
+    if not 1 < value <= 100:
+        return ""
+    percent = f"{value / 100:g} for {value:g} %."
+    return f"Write {int(value)} for a number, or {percent}" if counts and float(value).is_integer() else f"Write {percent}"
 
 
 def require_same_shape(name: str, outputs: Sequence[int], target: Sequence[int]) -> None:

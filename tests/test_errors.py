@@ -42,6 +42,59 @@ def test_dataloaders_instead_of_a_datamodule():
         trainer(1, FederatedOrchestrator()).fit(Plain(), Blobs().train_dataloader())
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"clients_per_round": 2.0}, "whole number of clients, but is 2.0. Write 2 for a number, or 0.02 for 2 %."),
+        ({"clients_per_round": 50.5}, "whole number of clients, but is 50.5. Write 0.505 for 50.5 %."),
+        ({"clients_per_round": -0.5}, "whole number of clients, but is -0.5."),
+    ],
+)
+def test_percent_and_numbers_of_clients(settings, said):
+    with pytest.raises(ConfigurationError) as caught:
+        federate(Plain(), **settings)
+    assert str(caught.value).endswith(said)
+
+
+def test_percent_of_a_clients_examples():
+    with pytest.raises(
+        ConfigurationError, match=r"'data.client_test' must be at least 0 and below 1, but is 20\. Write 0\.2 for 20 %"
+    ):
+        FederatedDataModule(Blobs(), Consecutive(), client_test=20)
+
+
+def test_a_metric_needs_a_validation_step():
+    needs = (
+        r"'federation\.strategy\.metric' needs val_acc, but WithoutValidation has no 'validation_step' to log it in\. Define"
+    )
+
+    class WithoutValidation(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(4, 3)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    with pytest.raises(ConfigurationError, match=needs):
+        federate(WithoutValidation(), strategy=AdaFed("val_acc"))
+
+
+def test_a_validation_set_without_batches():
+    class Empty(Blobs):
+        def val_dataloader(self) -> Any:
+            return []
+
+    needs = (
+        r"'federation\.strategy\.metric' needs 'val_acc' of models, but the set to evaluate them on has no batches\. Let 'val"
+    )
+    with pytest.raises(ConfigurationError, match=needs):
+        federate(Plain(), strategy=AdaFed("val_acc"), data=Empty())
+
+
 def test_the_module_is_released_after_an_error():
     module = Plain()
     with pytest.raises(ConfigurationError, match="clients_per_round"):

@@ -69,6 +69,11 @@ class ModelEvaluation:
             self._trainer.validate(scored, datamodule=data, verbose=False)
         logged = scalar_metrics(self._trainer.callback_metrics)
         name = "score" if isinstance(self.metric, Metric) else self.metric
+        if not sum(self._trainer.num_val_batches):
+            raise ConfigurationError(
+                f"'{self._setting}' needs {name!r} of models, but the set to evaluate them on has no batches. Let "
+                "'val_dataloader' return a loader with examples."
+            )
         if name not in logged:
             raise ConfigurationError(
                 f"The metric for models is {name!r}, which {type(module).__name__} does not log in validation. It logs: "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.labels import read_column
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import DataError, require, share_hint
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import class_balanced, hold_out
@@ -42,7 +42,7 @@ def check_shares(validation: float, test: float, public: float) -> None:
         ConfigurationError: if a share is invalid; the message names the setting.
     """
     for name, share in (("client_validation", validation), ("client_test", test), ("public_share", public)):
-        require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share)
+        require(0 <= share < 1, f"data.{name}", "at least 0 and below 1", share, share_hint(share))
     together = validation + test
     require(together < 1, "data.client_validation", "below 1 together with 'data.client_test'", together)
 

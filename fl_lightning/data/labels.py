@@ -42,7 +42,8 @@ def read_labels(dataset: Any) -> Tensor:
         raise DataError(
             f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
             f"{tuple(found.shape)}. Features that depend on classes (some partitioners, a public share, attackers' labels, "
-            "mediators) need such labels. Use data with classes, or others, such as IIDPartitioner."
+            "mediators) need such labels. Use data with classes, or a partitioner without labels: IIDPartitioner, or "
+            "QuantityPartitioner for clients of different sizes."
         )
     refuse_large_labels(found)
     return found.long()

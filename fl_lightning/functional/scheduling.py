@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fl_lightning.errors import require
+from fl_lightning.errors import require, share_hint
 from fl_lightning.functional.seeding import generator
 
 
@@ -21,7 +21,8 @@ def cohort_size(num_clients: int, clients_per_round: int | float) -> int:
         require(1 <= clients_per_round <= num_clients, "federation.clients_per_round", wanted, clients_per_round)
         return clients_per_round
     wanted = "a fraction above 0 and at most 1.0, or a whole number of clients"
-    require(0 < clients_per_round <= 1, "federation.clients_per_round", wanted, clients_per_round)
+    hint = share_hint(clients_per_round, counts=True)
+    require(0 < clients_per_round <= 1, "federation.clients_per_round", wanted, clients_per_round, hint)
     return max(1, round(clients_per_round * num_clients))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torchmetrics import Metric
@@ -26,13 +27,22 @@ _BATCH_SIZES = (100, 250, 500, 1000, 2000)
 
 
 def require_server_set(
-    metric: str | Metric, data: FederatedDataModule, limit_batches: int | float, setting: str = STRATEGY_METRIC
+    metric: str | Metric,
+    data: FederatedDataModule,
+    limit_batches: int | float,
+    setting: str = STRATEGY_METRIC,
+    module: LightningModule | None = None,
 ) -> None:
-    """Refuse a metric on the server's validation set if the server does not have one.
+    """Refuse a metric on the server's validation set if the server does not have one, or the module does not log any.
 
     Raises:
-        ConfigurationError: if the server has no validation set.
+        ConfigurationError: if the server has no validation set, or the module no ``validation_step`` to log the metric in.
     """
+    if module is not None and isinstance(metric, str) and not is_overridden("validation_step", module):
+        raise ConfigurationError(
+            f"'{setting}' needs {metric}, but {type(module).__name__} has no 'validation_step' to log it in. Define one, set "
+            f"'{setting}' to a torchmetrics metric, or use a strategy that needs no validation, such as FedAvg."
+        )
     if limit_batches == 0 or not data.has_validation_set:
         raise ConfigurationError(
             f"'{setting}' needs {metric if isinstance(metric, str) else type(metric).__name__} on the server's validation set, "

@@ -79,7 +79,7 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
         if metric is not None:
-            require_server_set(metric, data, trainer.limit_val_batches)
+            require_server_set(metric, data, trainer.limit_val_batches, module=trainer.lightning_module)
     if strategy.local_metric is not None and not data.clients_hold("validation"):
         raise ConfigurationError(
             f"{type(strategy).__name__} evaluates each client's model on the client's own validation part, but clients have "
@@ -129,7 +129,8 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
             f"{rule} keeps a model of each client's own, which the route {name} does not support. Use the route ServerRoute."
         )
     if route.server_metric is not None:
-        require_server_set(route.server_metric, data, trainer.limit_val_batches, "federation.route.metric")
+        setting = "federation.route.metric"
+        require_server_set(route.server_metric, data, trainer.limit_val_batches, setting, trainer.lightning_module)
     if route.needs_labels:
         try:
             data.label_counts()

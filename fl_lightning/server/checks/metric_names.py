@@ -46,6 +46,6 @@ def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Map
         shown = list(filter(is_validation_figure, logged)) or logged
         raise ConfigurationError(
             f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It "
-            f"logs: {', '.join(shown)}. (This is from the sanity check before the first round. Set "
-            "'trainer.num_sanity_val_steps' to 0 to skip it.)"
+            f"logs: {', '.join(shown)}. (Found in the sanity check before the first round. If the metric is logged later, set "
+            "'trainer.num_sanity_val_steps' to 0.)"
         )
