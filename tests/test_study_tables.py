@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from study_tables import ACCURACY, table
 
 from fl_lightning import DataError
-from fl_lightning.studies import ReportOptions, Row, RunTable
+from fl_lightning.studies import ReportOptions, Row, RunTable, write_report
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.layout import Cell, Table
 from fl_lightning.studies.panels import Measure, panels
@@ -374,3 +374,22 @@ def test_markdown_and_latex():
         r"\end{tabular}",
         r"\end{table}",
     ]
+
+
+def test_later_rounds_of_a_metric_that_is_not_a_share():
+    """Errors of 0.02 and 0.04: their variance, 0.0002, is not 0.00."""
+    rows = [Row(f"{name}-0", (name,), 0, r, "val_mae", x) for name in ("a", "b") for r, x in enumerate((0.5, 0.02, 0.04))]
+    made = RunTable(["strategy"], rows)
+    (panel,) = panels(made)
+    late = late_table(made, panel, Measure("val_mae", higher=False, percent=False), after=1)
+    assert late is not None
+    assert cells(late)[0] == ["a", "*0.0200*", "*0.0300*", "*0.000200*"]
+
+
+def test_a_report_names_only_what_was_logged(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [Row("a-0", ("a",), 0, r, "val_mae", 0.5) for r in range(2)]
+    write_report(RunTable(["strategy"], rows), ReportOptions(metric="val_mae", percent=False), tmp_path, "Errors")
+    text = (tmp_path / "report.md").read_text()
+    assert "- Names: validation mean absolute error is `val_mae`.\n" in text
+    assert "F1" not in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -189,7 +189,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder, options.families)
     crossed = list(cross_tables(table, grouped, options.crossed))
-    markdown = [f"# {options.title or name}", "", *guide(grouped, options, codes(table)), *(one.markdown() for one in crossed)]
+    markdown = [f"# {options.title or name}", "", *guide(grouped, options, table), *(one.markdown() for one in crossed)]
     latex = [one.latex() for one in crossed]
     for panel, own in tables:
         if panel.title:
@@ -210,9 +210,10 @@ _BASELINES = {
 }
 
 
-def guide(grouped: Sequence[Panel], options: ReportOptions, code: Mapping[str, int]) -> list[str]:
+def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable) -> list[str]:
     """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets, the code."""
-    logged = {m.name: m for m in [*options.measures, *options.drawn]}.values()
+    code, known = codes(table), set(table.metrics)
+    logged = {m.name: m for m in [*options.measures, *options.drawn] if m.name in known}.values()
     words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
     partitions = dict.fromkeys(panel.partition for panel in grouped)

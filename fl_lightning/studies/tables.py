@@ -61,7 +61,9 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
     if not any(sample.values for sample in columns[0]):
         return None
     directions, compete = [measure.higher, measure.higher, False], panel.compete(measure.name)
-    body = with_best(columns, directions, lambda sample, _: spread(sample, digits=2), compete)
+    own = measure.digits
+    digits = [own, own, own if measure.percent else own + 2]  # a variance has squared units
+    body = with_best(columns, directions, lambda sample, number: spread(sample, digits=digits[number]), compete)
     heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
     note = f"Each over the rounds of a run, then averaged over seeds. {panel.note(measure.name)}".rstrip()
     return table_of(f"{measure.title} after round {after}", panel.axis, panel.rows(measure.name), heads, body, note)
