@@ -206,6 +206,13 @@ def test_callbacks_of_ones_own_take_the_place_of_the_reports():
     assert not list(Path("run").glob("*.csv"))
 
 
+def test_logs_outside_of_the_runs_folder(capsys):
+    run = trainer(1, FederatedOrchestrator(), FederationReport(), logger=CSVLogger("logs", name="a"), default_root_dir="run")
+    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    text = capsys.readouterr().out
+    assert "Run: run (partition.csv, clients.csv, client_rounds.csv)\nLogs: logs/a/version_0\n" in text
+
+
 def test_a_report_of_training_without_a_federation_says_so(capsys):
     """The orchestrator is forgotten: tables of an earlier federation in the folder stay, and are not this run's."""
     flags = {"default_root_dir": "run", "logger": False}

@@ -32,26 +32,32 @@ def final_summary(trainer: Trainer, federated: bool = True) -> list[str]:
     shown = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
     folder = Path(trainer.default_root_dir)
     expected = (*_FILES, *_OF_A_FEDERATION) if federated else _FILES
-    files = [name for name in expected if (folder / name).exists()] + _logs(trainer.loggers, folder)
+    logs, elsewhere = _logs(trainer.loggers, folder)
+    files = [name for name in expected if (folder / name).exists()] + logs
     origin = getattr(getattr(trainer, "datamodule", None), "origin", "")
     what = "Rounds" if federated else "Epochs on the examples of all clients"
     lines = [f"{what}: {trainer.current_epoch}. {shown}".rstrip()]
     lines += [f"Run: {folder} ({', '.join(files)})"] if files else []
+    lines += [f"Logs: {', '.join(elsewhere)}"] if elsewhere else []
     lines += [f"Data: {origin}"] if origin else []
     validated_on = _validated_on(getattr(trainer, "datamodule", None))
     return [*lines, f"Validated on {validated_on}."] if validated_on else lines
 
 
-def _logs(loggers: Sequence[Logger], folder: Path) -> list[str]:
-    """Return the folders of the loggers that write files, relative to the run's folder if they are inside."""
-    found: dict[str, None] = {}
+def _logs(loggers: Sequence[Logger], folder: Path) -> tuple[list[str], list[str]]:
+    """Return the folders that loggers write to: those inside the run's folder, relative to it, and the others."""
+    inside: dict[str, None] = {}
+    outside: dict[str, None] = {}
     for logger in loggers:
         where = logger.save_dir if isinstance(logger, WandbLogger) else logger.log_dir
         path = None if where is None else Path(where).absolute() / ("wandb" if isinstance(logger, WandbLogger) else "")
-        if path is not None and path.is_dir():
-            inside = path.is_relative_to(folder.absolute())
-            found[str(path.relative_to(folder.absolute()) if inside else Path(os.path.relpath(path)))] = None
-    return list(found)
+        if path is None or not path.is_dir():
+            continue
+        if path.is_relative_to(folder.absolute()):
+            inside[str(path.relative_to(folder.absolute()))] = None
+        else:
+            outside[os.path.relpath(path)] = None
+    return list(inside), list(outside)
 
 
 def _validated_on(data: Any) -> str:
