@@ -23,6 +23,7 @@ _WORDS: dict[Any, str] = {
     dict: "a dictionary",
     Mapping: "a dictionary",
     Callable: "a function",
+    type: "a class",
     types.NoneType: "None",
 }
 _PLURAL: dict[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", list: "lists"}
@@ -87,7 +88,7 @@ def fits(value: Any, wanted: Any) -> bool:
         return fits(value, inner[0])
     if origin in (Union, types.UnionType):
         return any(fits(value, one) for one in inner)
-    if isinstance(value, type) and inspect.isclass(wanted) and issubclass(value, wanted):
+    if origin is None and isinstance(value, type) and inspect.isclass(wanted) and issubclass(value, wanted):
         return False  # the class instead of an object of it
     kind = origin or wanted
     if kind is Callable or not inspect.isclass(kind) or kind is object:

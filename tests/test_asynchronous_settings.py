@@ -45,7 +45,7 @@ BUFFER = "federation.asynchronous.buffer"
         ),
         (lambda: Asynchronous(1.5), "'federation.asynchronous.concurrency' must be .*, but is 1.5"),
         (lambda: Asynchronous(buffer=0), f"'{BUFFER}' must be a whole number of 1 or above, but is 0"),
-        (lambda: Asynchronous(buffer=2.5), f"'{BUFFER}' must be a whole number of 1 or above, but is 2.5"),
+        (lambda: Asynchronous(buffer=2.5), r"Asynchronous: 'buffer' must be a whole number, but is 2.5 \(a float\)"),
         (lambda: Clock("normal"), "'federation.clock.between_clients' must be one of constant, uniform, exponential"),
         (lambda: Clock(between_jobs="x"), "'federation.clock.between_jobs' must be one of"),
         (lambda: Clock(ticks=0), "'federation.clock.ticks' must be a whole number of 1 or above, but is 0"),

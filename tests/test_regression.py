@@ -157,6 +157,7 @@ def svm(
 ) -> tuple[np.ndarray, float, Tensor, Tensor]:
     x, y = linear_data(torch.float64)
     labels = (y > y.median()).long()
+    torch.manual_seed(0)
     network = nn.Linear(3, 2, bias=bias, dtype=torch.float64)
     task = ClassificationTask(network, 2, Hinge(squared), sgd(lr), l2=l2)
     fit(task, rounds, x, labels, local=LocalTraining(**STEP, lr_decay=decay), flags={"precision": "64-true"})
@@ -167,7 +168,7 @@ def svm(
 
 def test_the_squared_hinge_is_linear_svc():
     """LinearSVC minimises 1/2 |w|^2 + C * sum of squared hinges: C = 1 / (lambda n). Without a bias, which it would shrink."""
-    weight, _, x, labels = svm(True, False, 100, 0.2)
+    weight, _, x, labels = svm(True, False, 150, 0.2)
     best = LinearSVC(loss="squared_hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-10, max_iter=100_000)
     assert weight == pytest.approx(best.fit(x, labels).coef_[0], abs=1e-5)
 

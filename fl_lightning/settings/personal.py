@@ -31,7 +31,7 @@ class PersonalPart:
         ConfigurationError: unless exactly one of them is given, or if the class does not exist.
     """
 
-    modules: str | None = None
+    modules: str | type[nn.Module] | None = None
     names: str | None = None
 
     def __post_init__(self) -> None:
@@ -43,12 +43,12 @@ class PersonalPart:
         if isinstance(self.modules, type):
             object.__setattr__(self, "modules", f"{self.modules.__module__}.{self.modules.__qualname__}")
         if self.modules is not None:
-            _find_class(self.modules)
+            _find_class(str(self.modules))
 
     def select(self, module: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that match."""
         found: set[str] = set()
-        kind = None if self.modules is None else _find_class(self.modules)
+        kind = None if self.modules is None else _find_class(str(self.modules))
         for prefix, part in module.named_modules():
             if kind is not None and isinstance(part, kind):
                 found |= {f"{prefix}.{name}".lstrip(".") for name in _tensors(part)}
