@@ -293,7 +293,10 @@ def test_looking_ahead_changes_nothing_and_leaves_the_weights_out(tmp_path, monk
         (["builtins.eval"], "which can run arbitrary code"),
         (["torch.os.system"], "which can run arbitrary code"),
         (["subprocess.Popen"], "which can run arbitrary code"),
-        ("argparse.Namespace", "'trusted_classes' must be a list of texts or None, but is 'argparse.Namespace' .* Put it in a list"),
+        (
+            "argparse.Namespace",
+            "'trusted_classes' must be a list of texts or None, but is 'argparse.Namespace' .* Put it in a list",
+        ),
         ([3], r"'trusted_classes' must be a list of texts or None, but is \[3\]"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 import wandb
 from command_line import QUIET, ROOT, fit
 from federations import Blobs, Consecutive, Plain, every_round, federate, trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from wandb_file import configuration, declared_axes, history, panels, summary
 
@@ -154,6 +155,17 @@ def test_metrics_with_a_slash_are_shown_like_others(capsys):
     assert "by_megabytes/val/mae" in shown["by_megabytes"]
     assert "by_seconds/val/mae" in shown["by_seconds"]
     assert summary(path)["val/mae"].keys() == {"min", "max", "last"}
+
+
+def test_what_others_log_belongs_to_its_round():
+    """Lightning's monitor logs the rate of a round when it begins, without the key ``round``."""
+    logger = WandbLogger(save_dir="run", offline=True)
+    trainer(3, FederatedOrchestrator(), LearningRateMonitor(), logger=logger).fit(
+        Plain(), FederatedDataModule(Blobs(), Consecutive())
+    )
+    wandb.finish()
+    rates = {row["round"]: row["lr-SGD"] for row in history(file_of("run")) if "lr-SGD" in row}
+    assert rates == {0: 1, 1: 1, 2: 1}
 
 
 def test_what_wandb_gets_of_a_round():

@@ -260,7 +260,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run.restore_random_state()
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                self._cleanup.enter_context(plot_over_rounds(logger))
+                self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ``round`` with the server's metrics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -82,12 +82,16 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def plot_over_rounds(logger: Logger) -> Iterator[None]:
+def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[None]:
     """Make a W&B run's page readable without set-up: ``round`` as x-axis, costs as x-axis of their sections, few panels.
 
     Each metric from validation is summarised by its min, max and last value. Other loggers are not changed. If two globs match,
     W&B applies either, and Lightning defines ``*``; so these metrics are defined by their full names, just before they are
     logged.
+
+    Args:
+        logger: any logger.
+        round_of: returns the current round, for what others log without the key ``round``, as Lightning's callbacks do.
     """
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
@@ -105,7 +109,7 @@ def plot_over_rounds(logger: Logger) -> Iterator[None]:
         for name in shown.keys() - defined:
             _define(run, name, shown[name])
         defined.update(shown)
-        log(shown)  # without the step, which is the number of rounds, too
+        log({"round": float(round_of())} | shown)  # without the step, which is the number of rounds, too
 
     vars(logger)["log_metrics"] = define_and_log
     try:
