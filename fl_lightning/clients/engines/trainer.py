@@ -14,6 +14,7 @@ from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import continue_from
+from fl_lightning.compat.lightning_hooks import lean_hooks
 
 
 class TrainerEngine(SequentialEngine):
@@ -47,7 +48,7 @@ class TrainerEngine(SequentialEngine):
     def _fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
         trainer = self._next_trainer()
         trainer.plan(plan.max_epochs, plan.all_steps)
-        with quiet():
+        with quiet(), lean_hooks():
             trainer.fit(self.resident.module, datamodule=data)
         return trainer.global_step, scalar_metrics(trainer.callback_metrics)
 
