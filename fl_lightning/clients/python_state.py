@@ -100,26 +100,31 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
-        parts = self.restore()
-        for (prefix, name), value in self._attributes(parts):
-            if isinstance(value, GENERATORS):
-                reseed(value, derive_seed(seed, f"{prefix}.{name}"))
+        parts, generators = self._restored()
+        for (prefix, name), generator in generators.items():
+            reseed(generator, derive_seed(seed, f"{prefix}.{name}"))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
                 setattr(parts[prefix], name, copy.deepcopy(value))
 
-    def restore(self) -> dict[str, nn.Module]:
-        """Give the attributes their values of the start of the fit, as before an evaluation, and return the module's parts."""
-        parts = self._parts()
+    def restore(self) -> None:
+        """Give the attributes their values of the start of the fit, as before an evaluation."""
+        self._restored()
+
+    def _restored(self) -> tuple[dict[str, nn.Module], dict[tuple[str, str], Any]]:
+        """Restore the attributes, and return the module's parts and its generators, which are not copied."""
+        parts, generators = self._parts(), dict[tuple[str, str], Any]()
         for (prefix, name), value in self._attributes(parts):
-            if (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
+            if isinstance(value, GENERATORS):
+                generators[prefix, name] = value
+            elif (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
                 delattr(parts[prefix], name)  # it did not exist at the start
         for (prefix, name), value in self._beginning.items():
             part = parts.get(prefix)
             if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
                 setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
-        return parts
+        return parts, generators
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""

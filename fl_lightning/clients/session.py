@@ -27,10 +27,9 @@ from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
 from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.local_steps import StepCoefficients
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
-from fl_lightning.rules.sgd import describe, follow, plain, sgd_settings
+from fl_lightning.rules.sgd import StepTrace, describe, plain, sgd_settings
 from fl_lightning.types import Snapshot
 
 
@@ -63,6 +62,7 @@ class ClientSession(Callback):
         self._keeps_optimizer, self._place = keeps_optimizer, place
         self._mover = ScheduleMover()
         self._step: ListeningStep | None = None
+        self._may_rest = any(type(rule).resting is not ClientRule.resting for rule in rules)
         self._warned = False
 
     @property
@@ -82,7 +82,7 @@ class ClientSession(Callback):
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
         self._read: int | None = None
-        self._steps: StepCoefficients | None = StepCoefficients()
+        self._trace = StepTrace()
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
 
     def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> Trained:
@@ -99,7 +99,7 @@ class ClientSession(Callback):
         sent, own = self._sent(model), self._own(model)
         figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
         self._terms = []
-        coefficients = self._steps
+        coefficients = self._trace.coefficients()
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
             self._kept["attributes"] = attributes
@@ -166,7 +166,7 @@ class ClientSession(Callback):
             rule.check_optimizers(trainer.optimizers, self._words)
             rule.join_optimizers([plain(optimizer) for optimizer in trainer.optimizers], self._client.parameters(), terms)
         losses = sum(part.mu for part in parts_of(pl_module).values() if isinstance(part, ProximalLoss))
-        self._mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
+        self._trace.mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
         self._continue(trainer, pl_module)
         self._limit_work(trainer)
         for config in trainer.lr_scheduler_configs:
@@ -208,14 +208,9 @@ class ClientSession(Callback):
             if self._plan.epochs != -1:
                 self._last_epoch = epoch + self._plan.epochs
         scale_rates(optimizers, configs, self._lr_decay**job.round_idx / decayed)
-        if (
-            self._steps is not None
-            and self._plan.progress is not None
-            and optimizers
-            and sgd_settings(optimizers[0]) is not None
-        ):
+        if self._plan.progress is not None and optimizers and sgd_settings(optimizers[0]) is not None:
             group = optimizers[0].param_groups[0]
-            self._steps.reference = float(group.get("initial_lr", group["lr"]))
+            self._trace.reference = float(group.get("initial_lr", group["lr"]))
 
     @staticmethod
     def _is_counted(trainer: Trainer, module: LightningModule) -> bool:
@@ -301,10 +296,8 @@ class ClientSession(Callback):
         if scaler is not None and overflowed(scaler, plain(optimizer)):
             self._skipped += 1
             return
-        if self._steps is not None:
-            settings = sgd_settings(optimizer) if len(trainer.optimizers) == 1 else None
-            self._steps = follow(self._steps, settings, self._mu)
-        if self._rules:
+        self._trace.note(plain(optimizer) if len(trainer.optimizers) == 1 else None)
+        if self._may_rest:
             self._rest(trainer.current_epoch - self._first_epoch)
         if not self._terms:
             return

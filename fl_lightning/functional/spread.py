@@ -26,7 +26,7 @@ def squared_distance(one: Tensor, other: Tensor) -> float:
         if mine.numel() == _BLOCK and mine.dtype == theirs.dtype == torch.float32:
             difference = torch.sub(mine, theirs)
         else:
-            difference = mine.to(wide) - theirs
+            difference = mine.to(wide, copy=True).sub_(theirs)
         squares.append(torch.dot(difference, difference).to(wide))
     return float(torch.stack(squares).sum()) if squares else 0.0
 

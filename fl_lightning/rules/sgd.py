@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -49,12 +50,45 @@ def sgd_settings(optimizer: Optimizer) -> SGDSettings | None:
     return found
 
 
-def follow(steps: StepCoefficients, settings: SGDSettings | None, mu: float) -> StepCoefficients | None:
-    """Add a step with these settings, and return the sum; None as soon as a step has no rule."""
-    if settings is None:
-        return None
-    steps.step(settings.rate, settings.momentum, settings.dampening, settings.nesterov, mu)
-    return steps
+_settings_in = itemgetter("lr", "momentum", "dampening", "nesterov", "maximize")
+
+
+class StepTrace:
+    """Note the settings of each step of a turn, and sum up the coefficients of the gradients when it has ended.
+
+    Steps like the previous one are only counted, since this runs in every step of every client.
+
+    Attributes:
+        mu: the strength of the proximal terms.
+        reference: the rate to which steps count in proportion; see :class:`~fl_lightning.functional.StepCoefficients`.
+    """
+
+    def __init__(self, mu: float = 0.0, reference: float | None = None) -> None:
+        self.mu, self.reference = mu, reference
+        self._steps: list[tuple[SGDSettings | None, int]] = []
+        self._last: tuple[Any, ...] | None = None
+
+    def note(self, optimizer: Optimizer | None) -> None:
+        """Note a step of an optimizer with its current settings; None for a step that has no rule."""
+        groups = [] if optimizer is None else optimizer.param_groups
+        if self._last is not None and len(groups) == 1 and _settings_in(groups[0]) == self._last:
+            settings, count = self._steps.pop()
+            self._steps.append((settings, count + 1))
+            return
+        settings = None if optimizer is None else sgd_settings(optimizer)
+        self._steps.append((settings, 1))
+        now = _settings_in(groups[0]) if settings is not None and len(groups) == 1 else ()
+        self._last = now if now and all(type(value) in (float, int, bool) for value in now) else None  # no tensors
+
+    def coefficients(self) -> StepCoefficients | None:
+        """Return the sum over the steps so far; None if one of them has no rule."""
+        total = StepCoefficients(reference=self.reference)
+        for settings, count in self._steps:
+            if settings is None:
+                return None
+            for _ in range(count):
+                total.step(*settings, mu=self.mu)
+        return total
 
 
 def require_plain_sgd(optimizers: Sequence[Optimizer], words: str) -> None:

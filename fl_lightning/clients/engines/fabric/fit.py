@@ -46,7 +46,7 @@ class ClientFit:
         self._hooks = ClientHooks(module, callbacks)
         self._optimizer = ClientOptimizer(module, self._local, precision, self._hooks)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        self._prepares = is_overridden("prepare_data", module)
+        self._prepares, self._zeroes = (is_overridden(name, module) for name in ("prepare_data", "zero_grad"))
         self._plain = self._device.type == "cpu" and type(precision).__name__ in ("Precision", "_Mixed")
 
     def fit(self, data: LightningDataModule, plan: TurnPlan) -> tuple[int, dict[str, float]]:
@@ -89,13 +89,15 @@ class ClientFit:
             module.prepare_data()
         self._hooks.set_up()
         self._precision.convert_module(module)
-        if any(parameter.device != self._device for parameter in module.parameters()):
+        parameters = list(module.parameters())
+        if any(parameter.device != self._device for parameter in parameters):
             module.to(self._device)
         self._transfers = transfer_hooks(module, self._data)
         self._in_place = self._plain and not self._transfers
         self._optimizer.begin()
         self._hooks.call("on_fit_start")
-        module.zero_grad()
+        if self._zeroes or any(parameter.grad is not None for parameter in parameters):
+            module.zero_grad()
         loader = self._data.train_dataloader()
         if isinstance(loader, DataLoader):
             seed_workers(loader, 0)  # only after seed_everything(workers=True)

@@ -220,7 +220,7 @@ class StackedFit:
         trained = {name: t for name, t in self._stack.trained.items() if name in self._stepped}
         for name, parameter in trained.items():
             parameter.grad = gradients.get(name)
-        self._optimizer.follow()
+        self._optimizer.trace.note(self._optimizer.own)
         with torch.no_grad():
             for rule, terms in self._terms:
                 shared = [name for name in trained if name in terms]  # rules do not change personal parameters
@@ -260,6 +260,7 @@ class StackedFit:
                 "clients would share. Set 'federation.local.engine' to 'fabric' or 'trainer'."
             )
         seconds = (time.perf_counter() - self._begun) / self._size
+        coefficients = self._optimizer.trace.coefficients()
         means = torch.stack(self._losses).mean(dim=0).tolist() if self._losses else [None] * self._size
         return [
             Trained(
@@ -268,8 +269,8 @@ class StackedFit:
                 num_steps=self._optimizer.num_steps,
                 train_loss=mean,
                 metrics=scalar_metrics(recorder.metrics),
-                normalizer=self._optimizer.normalizer,
-                rates=self._optimizer.rates,
+                normalizer=None if coefficients is None else coefficients.normalizer,
+                rates=0.0 if coefficients is None else coefficients.rates,
                 optimizer=self._optimizer.words,
                 seconds=seconds,
                 own=own,

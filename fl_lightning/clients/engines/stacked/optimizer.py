@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.clients.schedules import scale_rates
 from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
 from fl_lightning.errors import EngineError
-from fl_lightning.functional.local_steps import StepCoefficients
-from fl_lightning.rules.sgd import describe, follow, sgd_settings
+from fl_lightning.rules.sgd import StepTrace, describe
 
 ELEMENTWISE = (
     optim.SGD,
@@ -78,33 +77,17 @@ class StackedOptimizer:
         self._stacked: Optimizer = kind([group for group in groups if group["params"]], **options)
         self._filled = [number for number, group in enumerate(groups) if group["params"]]
         count_as_stepped(self.own)  # it never steps, and its scheduler would warn about that
-        self._mu = mu
-        self._steps: StepCoefficients | None = StepCoefficients()
+        self.trace = StepTrace(mu)
         if by_reference:
             group = self.own.param_groups[0]
-            self._steps.reference = float(group.get("initial_lr", group["lr"]))
+            self.trace.reference = float(group.get("initial_lr", group["lr"]))
         self.words = describe(self.own)
         self.num_steps = 0
-
-    @property
-    def normalizer(self) -> float | None:
-        """Return FedNova's ||a_k|| of the steps so far; None if the optimizer has no rule."""
-        return None if self._steps is None else self._steps.normalizer
-
-    @property
-    def rates(self) -> float:
-        """Return the sum of the learning rates over the steps; 0 if the optimizer has no rule."""
-        return 0.0 if self._steps is None else self._steps.rates
 
     @property
     def tensors(self) -> list[Tensor]:
         """Return the stacked parameters that it updates."""
         return [tensor for group in self._stacked.param_groups for tensor in group["params"]]
-
-    def follow(self) -> None:
-        """Record the settings of the next step."""
-        if self._steps is not None:
-            self._steps = follow(self._steps, sgd_settings(self.own), self._mu)
 
     def step(self) -> None:
         """Step on all clients' gradients with the current settings."""
