@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ __all__ = [
     "count_as_stepped",
     "has_step_hooks",
     "lower_each_to",
+    "outside_autocast",
     "overflowed",
     "parts_of",
     "raise_each_to",
@@ -52,6 +54,27 @@ __all__ = [
     "unsaved_buffers",
     "unscales_in_step",
 ]
+
+
+@contextmanager
+def outside_autocast(device: str) -> Iterator[None]:
+    """Leave all contexts of autocast for a block, with names of torch that are not documented.
+
+    ``torch.autocast(enabled=False)`` would be one more context around those within the block, and torch forgets the weights
+    that it has cast only when the outermost one ends: after a step, they would be stale.
+    """
+    enabled = torch.is_autocast_enabled(device)
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.set_autocast_enabled(device, False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:

@@ -11,19 +11,25 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.plugins import MixedPrecision
 
+from fl_lightning.compat.torch import outside_autocast
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
 
 
 @contextmanager
-def outside_precision(trainer: Trainer) -> Iterator[None]:
-    """Leave the outer Trainer's precision context, because clients enter their own, and sums and metrics are exact."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+def outside_precision(trainer: Trainer, default: torch.dtype) -> Iterator[None]:
+    """Leave the outer Trainer's precision context, because clients enter their own, and sums and metrics are exact.
+
+    Args:
+        trainer: the user's Trainer.
+        default: the default type of new tensors outside of that context.
+    """
+    inside = torch.get_default_dtype()
+    torch.set_default_dtype(default)
     try:
-        with torch.autocast(trainer.strategy.root_device.type, enabled=False):
+        with outside_autocast(trainer.strategy.root_device.type):
             yield
     finally:
-        torch.set_default_dtype(default)
+        torch.set_default_dtype(inside)
 
 
 def prepare_trainer(trainer: Trainer, cleanup: ExitStack, make_bar: Callable[[], Any]) -> None:

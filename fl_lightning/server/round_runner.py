@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -54,12 +55,13 @@ class RoundRunner:
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
         self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
+        self._default_dtype = torch.get_default_dtype()
         self._warned_of_extension = False
 
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
         trainer = self._federation.trainer
-        with outside_precision(trainer):
+        with outside_precision(trainer, self._default_dtype):
             jobs = self._round(module)
             scores = self._evaluator.end_round(trainer.current_epoch, jobs)
         figures = client_figures(self._settings, scores)
@@ -68,7 +70,7 @@ class RoundRunner:
 
     def conclude(self) -> None:
         """Compare the final model with the clients' own models."""
-        with outside_precision(self._federation.trainer):
+        with outside_precision(self._federation.trainer, self._default_dtype):
             self._evaluator.conclude(self._federation.trainer.current_epoch)
 
     def _round(self, module: LightningModule) -> list[ClientJob]:
