@@ -7,11 +7,13 @@ are in ``test_compat_lightning.py``.
 from __future__ import annotations
 
 import argparse
+import copy
 import multiprocessing
 import re
 import subprocess
 import sys
 import warnings
+import weakref
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
@@ -31,6 +33,7 @@ from torchvision.datasets import MNIST
 from fl_lightning.compat import installed, private_names_of
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import opacus as of_opacus
+from fl_lightning.compat import python as of_python
 from fl_lightning.compat import torch as of_torch
 from fl_lightning.compat import torchmetrics as of_torchmetrics
 from fl_lightning.compat import torchvision as of_torchvision
@@ -345,3 +348,44 @@ def test_functions_at_exit():
     code += "atexit.register(lambda: print('ran', flush=True)); run(); os._exit(0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "ran\n"
+
+
+@relies_on("Python", "copy._deepcopy_dispatch")
+def test_functions_are_copied_within_the_block_only():
+    value, target = {"function": test_functions_at_exit}, torch.zeros(1)
+    value["reference"] = weakref.ref(target)
+    with of_python.copying(lambda one, memo: (one, "copied"), lambda one, memo: (one, "followed")):
+        within = copy.deepcopy(value)
+    assert within == {"function": (test_functions_at_exit, "copied"), "reference": (value["reference"], "followed")}
+    assert copy.deepcopy(value) == value
+
+
+@relies_on("torch", "Tensor._backward_hooks and _post_accumulate_grad_hooks")
+def test_hooks_of_gradients():
+    parameter, before, after = nn.Parameter(torch.zeros(1)), test_hooks_of_gradients, test_functions_at_exit
+    assert of_torch.gradient_hooks(parameter) == ([], [])
+    parameter.register_hook(before)
+    parameter.register_post_accumulate_grad_hook(after)
+    assert of_torch.gradient_hooks(parameter) == ([before], [after])
+
+
+@relies_on("torch", "torch.autocast_increment_nesting and autocast_decrement_nesting")
+def test_outside_of_autocast():
+    """Cast weights are forgotten at the end of an inner context, as outside of all; after the block, autocast is on."""
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+
+    def output() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x)
+
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
+        with of_torch.outside_autocast("cpu"):
+            assert layer(x).dtype == torch.float32
+            before = output()
+            nn.init.zeros_(layer.weight)
+            assert not torch.equal(output(), before)
+            assert torch.autocast_increment_nesting() == 1
+            assert torch.autocast_decrement_nesting() == 0
+        assert layer(x).dtype == torch.bfloat16
+        assert torch.autocast_increment_nesting() == 3
+        torch.autocast_decrement_nesting()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from federations import Plain
-from plain_training import distance_from_plain
+from federations import SIZES, Blobs, Plain, federate, trainer
+from plain_training import InOrder, distance_from_plain
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning.clients.client_copy import client_copy
 
 ENGINES = ["trainer", "fabric"]
 
@@ -50,3 +58,192 @@ def test_new_tensors_have_the_users_default_type(engine):
             assert seen == {torch.float64}
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+# ---------------------------------------------------------------- the start of a turn
+
+
+class TowardsStart(torch.optim.SGD):
+    """Remembers the weights when it is built, as Lookahead and others do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr)
+        self.anchors = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for parameter, anchor in zip(self.param_groups[0]["params"], self.anchors, strict=True):
+                parameter.lerp_(anchor, 0.3)
+        return loss
+
+
+class Anchored(Plain):
+    def configure_optimizers(self) -> Any:
+        return TowardsStart(self.parameters(), 0.1)
+
+
+class AnchoredInSetup(Plain):
+    def setup(self, stage: str) -> None:
+        self.anchor = self.net[0].weight.detach().clone()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) + (self.net[0].weight - self.anchor).square().sum()
+
+
+class Models(FederationCallback):
+    """Keeps what each client sent."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Tensor] = {}
+
+    def on_client_end(self, trainer: Any, pl_module: Any, update: Any) -> None:
+        self.sent[update.client] = update.snapshot.vector.clone()
+
+
+def client_by_client(make: Callable[[], Plain], **local: Any) -> float:
+    """How far the clients of a first round are from plain training, each alone, from the same start."""
+    torch.manual_seed(3)
+    module, models = make().double(), Models()
+    start = copy.deepcopy(module)
+    federate(
+        module,
+        1,
+        models,
+        data=Blobs(shuffle=False, dtype=torch.float64),
+        local=LocalTraining(precision="64-true", **local),
+        flags={"precision": "64-true"},
+    )
+    found = []
+    parts = [part.split(list(SIZES)) for part in Blobs(dtype=torch.float64).train]
+    for client, examples in enumerate(zip(*parts, strict=True)):
+        alone = copy.deepcopy(start)
+        trainer(local.get("max_epochs", 1), precision="64-true").fit(alone, InOrder(examples))
+        vector = torch.cat([parameter.detach().reshape(-1) for parameter in alone.parameters()])
+        found.append(float((vector - models.sent[client][: len(vector)]).abs().max()))
+    return max(found)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [Plain, Anchored, AnchoredInSetup])
+def test_setup_and_optimizers_find_the_global_model(make, engine):
+    assert client_by_client(make, engine=engine) < 1e-12
+
+
+# ---------------------------------------------------------------- what a copy could leave at the user's module
+
+
+class WithLambda(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = lambda x: self.net(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+class WithDefault(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = [lambda x, part=part: part(x) for part in self.net]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        return x
+
+
+class WithHook(Plain):
+    """Reads what a hook has noted, in an attribute and in a local dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features: dict[str, Tensor] = {}
+        noted: dict[str, Tensor] = {}
+        self.noted = noted
+        self.net[0].register_forward_hook(lambda part, given, output: self.features.update(output=output))
+        self.net[0].register_forward_hook(lambda part, given, output: noted.update(output=output))
+        self.net[0].register_forward_pre_hook(lambda part, given: (given[0] + self.net[2].bias.sum(),))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss + self.features["output"].square().mean() + self.noted.pop("output").mean()
+
+
+class Child(nn.Module):
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        self.parent = weakref.ref(parent)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.parent().net[2].weight)
+
+
+class WithWeakReference(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Child(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.child(self.net[1](self.net[0](x)))
+
+
+class Masked(Plain):
+    """Masks a gradient by a hook, and sets rates by attributes of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0].weight.register_hook(lambda gradient: gradient * 0)
+        self.net[0].bias.register_hook(self.halve)
+        self.net[2].weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad / 2))
+        self.net[2].bias.scale = 0.1
+
+    def halve(self, gradient: Tensor) -> Tensor:
+        return gradient * 0.5
+
+    def configure_optimizers(self) -> Any:
+        rates = [{"params": [p], "lr": 0.1 * getattr(p, "scale", 1.0)} for p in self.parameters()]
+        return torch.optim.SGD(rates, lr=0.1)
+
+
+HIDING = [WithLambda, WithDefault, WithHook, WithWeakReference, Masked]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", HIDING)
+def test_what_refers_to_the_module_refers_to_the_clients_copy(make, engine):
+    assert distance_from_plain(make, engine) < 1e-12
+
+
+def test_functions_that_do_not_refer_to_the_module_are_shared():
+    class Shares(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            lock = threading.Lock()  # cannot be copied
+            self.locked = lambda: lock
+            self.helper = F.relu
+
+    module = Shares()
+    client = client_copy(module)
+    assert client.locked is module.locked
+    assert client.helper is module.helper
+
+
+def test_functions_may_refer_to_each_other():
+    class Circle(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+
+            def even(n: int) -> nn.Module:
+                return self.net if n == 0 else odd(n - 1)
+
+            def odd(n: int) -> nn.Module:
+                return even(n - 1)
+
+            self.even, self.odd = even, odd
+
+    module = Circle()
+    client = client_copy(module)
+    assert client.even(4) is client.net
+    assert client.odd(3) is client.net
+    assert module.even(4) is module.net

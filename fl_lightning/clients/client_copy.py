@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.clients.metrics import keep_metrics_to_this_process
+from fl_lightning.clients.rebinding import rebound_copy
 from fl_lightning.compat.jsonargparse import is_parsed_factory
 from fl_lightning.compat.lightning import forget_compiled, forget_metric_names, is_compiled
 from fl_lightning.errors import ConfigurationError
@@ -56,9 +57,9 @@ def client_copy(module: LightningModule) -> LightningModule:
     shared |= {id(output): output.detach().clone() for output in outputs}
     try:
         try:
-            client = copy.deepcopy(module, dict(shared))
+            client = rebound_copy(module, shared)
         except Exception:
-            client = copy.deepcopy(module, _with_uncopied(module, shared))
+            client = rebound_copy(module, _with_uncopied(module, shared))
     except Exception as error:
         raise ConfigurationError(
             f"Cannot copy {type(module).__name__} for the clients (copy.deepcopy: {error}). Do not store locks, open files or "

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fl_lightning.clients.python_state import PythonState
 from fl_lightning.compat.torch import parts_of
@@ -100,6 +101,18 @@ class ResidentModel:
             state.load(model)
         if self.server.first:
             state.set_own({**self.server.first, **(own or {})})
+
+    def preload(self, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
+        """Copy a model into the module before a fit, as :meth:`fill` does, if the module has all of its tensors already.
+
+        The fit fills it again after ``setup`` and ``configure_model``, which may build or initialise networks. But these, and
+        optimizers, must not find the weights of the client before.
+        """
+        if self.builds_networks:
+            tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            if any(name not in tensors or is_lazy(tensors[name]) for name in self.server.tensors):
+                return
+        self.fill(self.view(), model, own)
 
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise.

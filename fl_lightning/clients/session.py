@@ -84,6 +84,7 @@ class ClientSession(Callback):
         self._read: int | None = None
         self._trace = StepTrace()
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
+        self._resident.preload(job.start, job.own)
 
     def end(self, steps: int, metrics: Mapping[str, float], begun: float) -> Trained:
         """Release the resources of the fit, and return its result.

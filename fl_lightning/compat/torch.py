@@ -39,6 +39,7 @@ __all__ = [
     "chained_schedules",
     "copy_to_each",
     "count_as_stepped",
+    "gradient_hooks",
     "has_step_hooks",
     "lower_each_to",
     "outside_autocast",
@@ -75,6 +76,12 @@ def outside_autocast(device: str) -> Iterator[None]:
         torch.set_autocast_enabled(device, enabled)
         for _ in range(depth):
             torch.autocast_increment_nesting()
+
+
+def gradient_hooks(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
+    """Return the hooks on a parameter's gradient before and after its accumulation: they can be registered, but not listed."""
+    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return list((before or {}).values()), list((after or {}).values())
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:

@@ -1,0 +1,109 @@
+"""Copy an object so that functions and weak references that refer to it, or to its parts, refer to the copy.
+
+``copy.deepcopy`` shares functions, so a closure over a module, such as a hook, would read the user's module while the clients
+train a copy of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import weakref
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fl_lightning.compat.python import copying
+from fl_lightning.compat.torch import gradient_hooks
+
+_SHARED = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.FunctionType, types.MethodType)
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def rebound_copy(module: Module, shared: dict[int, Any]) -> Module:
+    """Return a deep copy of a module, with the gradient hooks and attributes of its parameters, which torch leaves out.
+
+    Args:
+        module: the module.
+        shared: objects that the copy shares with the module, or their copies, by id.
+    """
+    memo, references = dict(shared), _References(module)
+    with copying(references.of_function, references.of_weak_reference):
+        result = copy.deepcopy(module, memo)
+        for parameter, own in zip(module.parameters(), result.parameters(), strict=True):
+            for name, value in vars(parameter).items():
+                vars(own).setdefault(name, copy.deepcopy(value, memo))
+            if own.requires_grad:
+                before, after = gradient_hooks(parameter)
+                at: tuple[Any, Any] = (own.register_hook, own.register_post_accumulate_grad_hook)
+                for register, hooks in zip(at, (before, after), strict=True):
+                    for hook in hooks:
+                        register(copy.deepcopy(hook, memo))
+    return result
+
+
+class _References:
+    """Find what refers to a module, its parts, tensors or the objects in its attributes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._mine = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+        for part in module.modules():
+            self._mine |= {id(value) for value in vars(part).values() if not isinstance(value, _SHARED)}
+
+    def of_function(self, function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
+        """Return the function itself, or a copy whose closure and defaults refer to the copy of the module."""
+        if not self._refer(function, set()):
+            return function
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        own = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+        memo[id(function)] = own  # before the contents, which may refer to it
+        for cell, filled in zip(cells, function.__closure__ or (), strict=True):
+            for content in _contents(filled):
+                cell.cell_contents = self._copied(content, memo)
+        own.__defaults__ = function.__defaults__ and tuple(self._copied(value, memo) for value in function.__defaults__)
+        named = function.__kwdefaults__
+        own.__kwdefaults__ = named and {name: self._copied(value, memo) for name, value in named.items()}
+        own.__qualname__, own.__doc__, own.__module__ = function.__qualname__, function.__doc__, function.__module__
+        vars(own).update(vars(function))
+        return own
+
+    def of_weak_reference(self, reference: weakref.ref[Any], memo: dict[int, Any]) -> weakref.ref[Any]:
+        """Return the reference itself, or one to the copy of what it refers to."""
+        target = reference()
+        return weakref.ref(copy.deepcopy(target, memo)) if id(target) in self._mine else reference
+
+    def _copied(self, value: Any, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(value, memo) if self._refer(value, set()) else value
+
+    def _refer(self, value: Any, seen: set[int]) -> bool:
+        if id(value) in self._mine:
+            return True
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+        return any(self._refer(one, seen) for one in _inside(value))
+
+
+def _contents(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # of a variable that has no value yet
+        return []
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return the objects to which a function, method, partial, weak reference or container refers."""
+    if isinstance(value, types.FunctionType):
+        cells = [content for cell in value.__closure__ or () for content in _contents(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if type(value) is dict:
+        return list(value.values())
+    return value if type(value) in (list, tuple, set) else ()
