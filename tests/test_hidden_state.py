@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from federations import SIZES, Blobs, Plain, federate, trainer
+from against_hand import Updates
+from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
 from plain_training import InOrder, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
-from fl_lightning import FederationCallback, LocalTraining
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining, PartialWork
 from fl_lightning.clients.client_copy import client_copy
 
 ENGINES = ["trainer", "fabric"]
@@ -247,3 +249,98 @@ def test_functions_may_refer_to_each_other():
     assert client.even(4) is client.net
     assert client.odd(3) is client.net
     assert module.even(4) is module.net
+
+
+# ---------------------------------------------------------------- the end of a turn
+
+
+class Undecided(Plain):
+    """Sets ``should_stop`` after every epoch and step, as a condition that is written as one line does."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.trainer.should_stop = False
+
+    def on_train_epoch_end(self) -> None:
+        epochs.append(self.current_epoch)
+        assert len(epochs) < 20, "the turn does not end"
+        self.trainer.should_stop = self.current_epoch == 100
+
+
+epochs: list[int] = []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("local", [{"max_epochs": 2}, {"max_epochs": 2, "progress": "round", "optimizer_state": "fresh"}])
+def test_a_turn_ends_although_the_module_says_that_it_goes_on(local, engine):
+    epochs.clear()
+    federate(Undecided(), 3, data=Blobs(), partitioner=Consecutive([40]), local=LocalTraining(engine=engine, **local))
+    assert len(epochs) == 3 * 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("more", [{"max_steps": 3}, {"partial_work": PartialWork(share=1.0)}])
+def test_steps_end_although_the_module_says_that_it_goes_on(more, engine):
+    epochs.clear()
+    updates = Updates()
+    federate(Undecided(), 2, updates, local=LocalTraining(engine=engine, max_epochs=4, **more))
+    assert all(update.num_steps <= 3 * 3 for updates_of in updates.rounds for update in updates_of)
+    assert len(epochs) < 20
+
+
+# ---------------------------------------------------------------- samplers
+
+
+class ByEpoch(Sampler[int]):
+    """Shuffles by the epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(23, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def trained_on(engine: Any, **loading: Any) -> dict[str, Tensor]:
+    """The weights after three rounds of two epochs of one client with a loader of its own."""
+    torch.manual_seed(3)
+    module, x, y = Plain(), *Blobs(23).train
+    data = FederatedDataModule.from_clients({"a": DataLoader(TensorDataset(x, y), **loading)}, val=TensorDataset(x, y))
+    orchestrator = FederatedOrchestrator(local=LocalTraining(max_epochs=2, engine=engine, optimizer_state="kept"))
+    trainer(3, orchestrator).fit(module, data)
+    return weights(module)
+
+
+def plainly_trained_on(**loading: Any) -> dict[str, Tensor]:
+    torch.manual_seed(3)
+    module, x, y = Plain(), *Blobs(23).train
+    trainer(6).fit(module, DataLoader(TensorDataset(x, y), **loading))
+    return weights(module)
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "by epoch": lambda: {"batch_size": 5, "sampler": ByEpoch()},
+    "batches by epoch": lambda: {"batch_sampler": BatchSampler(ByEpoch(), 5, False)},
+    "batches in order": lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(23)), 4, True)},
+    "list": lambda: {"batch_size": 5, "sampler": list(range(23))},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_of_a_client_are_those_of_plain_training(name, engine):
+    expected, found = plainly_trained_on(**SAMPLERS[name]()), trained_on(engine, **SAMPLERS[name]())
+    assert max(float((expected[key] - found[key]).abs().max()) for key in expected) < 1e-6
+
+
+def test_a_list_may_be_the_sampler_of_a_loader_that_is_divided():
+    x, y = Blobs(23).train
+    loader = DataLoader(TensorDataset(x, y), 5, sampler=list(range(23)))
+    module = Plain()
+    trainer(1, FederatedOrchestrator()).fit(
+        module, FederatedDataModule.from_loaders(loader, loader, partitioner=Consecutive([10, 13]))
+    )

@@ -44,6 +44,7 @@ class ClientSession(Callback):
         private: the callback that makes steps private, or None.
         keeps_optimizer: whether the client keeps the state of its optimizers until its next turn.
         place: a function that sets the epoch and the step of a fit, given the Trainer or what stands in for it.
+        limit: a function that sets the epoch and the step before which the fit ends.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class ClientSession(Callback):
         private: PrivateSteps | None = None,
         keeps_optimizer: bool = False,
         place: Callable[[Any, int, int], None] | None = None,
+        limit: Callable[[Any, float, float], None] | None = None,
     ) -> None:
         self._resident, self._rules, self._private = resident, rules, private
         self._lr_decay, self._deadline = lr_decay, deadline
-        self._keeps_optimizer, self._place = keeps_optimizer, place
+        self._keeps_optimizer, self._place, self._limit = keeps_optimizer, place, limit
         self._mover = ScheduleMover()
         self._step: ListeningStep | None = None
         self._may_rest = any(type(rule).resting is not ClientRule.resting for rule in rules)
@@ -249,6 +251,8 @@ class ClientSession(Callback):
         if self._plan.progress is not None and self._plan.max_steps != -1:
             most = min(most, self._plan.max_steps)
         self._most = self._first_step + most
+        if self._limit is not None:
+            self._limit(trainer, self._last_epoch, self._most)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""

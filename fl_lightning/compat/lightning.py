@@ -20,6 +20,9 @@ from fl_lightning.compat import private_names_of
 with private_names_of("lightning"):
     # A DataLoader outside of a Trainer gets no seeded workers. This does what 'seed_everything(workers=True)' asks for.
     from lightning.fabric.utilities.data import _auto_add_worker_init_fn as seed_workers
+
+    # A Trainer tells a loader's samplers the epoch, if they have 'set_epoch'.
+    from lightning.fabric.utilities.data import _set_sampler_epoch as set_sampler_epoch
     from lightning.pytorch.core.optimizer import (
         _configure_optimizers,
         _configure_schedulers_automatic_opt,
@@ -59,6 +62,7 @@ __all__ = [
     "is_compiled",
     "logging_levels",
     "seed_workers",
+    "set_sampler_epoch",
     "set_up_validation",
     "slurm_environment",
     "stepping_through",

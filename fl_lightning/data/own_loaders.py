@@ -25,7 +25,8 @@ _NO_SETTING = (
 def reads_alone(loader: DataLoader[Any]) -> bool:
     """Return whether a loader must be used as it is, because parts of the data would not be read in its way."""
     streams = isinstance(loader.dataset, IterableDataset)
-    if streams or type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
+    own_batches = type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
+    if streams or own_batches or type(loader) is not DataLoader:
         return True
     return not is_plain(loader.sampler)
 

@@ -123,7 +123,7 @@ def _drawn(sampler: Any, seed: int | None) -> Tensor:
     """Return one epoch of a sampler, int64; with a seed, the global generators stay as they are, and its own are seeded."""
     if seed is None:
         return torch.tensor(list(sampler), dtype=torch.int64)
-    for name, value in vars(sampler).items():
+    for name, value in getattr(sampler, "__dict__", {}).items():
         reseed(value, derive_seed(seed, name))
     with isolated_rng(seed, _CPU):
         return torch.tensor(list(sampler), dtype=torch.int64)

@@ -30,6 +30,8 @@ _AS_IN_A_TRAINER: dict[str, Any] = {
     "_time_was_read": False,
     "_count_batches": None,
     "should_stop": False,
+    "last_epoch": float("inf"),
+    "last_step": float("inf"),
     "state": SimpleNamespace(fn=TrainerFn.FITTING, stage="train"),
     "training": True,
     "validating": False,

@@ -39,6 +39,7 @@ class SequentialEngine(ABC):
             private=settings.private,
             keeps_optimizer=settings.local.optimizer_state == "kept",
             place=self._place,
+            limit=self._limit,
         )
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:
@@ -73,6 +74,11 @@ class SequentialEngine(ABC):
     @abstractmethod
     def _place(trainer: Any, epoch: int, step: int) -> None:
         """Set the epoch and the optimizer step of a fit that is about to begin."""
+
+    @staticmethod
+    @abstractmethod
+    def _limit(trainer: Any, epoch: float, step: float) -> None:
+        """Set the epoch and the step before which a fit ends, whatever the module sets ``should_stop`` to; inf for no limit."""
 
     @abstractmethod
     def recover(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -64,7 +65,14 @@ class TrainerEngine(SequentialEngine):
     @staticmethod
     def _place(trainer: Any, epoch: int, step: int) -> None:
         continue_from(trainer, epoch, step)
-        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1  # the session ends the turn
+        trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1  # those of the turn follow
+
+    @staticmethod
+    def _limit(trainer: Any, epoch: float, step: float) -> None:
+        if epoch != math.inf:
+            trainer.fit_loop.max_epochs = int(epoch)
+        if step != math.inf:
+            trainer.fit_loop.epoch_loop.max_steps = int(step)
 
     def recover(self) -> None:
         """Discard the Trainer, so that the next client gets a new one."""

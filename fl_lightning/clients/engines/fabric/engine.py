@@ -73,6 +73,10 @@ class FabricEngine(SequentialEngine):
     def _place(trainer: Any, epoch: int, step: int) -> None:
         trainer.note(_epoch=epoch, _steps=step)
 
+    @staticmethod
+    def _limit(trainer: Any, epoch: float, step: float) -> None:
+        trainer.note(last_epoch=epoch, last_step=step)
+
     def recover(self) -> None:
         """Discard the loop, so that the next client gets a new one."""
         self._loop = None

@@ -22,7 +22,7 @@ from fl_lightning.clients.inner_trainer import is_on, transfer_hooks
 from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.outer_run import LastMetrics
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.compat.lightning import seed_workers
+from fl_lightning.compat.lightning import seed_workers, set_sampler_epoch
 from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError
 
@@ -112,18 +112,20 @@ class ClientFit:
         self._hooks.tear_down()
 
     def _steps_done(self) -> bool:
-        """Return whether a fit without a place in a longer training has made all its steps; the session ends a turn."""
-        return self._plan.progress is None and bool(0 <= self._plan.all_steps <= self.run.global_step)
+        """Return whether all steps are made: of the turn, or of a fit without a place in a longer training."""
+        alone = self._plan.progress is None and bool(0 <= self._plan.all_steps <= self.run.global_step)
+        return alone or self.run.global_step >= self.run.last_step
 
     def _count_batches(self) -> int:
         return batches_per_epoch(length_of(self._data.train_dataloader(), "fabric"), self._local, self._fast)
 
     def _done(self) -> bool:
-        ends = self._plan.progress is None and self._plan.max_epochs != -1
-        return self._steps_done() or (ends and self.run.current_epoch >= self._plan.max_epochs) or bool(self.run.should_stop)
+        last = self._plan.max_epochs if self._plan.progress is None and self._plan.max_epochs != -1 else self.run.last_epoch
+        return self._steps_done() or self.run.current_epoch >= last or bool(self.run.should_stop)
 
     def _epoch(self, loader: Any) -> None:
         run, recorder, last = self.run, self.recorder, self.run.num_training_batches
+        set_sampler_epoch(loader, run.current_epoch)
         self._hooks.call("on_train_epoch_start")
         complete = False
         for batch_idx, raw in enumerate(loader):
