@@ -389,3 +389,18 @@ def test_outside_of_autocast():
         assert layer(x).dtype == torch.bfloat16
         assert torch.autocast_increment_nesting() == 3
         torch.autocast_decrement_nesting()
+
+
+@relies_on("torch", "_forward_hooks, _forward_pre_hooks, _backward_hooks, _backward_pre_hooks and _modules of a module")
+def test_registers_of_a_module():
+    network = nn.Sequential(nn.Linear(1, 1))
+    assert of_torch.children_of(network) == {"0": network[0]}
+    network[0] = nn.Identity()
+    assert of_torch.children_of(network) == {"0": network[0]}
+    assert [len(hooks) for hooks in of_torch.hooks_of(network)] == [0, 0, 0, 0]
+    network.register_forward_hook(print)
+    network.register_forward_pre_hook(print)
+    network.register_full_backward_hook(print)
+    network.register_full_backward_pre_hook(print)
+    assert [list(hooks.values()) for hooks in of_torch.hooks_of(network)] == [[print]] * 4
+    assert of_torch.hooks_of({}) == []

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 from against_hand import Updates
-from federations import SIZES, Blobs, Consecutive, Plain, federate, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from plain_training import InOrder, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining, PartialWork
 from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.errors import ConfigurationError, EngineError
 
 ENGINES = ["trainer", "fabric"]
 
@@ -341,6 +343,221 @@ def test_a_list_may_be_the_sampler_of_a_loader_that_is_divided():
     x, y = Blobs(23).train
     loader = DataLoader(TensorDataset(x, y), 5, sampler=list(range(23)))
     module = Plain()
-    trainer(1, FederatedOrchestrator()).fit(
-        module, FederatedDataModule.from_loaders(loader, loader, partitioner=Consecutive([10, 13]))
-    )
+    data = FederatedDataModule.from_loaders(loader, loader, partitioner=Consecutive([10, 13]))
+    trainer(1, FederatedOrchestrator()).fit(module, data)
+
+
+# ---------------------------------------------------------------- optimizers and schedules
+
+
+class LowersRates(Plain):
+    """Changes its optimizer by hand after each epoch."""
+
+    def on_train_epoch_end(self) -> None:
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.8
+            group["weight_decay"] += 0.01
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its groups, as several optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            group["lr"] = 0.3 / group["k"]
+        return super().step(closure)
+
+
+class Counted(Plain):
+    def configure_optimizers(self) -> Any:
+        return Counting(self.parameters(), lr=0.3)
+
+
+class DecaysWithASchedule(Plain):
+    """A schedule sets the rates, and the module the weight decay."""
+
+    def on_train_epoch_end(self) -> None:
+        for group in self.optimizers().param_groups:
+            group["weight_decay"] += 0.01
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class ByTheEpoch(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
+        return [optimizer], [LambdaLR(optimizer, lambda _: 1 / (1 + self.trainer.current_epoch))]
+
+
+class ByTheStep(Plain):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3)
+        schedule = LambdaLR(optimizer, lambda _: 1 / (1 + self.global_step + 7 * self.current_epoch))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [LowersRates, Counted, DecaysWithASchedule, ByTheEpoch, ByTheStep])
+def test_settings_of_optimizers_continue_over_rounds(make, engine):
+    assert distance_from_plain(make, engine, rounds=4) < 1e-12
+
+
+def test_settings_that_training_changed_are_scaled_once_by_the_decay_of_the_round():
+    rates: list[float] = []
+
+    class Halves(Plain):
+        def on_train_epoch_start(self) -> None:
+            (group,) = self.optimizers().param_groups
+            rates.append(group["lr"])
+            if self.current_epoch == 1:
+                group["lr"] /= 2
+
+    local = LocalTraining(lr_decay=0.5, optimizer_state="kept")
+    federate(Halves(lr=0.8), 4, data=Blobs(10), partitioner=Consecutive([10]), local=local)
+    assert rates == pytest.approx([0.8, 0.4, 0.1, 0.05])
+
+
+def test_another_kind_of_optimizer_than_in_the_last_turn_is_refused():
+    class Switching(Plain):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.optimizers = [torch.optim.Adagrad(self.parameters())]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    with pytest.raises(ConfigurationError, match=r"optimizers are of other classes .*Adagrad.* 'kept'"):
+        federate(Switching(), 2, local=LocalTraining(optimizer_state="kept"))
+
+
+# ---------------------------------------------------------------- what training changes in a module
+
+
+class Cools(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hparams.temperature = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.hparams.temperature *= 0.9
+        self.hparams.late = 0.9 * self.hparams.get("late", 1.0)
+        return super().training_step(batch, batch_idx) * self.hparams.temperature * self.hparams.late
+
+
+class FreezesOnce(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 1:
+            self.net[0].requires_grad_(False)
+        return super().training_step(batch, batch_idx)
+
+
+class RestsOnce(Plain):
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == 1:
+            self.net[1].eval()
+        return super().training_step(batch, batch_idx)
+
+
+class Hooks(Plain):
+    def on_train_start(self) -> None:
+        if self.current_epoch == 0:
+            self.net[0].register_forward_hook(lambda part, given, output: output * 1.5)
+
+
+class Accumulates(Plain):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.trainer.accumulate_grad_batches = 1 + batch_idx
+
+
+CHANGING = [Cools, FreezesOnce, RestsOnce, Hooks, Accumulates]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", CHANGING)
+def test_no_client_finds_what_another_changed(make, engine):
+    if make is Accumulates and engine == "fabric":
+        with pytest.raises(EngineError, match=r"Accumulates sets 'trainer.accumulate_grad_batches'"):
+            client_by_client(make, engine=engine)
+    else:
+        assert client_by_client(make, engine=engine) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce])
+def test_a_client_finds_what_it_changed(make, engine):
+    assert distance_from_plain(make, engine) < 1e-12
+
+
+@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce, LowersRates, Counted])
+def test_what_clients_changed_is_in_checkpoints(make, tmp_path):
+    ends = []
+    for rounds in ((3,), (2, 3)):
+        for number, end in enumerate(rounds):
+            torch.manual_seed(3)
+            module = make()
+            checkpoint = str(tmp_path / "last.ckpt") if number else None
+            federate(
+                module,
+                end,
+                every_round(tmp_path),
+                ckpt_path=checkpoint,
+                local=LocalTraining(optimizer_state="kept"),
+                flags={"enable_checkpointing": True},
+            )
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+def test_a_layer_that_training_replaces_is_named():
+    class Replaces(Plain):
+        def on_train_epoch_start(self) -> None:
+            self.net[2] = nn.Linear(8, 3)
+
+    with pytest.raises(ConfigurationError, match=r"Training replaced the layer of 'net.2.weight' of Replaces"):
+        federate(Replaces(), 1)
+
+
+def test_a_layer_without_weights_that_training_replaces_is_that_of_the_start_in_the_next_turn():
+    kinds: list[str] = []
+
+    class Replaces(Plain):
+        def on_train_epoch_start(self) -> None:
+            kinds.append(type(self.net[1]).__name__)
+            self.net[1] = nn.ReLU(inplace=True)
+
+    with pytest.warns(UserWarning, match=r"Training changed 'net.1' of Replaces"):
+        federate(Replaces(), 2, local=LocalTraining())
+    assert kinds == ["Tanh"] * 6
+
+
+def test_an_object_in_the_place_of_a_plain_value_is_named():
+    class Box:
+        scale = 1.0
+
+    class Boxes(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.box: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.box = self.box or Box()
+            return super().training_step(batch, batch_idx)
+
+    with pytest.warns(UserWarning, match=r"Training changed 'box' of Boxes"):
+        federate(Boxes(), 1)
+
+
+def test_weights_that_a_layer_computes_from_others_are_not_named(recwarn):
+    class Normed(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            nn.utils.prune.random_unstructured(self.net[0], "weight", 0.5)
+            nn.utils.weight_norm(self.net[2])
+
+    federate(Normed(), 2)
+    assert not [str(w.message) for w in recwarn if "Training changed" in str(w.message)]

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.compat.torch import parts_of
+from fl_lightning.compat.torch import children_of, hooks_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.seeding import GENERATORS, derive_seed, reseed
@@ -48,6 +49,9 @@ class PythonState:
         self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
+        self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] | None = None  # of each kind and part: now, and before a turn
+        builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
+        self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
         for key, value in self._attributes(self._parts()):
             if isinstance(value, _PLAIN):
                 self._beginning[key] = value
@@ -56,10 +60,15 @@ class PythonState:
             if _is_constant(value):
                 self._constants.setdefault(key[0], {})[key[1]] = value
 
-    def _parts(self) -> dict[str, nn.Module]:
-        return parts_of(self._module)
+    def _parts(self) -> dict[str, Any]:
+        """Return the module and its parts by name, and the hyperparameters of Lightning modules, which are dictionaries."""
+        parts: dict[str, Any] = dict(parts_of(self._module))
+        for prefix, part in list(parts.items()):
+            if isinstance(part, LightningModule) and "_hparams" in vars(part):
+                parts[f"{prefix}.hparams".lstrip(".")] = part.hparams
+        return parts
 
-    def _attributes(self, parts: Mapping[str, nn.Module]) -> Iterator[tuple[tuple[str, str], Any]]:
+    def _attributes(self, parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
 
         Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes; and, to save time,
@@ -67,7 +76,7 @@ class PythonState:
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
-            attributes = vars(part)
+            attributes = _attributes_of(part)
             if self._is_quiet(prefix, attributes) or isinstance(part, Metric):
                 continue
             constants, quiet = self._constants.get(prefix, {}), not isinstance(part, LightningModule)  # it holds its Trainer
@@ -100,38 +109,64 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
+        self._restore_hooks()
         parts, generators = self._restored()
         for (prefix, name), generator in generators.items():
             reseed(generator, derive_seed(seed, f"{prefix}.{name}"))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
-            if prefix in parts and name not in dict(parts[prefix].named_buffers(recurse=False)):
+            if prefix in parts and name not in _buffers_of(parts[prefix]):
                 setattr(parts[prefix], name, copy.deepcopy(value))
+
+    def _restore_hooks(self) -> None:
+        """Remove the hooks that earlier turns have registered, and register those again that they have removed."""
+        if self._hooks is None:
+            self._hooks = [(hooks, dict(hooks)) for part in self._parts().values() for hooks in hooks_of(part)]
+        for now, before in self._hooks:
+            if now.keys() != before.keys():
+                now.clear()
+                now.update(before)
+
+    def _replaced(self) -> list[tuple[nn.Module, str, nn.Module]]:
+        """Return the layers of the start that others have replaced: the part that had each, its name there, and the layer."""
+        return [
+            (part, name, child)
+            for part, children in self._children
+            if children_of(part) != children
+            for name, child in children.items()
+            if child is not None and children_of(part).get(name) is not child
+        ]
 
     def restore(self) -> None:
         """Give the attributes their values of the start of the fit, as before an evaluation."""
         self._restored()
 
-    def _restored(self) -> tuple[dict[str, nn.Module], dict[tuple[str, str], Any]]:
+    def _restored(self) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
         """Restore the attributes, and return the module's parts and its generators, which are not copied."""
+        for owner, name, child in self._replaced():
+            setattr(owner, name, child)
         parts, generators = self._parts(), dict[tuple[str, str], Any]()
         for (prefix, name), value in self._attributes(parts):
             if isinstance(value, GENERATORS):
                 generators[prefix, name] = value
             elif (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
-                delattr(parts[prefix], name)  # it did not exist at the start
+                del _attributes_of(parts[prefix])[name]  # it did not exist at the start
         for (prefix, name), value in self._beginning.items():
             part = parts.get(prefix)
-            if part is not None and not _equal(vars(part).get(name, _ABSENT), value):
+            if part is not None and not _equal(_attributes_of(part).get(name, _ABSENT), value):
                 setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
         return parts, generators
+
+    def _is_renewed(self, key: tuple[str, str], value: Any) -> bool:
+        """Return whether the next turn does not find an attribute as this one leaves it, although it is not shared."""
+        return _is_copied(value) or key in self._beginning
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
         parts = self._parts() if kept else {}
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
-            buffer = dict(parts[prefix].named_buffers(recurse=False)).get(name) if prefix in parts else None
+            buffer = _buffers_of(parts[prefix]).get(name) if prefix in parts else None
             if buffer is not None:
                 with torch.no_grad():
                     buffer.copy_(value)
@@ -155,7 +190,13 @@ class PythonState:
                 continue
             if isinstance(value, _PLAIN):
                 kept[".".join(key)] = value
-            elif _is_copied(value) and key not in self._warned:
+            elif key not in self._warned and self._is_renewed(key, value) and not _is_computed(parts[key[0]], key[1]):
+                self._warned.add(key)
+                renewed.append(".".join(key).lstrip("."))
+        prefixes = {id(part): prefix for prefix, part in parts.items()}
+        for part, name, _ in self._replaced():
+            key = prefixes.get(id(part), ""), name
+            if key not in self._warned:
                 self._warned.add(key)
                 renewed.append(".".join(key).lstrip("."))
         for prefix, name in own:
@@ -169,6 +210,19 @@ class PythonState:
                 f"attribute of the module: client_state = ({renewed[0].rpartition('.')[2]!r},)."
             )
         return kept
+
+
+def _attributes_of(part: Any) -> dict[str, Any]:
+    return part if isinstance(part, dict) else vars(part)
+
+
+def _buffers_of(part: Any) -> dict[str, Tensor]:
+    return dict(part.named_buffers(recurse=False)) if isinstance(part, nn.Module) else {}
+
+
+def _is_computed(part: Any, name: str) -> bool:
+    """Return whether a layer computes a tensor from its parameters before each use, as torch's older weight norm does."""
+    return isinstance(part, nn.Module) and any(hasattr(part, f"{name}_{end}") for end in ("orig", "g"))
 
 
 def _is_copied(value: Any) -> bool:

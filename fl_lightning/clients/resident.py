@@ -112,7 +112,9 @@ class ResidentModel:
             tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
             if any(name not in tensors or is_lazy(tensors[name]) for name in self.server.tensors):
                 return
-        self.fill(self.view(), model, own)
+        view = self.view()
+        view.follow(self.server.layout)  # not as the client before left it
+        self.fill(view, model, own)
 
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise.
@@ -120,7 +122,7 @@ class ResidentModel:
         Raises:
             ConfigurationError: if training has created parameters that the global model lacks.
         """
-        self._refuse_new_parameters()
+        self._refuse_new_parameters(state)
         self._warn_of_changed_buffers(state)
         model = state.snapshot()
         moved = state.moved(self.server.tensors)
@@ -128,13 +130,21 @@ class ResidentModel:
         self._content = model.version
         return model
 
-    def _refuse_new_parameters(self) -> None:
+    def _refuse_new_parameters(self, state: ModelState) -> None:
         known = self.server.tensors.keys() | set(self.server.layout.personal)
-        for name, _ in self.module.named_parameters():
+        parameters = dict(self.module.named_parameters())
+        for name in parameters:
             if name not in known:
                 raise ConfigurationError(
                     f"Training created the parameter '{name}' of {type(self.module).__name__}, which the global model lacks, "
                     "so it would never be averaged. Build it in '__init__', or run one batch through that part before the fit."
+                )
+        found = state.ids()
+        for name, parameter in parameters.items():
+            if id(parameter) not in found:
+                raise ConfigurationError(
+                    f"Training replaced the layer of '{name}' of {type(self.module).__name__}, so its weights would never be "
+                    "averaged. Keep the layer, and change its parameters in place, as with 'reset_parameters'."
                 )
 
     def _warn_of_changed_buffers(self, state: ModelState) -> None:

@@ -14,8 +14,8 @@ from fl_lightning.compat.torch import chained_schedules, count_as_stepped
 
 State = tuple[list[Any], list[list[dict[str, Any]]]]
 """The states of the schedulers, and the settings of the optimizers' groups."""
-Step = Callable[[Any, int], None]
-"""Step a scheduler, given its Lightning configuration and the epoch."""
+Step = Callable[[Any, int, int], None]
+"""Step a scheduler, given its Lightning configuration, the epoch and the number of optimizer steps so far."""
 
 
 def state_of(optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> State:
@@ -75,13 +75,16 @@ class ScheduleMover:
             begun = known.turn
         for optimizer in optimizers:
             count_as_stepped(optimizer)  # otherwise its scheduler would warn
-        epochs = plan.first(batches)[0] // turn
+        epochs, steps = (number // turn for number in plan.first(batches))
         for earlier in range(begun, turn):
+            epoch, stepped = earlier * epochs, earlier * steps
             for interval, number in plan.events(batches):
-                index = earlier * epochs + number if interval == "epoch" else number
+                stepped += interval == "step"
+                index = epoch if interval == "epoch" else number
                 for config in configs:
                     if config.interval == interval and (index + 1) % config.frequency == 0:
-                        step(config, earlier * epochs + (number if interval == "epoch" else 0))
+                        step(config, epoch, stepped)
+                epoch += interval == "epoch"
         if begun < turn:
             self._reached[key] = _Reached(beginning, turn, state_of(optimizers, configs))
 

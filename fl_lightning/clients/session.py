@@ -106,6 +106,9 @@ class ClientSession(Callback):
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
             self._kept["attributes"] = attributes
+        switches = self._client.switches(self._resident.server.layout)
+        if switches:
+            self._kept["switches"] = switches
         return Trained(
             job=job,
             model=sent or model,
@@ -147,6 +150,7 @@ class ClientSession(Callback):
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
         self._resident.fill(self._client, self._job.start, self._job.own)
+        self._client.switch(self._before.get("switches", {}))
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         model = ClientModel(pl_module, self._client)
         start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull, model)
@@ -210,7 +214,11 @@ class ClientSession(Callback):
             self._first_step, self._first_epoch = step, epoch
             if self._plan.epochs != -1:
                 self._last_epoch = epoch + self._plan.epochs
-        scale_rates(optimizers, configs, self._lr_decay**job.round_idx / decayed)
+        factor = self._lr_decay**job.round_idx
+        scale_rates(optimizers, configs, factor / decayed)
+        if self._keeps_optimizer:
+            plain_ones = [plain(optimizer) for optimizer in optimizers]
+            self._settings = kept_training.ChangedSettings(plain_ones, bool(configs), factor, kept.get("settings"))
         if self._plan.progress is not None and optimizers and sgd_settings(optimizers[0]) is not None:
             group = optimizers[0].param_groups[0]
             self._trace.reference = float(group.get("initial_lr", group["lr"]))
@@ -228,9 +236,9 @@ class ClientSession(Callback):
         """Step the new schedulers up to the beginning of the turn, by the module's own method if it has one."""
         own, batches = is_overridden("lr_scheduler_step", module), trainer.num_training_batches
 
-        def advance(config: Any, epoch: int) -> None:
+        def advance(config: Any, epoch: int, step: int) -> None:
+            self._move(trainer, epoch, step)  # for what the schedule may read
             if own:
-                self._move(trainer, epoch, 0)
                 module.lr_scheduler_step(config.scheduler, None)
             else:
                 config.scheduler.step()
@@ -266,6 +274,7 @@ class ClientSession(Callback):
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
             state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
+            state |= {"settings": self._settings.end()}
         configs = trainer.lr_scheduler_configs
         if self._plan.progress is not None and self._is_counted(trainer, pl_module):
             state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.job.round_idx}

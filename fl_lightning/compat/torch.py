@@ -37,10 +37,12 @@ __all__ = [
     "TreeSpec",
     "add_to_each",
     "chained_schedules",
+    "children_of",
     "copy_to_each",
     "count_as_stepped",
     "gradient_hooks",
     "has_step_hooks",
+    "hooks_of",
     "lower_each_to",
     "outside_autocast",
     "overflowed",
@@ -82,6 +84,17 @@ def gradient_hooks(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
     """Return the hooks on a parameter's gradient before and after its accumulation: they can be registered, but not listed."""
     before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     return list((before or {}).values()), list((after or {}).values())
+
+
+def children_of(part: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the register of a module's children, which can be compared at once; torch's generator yields one after another."""
+    return part._modules
+
+
+def hooks_of(part: Any) -> list[dict[Any, Any]]:
+    """Return the registers of a module's hooks on its forward and backward pass, which cannot be listed."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [vars(part)[name] for name in names] if isinstance(part, nn.Module) else []
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.compat.torch import copy_to_each
+from fl_lightning.compat.torch import copy_to_each, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import declared_constant, trained_parts
@@ -62,20 +62,36 @@ class ModelState:
         yield from self._module.named_modules()
 
     def follow(self, layout: ModelLayout) -> None:
-        """Freeze and unfreeze this copy's parameters as the server's are, and use the same layout."""
+        """Freeze and unfreeze this copy's parameters as the server's are, and use the same modes and layout."""
         for parameter, trained in zip(self._module.parameters(), layout.trained, strict=True):
             if parameter.requires_grad is not trained:
                 parameter.requires_grad_(trained)
+        for name, part in parts_of(self._module).items():
+            training, tracks = layout.modes.get(name, (part.training, None))
+            if part.training is not training:
+                part.training = training
+            if tracks is not None and getattr(part, "track_running_stats", tracks) != tracks:
+                part.track_running_stats = tracks  # type: ignore[assignment]  # Lightning's finetuning switches it in BatchNorm
         if self._followed is layout:
             return
-        for name, part in self._parts():
-            training, tracks = layout.modes.get(name, (part.training, None))
-            part.training = training
-            if tracks is not None:  # Lightning's finetuning switches it in BatchNorm
-                part.track_running_stats = tracks  # type: ignore[assignment]
         self._moving, self._kept_by_clients = layout.moving, layout.personal
         self._arrange()
         self._followed = layout
+
+    def switches(self, layout: ModelLayout) -> dict[str, bool]:
+        """Return what training has frozen, thawed or put into another mode, by the names of parameters and ``<part>:mode``."""
+        flags = zip(self._module.named_parameters(), layout.trained, strict=True)
+        frozen = {name: p.requires_grad for (name, p), trained in flags if p.requires_grad is not trained}
+        parts = parts_of(self._module).items()
+        modes = {f"{n}:mode": p.training for n, p in parts if p.training is not layout.modes.get(n, (p.training, None))[0]}
+        return frozen | modes
+
+    def switch(self, switches: Mapping[str, bool]) -> None:
+        """Set what :meth:`switches` returned."""
+        for name, parameter in self._module.named_parameters() if switches else ():
+            parameter.requires_grad_(switches.get(name, parameter.requires_grad))
+        for name, part in parts_of(self._module).items() if switches else ():
+            part.training = switches.get(f"{name}:mode", part.training)
 
     def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return the names of parameters, averaged buffers, counters, and buffers that are not sent back."""
@@ -100,6 +116,11 @@ class ModelState:
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters that clients share, themselves, each once."""
         return [getattr(owner, name) for owner, name in self._slots.parameters]
+
+    def ids(self) -> set[int]:
+        """Return the ids of all parameters and buffers that this view finds."""
+        slots = [slot for kind in self._slots.kinds for slot in kind]
+        return {id(getattr(owner, name)) for owner, name in (*slots, *self._slots.personal.values())}
 
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""

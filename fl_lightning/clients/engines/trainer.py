@@ -17,6 +17,9 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.lightning import continue_from
 from fl_lightning.compat.lightning_hooks import lean_hooks
 
+_CHANGEABLE = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "limit_train_batches")
+"""The flags that a module may set in training, for this client."""
+
 
 class TrainerEngine(SequentialEngine):
     """Train clients one after another with one inner Trainer.
@@ -58,8 +61,11 @@ class TrainerEngine(SequentialEngine):
         if self._trainer is None or self._callbacks:
             callbacks = [*self.session.callbacks, *copy.deepcopy(self._callbacks)]
             self._trainer = inner_trainer(self.settings.device, callbacks, **self._flags)
+            self._begun = {name: getattr(self._trainer, name) for name in _CHANGEABLE}
         else:
             restart(self._trainer)
+            for name, value in self._begun.items():
+                setattr(self._trainer, name, value)
         return self._trainer
 
     @staticmethod

@@ -122,7 +122,7 @@ class StackedFit:
         self._hook("on_fit_start")
         optimizers, configs = configured_optimizers(self._module)
         if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
-            mover.move(optimizers, configs, plan, num_batches, lambda config, epoch: config.scheduler.step())
+            mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
         named = dict(self._module.named_parameters())
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
         decay = self._local.lr_decay ** self._jobs[0].job.round_idx
