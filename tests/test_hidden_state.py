@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from against_hand import Updates
@@ -20,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSample
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LocalTraining, PartialWork
 from fl_lightning.clients.client_copy import client_copy
-from fl_lightning.errors import ConfigurationError, EngineError
+from fl_lightning.errors import ConfigurationError, DataError, EngineError
 
 ENGINES = ["trainer", "fabric"]
 
@@ -561,3 +562,37 @@ def test_weights_that_a_layer_computes_from_others_are_not_named(recwarn):
 
     federate(Normed(), 2)
     assert not [str(w.message) for w in recwarn if "Training changed" in str(w.message)]
+
+
+# ---------------------------------------------------------------- what a module may ask of its data
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_module_may_ask_for_the_number_of_its_examples(engine):
+    sizes: set[int] = set()
+
+    class Asks(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            sizes.add(len(self.trainer.train_dataloader.dataset))
+            x, y = self.trainer.train_dataloader.dataset[0]
+            assert (x.shape, y.shape) == ((4,), ())
+            return super().training_step(batch, batch_idx)
+
+    federate(Asks(), 1, local=LocalTraining(engine=engine))
+    assert sizes == set(SIZES)
+
+
+def test_several_loaders_of_a_client_are_refused():
+    class Two(L.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            loader = Blobs().train_dataloader()
+            return {"one": loader, "two": loader}
+
+    data = FederatedDataModule.from_clients({"a": Two()}, val=TensorDataset(*Blobs().val))
+    with pytest.raises(DataError, match=r"'train_dataloader' of client 'a' returns a dict .* Return one DataLoader"):
+        trainer(1, FederatedOrchestrator()).fit(Plain(), data)
+
+
+def test_reloading_the_training_set_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'trainer.reload_dataloaders_every_n_epochs' is 1, but .* Remove it"):
+        federate(Plain(), 1, flags={"reload_dataloaders_every_n_epochs": 1})

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, TensorDataset
@@ -130,6 +131,11 @@ class ClientSets(LightningDataModule):
 
     def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
         given = source.train_dataloader() if _is_module(source) else source
+        if isinstance(given, Mapping | CombinedLoader):
+            raise DataError(
+                f"'train_dataloader' of client '{name}' returns a {type(given).__name__} of loaders, but a client trains on a "
+                "single one. Return one DataLoader, over a dataset that joins the examples."
+            )
         streams = isinstance(_dataset(given), IterableDataset)
         if not streams:
             _sized(name, _dataset(given))

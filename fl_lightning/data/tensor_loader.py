@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 _GATHERED_AT_ONCE = 2**22
 """Largest size of an epoch in bytes whose examples are gathered in advance; larger ones are gathered by batch."""
@@ -70,6 +71,12 @@ class TensorLoader:
             return self.indices
         shuffle = torch.randperm(self.num_examples, generator=self.generator)
         return shuffle if self.indices is None else self.indices[shuffle]
+
+    @property
+    def dataset(self) -> Dataset[tuple[Tensor, ...]]:
+        """Return the examples one by one, as the dataset of a DataLoader, of which modules read the length."""
+        dataset = TensorDataset(*self.tensors)
+        return dataset if self.indices is None else Subset(dataset, self.indices.tolist())
 
     @property
     def num_served(self) -> int:

@@ -56,6 +56,12 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
             f"'trainer.val_check_interval' is {trainer.val_check_interval}, but a federation validates between rounds, not "
             "inside one. Remove it; 'trainer.check_val_every_n_epoch' counts rounds."
         )
+    reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    if reloads:
+        raise ConfigurationError(
+            f"'trainer.reload_dataloaders_every_n_epochs' is {reloads}, but a federation asks for the clients' training sets "
+            "once. Remove it; a set that changes can be an IterableDataset, or a Dataset that draws anew in '__getitem__'."
+        )
 
 
 def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
