@@ -13,6 +13,7 @@ import pytest
 import torch
 from against_hand import Updates
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from lightning.pytorch.callbacks import BackboneFinetuning
 from plain_training import InOrder, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -494,7 +495,29 @@ def test_a_client_finds_what_it_changed(make, engine):
     assert distance_from_plain(make, engine) < 1e-12
 
 
-@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce, LowersRates, Counted])
+class Restores(Plain):
+    """Attributes that the server's module changes, and finds again in a checkpoint; clients find those of the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.history = 1.0, [1.0]
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.scale *= 0.5
+            self.history.append(self.scale)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["restored"] = {"scale": self.scale, "history": self.history}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        vars(self).update(checkpoint["restored"])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * self.scale * len(self.history)
+
+
+@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce, LowersRates, Counted, Restores])
 def test_what_clients_changed_is_in_checkpoints(make, tmp_path):
     ends = []
     for rounds in ((3,), (2, 3)):
@@ -596,3 +619,20 @@ def test_several_loaders_of_a_client_are_refused():
 def test_reloading_the_training_set_is_refused():
     with pytest.raises(ConfigurationError, match=r"'trainer.reload_dataloaders_every_n_epochs' is 1, but .* Remove it"):
         federate(Plain(), 1, flags={"reload_dataloaders_every_n_epochs": 1})
+
+
+def test_a_scripted_part_is_refused():
+    class Scripted(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[0] = torch.jit.script(self.net[0])
+
+    with pytest.raises(ConfigurationError, match=r"Cannot copy 'net.0.weight' of Scripted .* torch.jit.script"):
+        federate(Scripted(), 1)
+
+
+def test_a_callback_that_thaws_layers_once_is_refused_at_the_clients():
+    """It would thaw them in each turn's own optimizer, and expects the learning rates of the turn before."""
+    local = LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)])
+    with pytest.raises(ConfigurationError, match=r"'federation.local.callbacks' .* BackboneFinetuning.* TransferLearning"):
+        federate(Plain(), 1, local=local)

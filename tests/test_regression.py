@@ -146,6 +146,7 @@ def test_several_local_steps_on_skewed_clients_do_not_end_there():
 def test_a_network_with_mse_learns_what_no_line_can():
     draw = torch.Generator().manual_seed(0)
     x = torch.rand(60, 1, generator=draw) * 4 - 2
+    torch.manual_seed(0)
     task = RegressionTask(MLP(1, (32,), 1), optimizer=lambda p: torch.optim.Adam(p, lr=0.06))
     run = fit(task, 12, x, x[:, 0].square(), strategy=FedAvg(), local=LocalTraining(max_epochs=4))
     assert float(run.callback_metrics["val_r2"]) > 0.9

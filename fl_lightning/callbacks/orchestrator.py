@@ -16,6 +16,7 @@ from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
+from fl_lightning.clients.python_state import PythonState
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
@@ -42,7 +43,13 @@ from fl_lightning.server.checks.compatibility import (
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import check_privacy
-from fl_lightning.server.checks.tools import refuse_other_package, refuse_tools, require_whole_models, warn_of_resting_parts
+from fl_lightning.server.checks.tools import (
+    refuse_finetuning,
+    refuse_other_package,
+    refuse_tools,
+    require_whole_models,
+    warn_of_resting_parts,
+)
 from fl_lightning.server.interruption import tell_how_to_resume
 from fl_lightning.server.outer_trainer import adapt_losses, prepare_trainer, set_threads
 from fl_lightning.server.requeue import requeue_whole_rounds
@@ -174,6 +181,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if not self.enabled:
             return
         refuse_tools(trainer, pl_module, remote=self.pool is not None)
+        refuse_finetuning(self.local)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         require_whole_models(trainer)
@@ -197,7 +205,14 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
         start = Start(self, self._run, trainer, data, build, pl_module)
-        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load)
+        self._before_load: PythonState | None = None
+        self._cleanup.callback(setattr, self, "_before_load", None)
+
+        def load(checkpoint: dict[str, Any]) -> None:
+            self._before_load = PythonState(pl_module)
+            start.load(checkpoint)
+
+        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, load)
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
@@ -224,6 +239,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             return
         with self._takeover.suspended():
             client = client_copy(pl_module)
+            if self._before_load is not None:  # clients begin as in the run that is resumed
+                self._before_load.give(client)
         warn_of_resting_parts(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))

@@ -65,6 +65,12 @@ def client_copy(module: LightningModule) -> LightningModule:
             f"Cannot copy {type(module).__name__} for the clients (copy.deepcopy: {error}). Do not store locks, open files or "
             "generators in its attributes, or create them in 'on_train_start'."
         ) from error
+    spoilt = next((name for name, parameter in client.named_parameters() if not parameter.is_leaf), None)
+    if spoilt is not None:
+        raise ConfigurationError(
+            f"Cannot copy '{spoilt}' of {type(module).__name__} for the clients, because its copy is not a leaf of autograd, "
+            "as in parts that torch.jit.script has made. Train the original part, and script the trained module."
+        )
     if is_compiled(client):  # the compiled call on the instance still runs the original
         forget_compiled(client)
     forget_metric_names(client)

@@ -61,12 +61,7 @@ class PythonState:
                 self._constants.setdefault(key[0], {})[key[1]] = value
 
     def _parts(self) -> dict[str, Any]:
-        """Return the module and its parts by name, and the hyperparameters of Lightning modules, which are dictionaries."""
-        parts: dict[str, Any] = dict(parts_of(self._module))
-        for prefix, part in list(parts.items()):
-            if isinstance(part, LightningModule) and "_hparams" in vars(part):
-                parts[f"{prefix}.hparams".lstrip(".")] = part.hparams
-        return parts
+        return _parts_of(self._module)
 
     def _attributes(self, parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
@@ -151,11 +146,18 @@ class PythonState:
                 generators[prefix, name] = value
             elif (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
                 del _attributes_of(parts[prefix])[name]  # it did not exist at the start
+        self._set_beginning(parts)
+        return parts, generators
+
+    def _set_beginning(self, parts: Mapping[str, Any]) -> None:
         for (prefix, name), value in self._beginning.items():
             part = parts.get(prefix)
             if part is not None and not _equal(_attributes_of(part).get(name, _ABSENT), value):
                 setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
-        return parts, generators
+
+    def give(self, module: nn.Module) -> None:
+        """Give the attributes of a copy of the module the values that these had at first, before a checkpoint was loaded."""
+        self._set_beginning(_parts_of(module))
 
     def _is_renewed(self, key: tuple[str, str], value: Any) -> bool:
         """Return whether the next turn does not find an attribute as this one leaves it, although it is not shared."""
@@ -210,6 +212,15 @@ class PythonState:
                 f"attribute of the module: client_state = ({renewed[0].rpartition('.')[2]!r},)."
             )
         return kept
+
+
+def _parts_of(module: nn.Module) -> dict[str, Any]:
+    """Return a module and its parts by name, and the hyperparameters of Lightning modules, which are dictionaries."""
+    parts: dict[str, Any] = dict(parts_of(module))
+    for prefix, part in list(parts.items()):
+        if isinstance(part, LightningModule) and "_hparams" in vars(part):
+            parts[f"{prefix}.hparams".lstrip(".")] = part.hparams
+    return parts
 
 
 def _attributes_of(part: Any) -> dict[str, Any]:

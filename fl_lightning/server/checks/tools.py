@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -16,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.compat.torch import BatchNorm
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
+from fl_lightning.settings.local_training import LocalTraining
 
 _TUNERS = (BatchSizeFinder, LearningRateFinder)
 _REFUSED = {
@@ -62,6 +64,21 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
             f"'trainer.reload_dataloaders_every_n_epochs' is {reloads}, but a federation asks for the clients' training sets "
             "once. Remove it; a set that changes can be an IterableDataset, or a Dataset that draws anew in '__getitem__'."
         )
+
+
+def refuse_finetuning(local: LocalTraining) -> None:
+    """Refuse callbacks at the clients that freeze layers before training and thaw them once, at an epoch of the whole training.
+
+    Raises:
+        ConfigurationError: naming the callback, and what to do instead.
+    """
+    for callback in local.callbacks or () if local.progress == "run" else ():
+        if isinstance(callback, BaseFinetuning):
+            raise ConfigurationError(
+                f"'federation.local.callbacks' contains {type(callback).__name__}, which freezes layers at the start of each "
+                "turn and thaws them in a single one. Use TransferLearning among the federation's own callbacks, or set "
+                "'federation.local.progress' to 'round'."
+            )
 
 
 def _refuse_tuner(callback: Callback, ranks: int, remote: bool) -> None:
