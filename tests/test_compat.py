@@ -404,3 +404,11 @@ def test_registers_of_a_module():
     network.register_full_backward_pre_hook(print)
     assert [list(hooks.values()) for hooks in of_torch.hooks_of(network)] == [[print]] * 4
     assert of_torch.hooks_of({}) == []
+
+
+@relies_on("torch", "Tensor._version")
+def test_changes_in_place_are_counted():
+    tensor = torch.zeros(2)
+    before = of_torch.times_changed(tensor)
+    tensor.detach().copy_(torch.ones(2))
+    assert of_torch.times_changed(tensor) > before

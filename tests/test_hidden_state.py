@@ -131,6 +131,21 @@ def client_by_client(make: Callable[[], Plain], **local: Any) -> float:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_weights_that_configuring_an_optimizer_changes_are_those_of_the_round(engine):
+    class Zeroes(Plain):
+        def configure_optimizers(self) -> Any:
+            torch.nn.init.zeros_(self.net[0].weight)
+            return super().configure_optimizers()
+
+    torch.manual_seed(3)
+    module, same = Zeroes(), Plain()
+    same.load_state_dict(module.state_dict())
+    for one in (module, same):
+        federate(one, 2, local=LocalTraining(engine=engine))
+    assert same_bits(weights(module), weights(same))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make", [Plain, Anchored, AnchoredInSetup])
 def test_setup_and_optimizers_find_the_global_model(make, engine):
     assert client_by_client(make, engine=engine) < 1e-12

@@ -40,6 +40,7 @@ class ResidentModel:
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
+        self._preloaded: tuple[tuple[int, int], ...] = ()
         self._warned: set[str] = set()
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
@@ -105,9 +106,10 @@ class ResidentModel:
     def preload(self, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
         """Copy a model into the module before a fit, as :meth:`fill` does, if the module has all of its tensors already.
 
-        The fit fills it again after ``setup`` and ``configure_model``, which may build or initialise networks. But these, and
-        optimizers, must not find the weights of the client before.
+        ``setup``, ``configure_model`` and optimizers must not find the weights of the client before. After them, call
+        :meth:`complete`.
         """
+        self._preloaded = ()
         if self.builds_networks:
             tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
             if any(name not in tensors or is_lazy(tensors[name]) for name in self.server.tensors):
@@ -115,6 +117,12 @@ class ResidentModel:
         view = self.view()
         view.follow(self.server.layout)  # not as the client before left it
         self.fill(view, model, own)
+        self._preloaded = view.changes()
+
+    def complete(self, state: ModelState, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
+        """Copy a model into a view of the module again, unless nothing has touched it since :meth:`preload`."""
+        if self.builds_networks or state.changes() != self._preloaded:
+            self.fill(state, model, own)
 
     def snapshot(self, state: ModelState) -> Snapshot:
         """Return a copy of the model in the module, which :meth:`load` will recognise.

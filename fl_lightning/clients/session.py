@@ -149,7 +149,7 @@ class ClientSession(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
-        self._resident.fill(self._client, self._job.start, self._job.own)
+        self._resident.complete(self._client, self._job.start, self._job.own)
         self._client.switch(self._before.get("switches", {}))
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         model = ClientModel(pl_module, self._client)

@@ -51,6 +51,7 @@ __all__ = [
     "step_lightly",
     "stop_workers",
     "subtract_each",
+    "times_changed",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -84,6 +85,11 @@ def gradient_hooks(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
     """Return the hooks on a parameter's gradient before and after its accumulation: they can be registered, but not listed."""
     before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     return list((before or {}).values()), list((after or {}).values())
+
+
+def times_changed(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place, which autograd counts."""
+    return tensor._version
 
 
 def children_of(part: nn.Module) -> dict[str, nn.Module | None]:

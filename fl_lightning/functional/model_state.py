@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.compat.torch import copy_to_each, parts_of
+from fl_lightning.compat.torch import copy_to_each, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import declared_constant, trained_parts
@@ -117,10 +117,17 @@ class ModelState:
         """Return the trained parameters that clients share, themselves, each once."""
         return [getattr(owner, name) for owner, name in self._slots.parameters]
 
+    def _all(self) -> list[Tensor]:
+        slots = [slot for kind in self._slots.kinds for slot in kind]
+        return [getattr(owner, name) for owner, name in (*slots, *self._slots.personal.values())]
+
     def ids(self) -> set[int]:
         """Return the ids of all parameters and buffers that this view finds."""
-        slots = [slot for kind in self._slots.kinds for slot in kind]
-        return {id(getattr(owner, name)) for owner, name in (*slots, *self._slots.personal.values())}
+        return {id(tensor) for tensor in self._all()}
+
+    def changes(self) -> tuple[tuple[int, int], ...]:
+        """Return which tensors this view finds, and how often each was changed in place, except through ``.data``."""
+        return tuple((id(tensor), times_changed(tensor)) for tensor in self._all())
 
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
