@@ -412,3 +412,6 @@ def test_changes_in_place_are_counted():
     before = of_torch.times_changed(tensor)
     tensor.detach().copy_(torch.ones(2))
     assert of_torch.times_changed(tensor) > before
+    with torch.inference_mode():
+        made = torch.zeros(2)
+    assert (of_torch.times_changed(made),) != (of_torch.times_changed(made),)

@@ -245,7 +245,10 @@ def test_functions_that_do_not_refer_to_the_module_are_shared():
             self.helper = F.relu
 
     module = Shares()
+    run = trainer(1)
+    module.trainer, module.asks = run, lambda: run
     client = client_copy(module)
+    assert client.asks is module.asks
     assert client.locked is module.locked
     assert client.helper is module.helper
 

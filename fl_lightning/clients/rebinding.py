@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, TypeVar
 
+from lightning.pytorch import Trainer
 from torch import nn
 
 from fl_lightning.compat.python import copying
 from fl_lightning.compat.torch import gradient_hooks
 
-_SHARED = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.FunctionType, types.MethodType)
+_SHARED = bool | int | float | complex | str | bytes | None | type | types.ModuleType | types.FunctionType | types.MethodType
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -50,7 +51,7 @@ class _References:
     def __init__(self, module: nn.Module) -> None:
         self._mine = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
         for part in module.modules():
-            self._mine |= {id(value) for value in vars(part).values() if not isinstance(value, _SHARED)}
+            self._mine |= {id(value) for value in vars(part).values() if not isinstance(value, _SHARED | Trainer)}
 
     def of_function(self, function: types.FunctionType, memo: dict[int, Any]) -> types.FunctionType:
         """Return the function itself, or a copy whose closure and defaults refer to the copy of the module."""

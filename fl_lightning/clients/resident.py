@@ -40,7 +40,7 @@ class ResidentModel:
         self._state = None if self.builds_networks else ModelState(module)
         self._server: ServerModel | None = None
         self._content: object | None = None
-        self._preloaded: tuple[tuple[int, int], ...] = ()
+        self._preloaded: tuple[tuple[int, float], ...] = ()
         self._warned: set[str] = set()
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""

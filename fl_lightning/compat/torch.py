@@ -87,9 +87,9 @@ def gradient_hooks(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
     return list((before or {}).values()), list((after or {}).values())
 
 
-def times_changed(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place, which autograd counts."""
-    return tensor._version
+def times_changed(tensor: Tensor) -> float:
+    """Return how often a tensor was changed in place, which autograd counts; NaN for one that was made without autograd."""
+    return float("nan") if tensor.is_inference() else tensor._version
 
 
 def children_of(part: nn.Module) -> dict[str, nn.Module | None]:

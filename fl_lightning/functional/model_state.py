@@ -125,7 +125,7 @@ class ModelState:
         """Return the ids of all parameters and buffers that this view finds."""
         return {id(tensor) for tensor in self._all()}
 
-    def changes(self) -> tuple[tuple[int, int], ...]:
+    def changes(self) -> tuple[tuple[int, float], ...]:
         """Return which tensors this view finds, and how often each was changed in place, except through ``.data``."""
         return tuple((id(tensor), times_changed(tensor)) for tensor in self._all())
 
