@@ -51,6 +51,7 @@ _ELSEWHERE = (
 nitpick_ignore_regex = [
     ("py:.*", rf"({_ELSEWHERE})\b.*"),  # documented elsewhere; a build must not need a network
     ("py:(class|obj)", r"(Tensor|nn\.Module|L\..*)"),
+    ("py:class", r"list\[tuple\[~torch.*"),  # half of an alias of a type in a signature
     ("py:class", r".* .*|Keys|\d+|m"),  # the first words of a sentence with a colon, which napoleon takes for a type
     ("py:exc", r"WireError"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
