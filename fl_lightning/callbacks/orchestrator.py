@@ -16,7 +16,6 @@ from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.clients.python_state import PythonState
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.data.federated import FederatedDataModule
@@ -205,14 +204,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
         start = Start(self, self._run, trainer, data, build, pl_module)
-        self._before_load: PythonState | None = None
-        self._cleanup.callback(setattr, self, "_before_load", None)
-
-        def load(checkpoint: dict[str, Any]) -> None:
-            self._before_load = PythonState(pl_module)
-            start.load(checkpoint)
-
-        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, load)
+        self._takeover = Takeover(pl_module, lambda: self._rounds.run(pl_module), start.server_optimizer, start.load)
+        self._give_attributes = start.give_attributes
+        self._cleanup.callback(delattr, self, "_give_attributes")
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
@@ -239,8 +233,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             return
         with self._takeover.suspended():
             client = client_copy(pl_module)
-            if self._before_load is not None:  # clients begin as in the run that is resumed
-                self._before_load.give(client)
+            self._give_attributes(client)
         warn_of_resting_parts(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))

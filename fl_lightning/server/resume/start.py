@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from fl_lightning.clients.python_state import PythonState
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import CheckpointError
 from fl_lightning.server.resume.changes import Change, in_words
@@ -44,6 +45,7 @@ class Start:
     ) -> None:
         self._owner, self._run, self._trainer, self._data = owner, run, trainer, data
         self._build, self._module = build, module
+        self._attributes: PythonState | None = None
 
     def server_optimizer(self) -> Optimizer:
         """Return the server's optimizer, which Lightning requests before the first round."""
@@ -58,6 +60,7 @@ class Start:
         Raises:
             CheckpointError: if this run cannot continue it.
         """
+        self._attributes = PythonState(self._module)
         if "callbacks" not in checkpoint:
             return  # a weights-only checkpoint, which Lightning refuses
         state = checkpoint["callbacks"].get(self._owner.state_key)
@@ -76,6 +79,14 @@ class Start:
         assert self._run.fingerprint is not None
         if self._run.fingerprint.unseen:
             rank_zero_info(f"Not compared with the checkpoint: {'; '.join(self._run.fingerprint.unseen)}.")
+
+    def give_attributes(self, client: LightningModule) -> None:
+        """Let the clients' copy of the module begin with the attributes that the run had before a checkpoint was loaded.
+
+        They are those with which the resumed run began, whatever the server's module has restored.
+        """
+        if self._attributes is not None:
+            self._attributes.give(client)
 
     def _record(self, optimizer: Optimizer) -> None:
         self._run.fingerprint = fingerprint(self._owner, self._trainer, self._module, self._data, optimizer)
