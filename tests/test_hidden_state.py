@@ -364,7 +364,9 @@ def test_a_list_may_be_the_sampler_of_a_loader_that_is_divided():
     loader = DataLoader(TensorDataset(x, y), 5, sampler=list(range(23)))
     module = Plain()
     data = FederatedDataModule.from_loaders(loader, loader, partitioner=Consecutive([10, 13]))
+    before = weights(module)
     trainer(1, FederatedOrchestrator()).fit(module, data)
+    assert not same_bits(weights(module), before)
 
 
 # ---------------------------------------------------------------- optimizers and schedules

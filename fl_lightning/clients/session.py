@@ -22,6 +22,7 @@ from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
+from fl_lightning.clients.switches import set_switches, switches_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
@@ -106,7 +107,7 @@ class ClientSession(Callback):
         attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
         if attributes:
             self._kept["attributes"] = attributes
-        switches = self._client.switches(self._resident.server.layout)
+        switches = switches_of(self._resident.module, self._resident.server.layout)
         if switches:
             self._kept["switches"] = switches
         return Trained(
@@ -150,7 +151,7 @@ class ClientSession(Callback):
         """Load the model and clear the metrics, after the module's own ``setup`` and ``configure_model``."""
         self._client = self._resident.view()
         self._resident.complete(self._client, self._job.start, self._job.own)
-        self._client.switch(self._before.get("switches", {}))
+        set_switches(self._resident.module, self._before.get("switches", {}))
         self._resident.python.load_buffers(self._before.get("attributes", {}))
         model = ClientModel(pl_module, self._client)
         start = LocalStart(self._client.parameters(), self._resident.server.broadcast, self._job.kept, self._pull, model)

@@ -78,21 +78,6 @@ class ModelState:
         self._arrange()
         self._followed = layout
 
-    def switches(self, layout: ModelLayout) -> dict[str, bool]:
-        """Return what training has frozen, thawed or put into another mode, by the names of parameters and ``<part>:mode``."""
-        flags = zip(self._module.named_parameters(), layout.trained, strict=True)
-        frozen = {name: p.requires_grad for (name, p), trained in flags if p.requires_grad is not trained}
-        parts = parts_of(self._module).items()
-        modes = {f"{n}:mode": p.training for n, p in parts if p.training is not layout.modes.get(n, (p.training, None))[0]}
-        return frozen | modes
-
-    def switch(self, switches: Mapping[str, bool]) -> None:
-        """Set what :meth:`switches` returned."""
-        for name, parameter in self._module.named_parameters() if switches else ():
-            parameter.requires_grad_(switches.get(name, parameter.requires_grad))
-        for name, part in parts_of(self._module).items() if switches else ():
-            part.training = switches.get(f"{name}:mode", part.training)
-
     def names(self) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return the names of parameters, averaged buffers, counters, and buffers that are not sent back."""
         parameters, floats, counters, local, *_ = self._all_names()
