@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchvision.datasets import MNIST
 
-from fl_lightning.compat import installed, private_names_of
+from fl_lightning.compat import installed, light_steps, private_names_of
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import opacus as of_opacus
 from fl_lightning.compat import python as of_python
@@ -183,6 +183,15 @@ def test_parts_of_a_module():
     assert list(ours) == ["", "metric", "first", "first.0", "first.1", "first.1.0", "cycle"]
 
 
+@relies_on("torch", "_parameters of a module")
+def test_parameters_of_a_module():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(2, 3, bias=False)))
+    module.own = nn.Parameter(torch.ones(1))
+    module[2][0].weight = module[0].weight  # found once, under its first name
+    module.again = module[0]
+    assert list(of_torch.parameters_of(of_torch.parts_of(module)).items()) == list(module.named_parameters())
+
+
 @relies_on("torch", "_foreach_sub, _foreach_add_, _foreach_copy_, _foreach_clamp_min_, _foreach_clamp_max_")
 def test_lists_of_tensors():
     generator = torch.Generator().manual_seed(0)
@@ -208,9 +217,9 @@ def test_lists_of_tensors():
 def test_step_hooks_of_an_optimizer():
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-        assert not of_torch.has_step_hooks(optimizer)
+        assert not light_steps.has_step_hooks(optimizer)
         handle = register(lambda *_: None)
-        assert of_torch.has_step_hooks(optimizer)
+        assert light_steps.has_step_hooks(optimizer)
         handle.remove()
 
 

@@ -48,6 +48,26 @@ def test_shuffling_is_anew_each_epoch_and_reproducible():
     assert epochs(0) == [first, second] != epochs(1)
 
 
+@given(st.integers(1, 40), st.integers(1, 15), st.booleans())
+def test_a_shuffled_tensor_loader_gives_every_example_once(n, batch_size, drop_single):
+    """As a DataLoader does, each batch is memory of its own for autograd: a step may change it in place."""
+    values = torch.arange(float(n))
+    loader = TensorLoader([values, values.long()], batch_size, None, torch.Generator().manual_seed(0), drop_single)
+    weight = torch.ones((), requires_grad=True)
+    seen: list[float] = []
+    for batch in loader:
+        seen += batch[0].tolist()
+        assert batch[0].long().tolist() == batch[1].tolist()
+        batch[0].mul_(weight)
+        batch[0].sum().backward()
+    dropped = drop_single and n > batch_size > 1 and n % batch_size == 1
+    assert len(seen) == n - dropped
+    assert len(set(seen)) == len(seen)
+    assert weight.grad == sum(seen)
+    assert torch.equal(values, torch.arange(float(n)))
+    assert len(loader) == len(list(loader))
+
+
 class Squares(Dataset):
     def __len__(self):
         return 12

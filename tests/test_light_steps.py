@@ -16,13 +16,17 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fl_lightning import Yogi
-from fl_lightning.compat.torch import step_lightly
+from fl_lightning.compat.light_steps import backward_lightly, step_lightly
 
 Make = Callable[[list[Tensor]], Optimizer]
 KINDS: dict[str, Make] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1),
     "SGD, all of it": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "SGD, groups": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.3}, {"params": p[1:]}], 0.1, momentum=0.5),
+    "SGD, rates that are tensors": lambda p: torch.optim.SGD(p, torch.tensor(0.1)),
+    "SGD, a part of it": lambda p: torch.optim.SGD([{"params": p[:1], "weight_decay": 0.1}, {"params": p[1:]}], 0.1),
+    "SGD, maximising": lambda p: torch.optim.SGD(p, 0.1, maximize=True),
+    "SGD, an empty group": lambda p: torch.optim.SGD([{"params": []}, {"params": p}], 0.1),
     "SGD, foreach": lambda p: torch.optim.SGD(p, 0.1, foreach=True),
     "Adam": lambda p: torch.optim.Adam(p, 0.01),
     "Adam, fused": lambda p: torch.optim.Adam(p, 0.01, fused=True),
@@ -170,6 +174,69 @@ def test_it_is_freed_at_once():
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_a_closure_may_change_the_settings_of_its_step():
+    parameter, optimizer = light_sgd()
+
+    def closure() -> None:
+        parameter.grad = torch.ones(2)
+        optimizer.param_groups[0].update(lr=1.0, momentum=0.5)
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert parameter.tolist() == [-1.5, -1.5]  # 1 - 1 - (1 + 0.5)
+
+
+def test_parameters_without_a_gradient_stay_and_sparse_gradients_count():
+    """The rows 1, 1 and 3 of a table are read: row 1 moves by twice the rate, row 3 by the rate."""
+    table, unused = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(2))
+    nn.init.ones_(table.weight)
+    optimizer = torch.optim.SGD([*table.parameters(), unused], 0.25)
+    step_lightly(optimizer)
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    assert table.weight.grad.is_sparse
+    optimizer.step()
+    assert table.weight[:, 0].tolist() == [1.0, 0.5, 1.0, 0.75]
+    assert unused.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("loss", [lambda w: (w * w).sum(), lambda w: (w * w).sum().reshape(1), lambda w: w[0] + 0.0])
+@relies_on("torch", "_engine_run_backward")
+def test_a_backward_pass_gives_the_gradient(loss):
+    weight = nn.Parameter(torch.tensor([3.0, 4.0]))
+    expected = torch.autograd.grad(loss(weight), weight)[0]
+    for times in (1, 2):  # gradients add up
+        backward_lightly(loss(weight))
+        assert torch.equal(weight.grad, times * expected)
+
+
+def test_gradients_share_no_memory_with_the_next_backward_pass():
+    weight = nn.Parameter(torch.tensor([3.0]))
+    for _ in range(2):
+        weight.grad = None
+        backward_lightly(weight.sum())
+        assert weight.grad.item() == 1.0
+        weight.grad.mul_(5.0)  # as clipping does
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [(torch.zeros(()), "does not require grad"), (torch.ones(2, requires_grad=True), "scalar outputs")],
+)
+def test_a_loss_without_a_gradient_is_refused_as_by_torch(loss, error):
+    with pytest.raises(RuntimeError, match=error):
+        backward_lightly(loss)
+
+
+def test_a_tensor_with_a_backward_pass_of_its_own_keeps_it():
+    class Own(Tensor):
+        def backward(self, *_: object, **__: object) -> None:
+            called.append(True)
+
+    called: list[bool] = []
+    backward_lightly(torch.ones((), requires_grad=True).as_subclass(Own))
+    assert called
 
 
 def test_a_zero_grad_and_a_step_of_ones_own_stay():

@@ -195,3 +195,54 @@ def test_large_memory_is_used_again_when_nothing_shares_it():
     assert second.shape == (size,)
     assert large_empty(10, torch.int64).dtype == torch.int64
     give_back()
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    st.sampled_from([None, 1e3]),
+)
+def test_numbers_add_up_exactly_on_one_rank_or_more(terms, ranks, largest):
+    """Each product is rounded to a multiple of 2**-62, or a finer one for light weights; the rest is exact."""
+    grids = {} if largest is None else {"n": Grid(((1, None),), largest)}
+    alone, several = Sums(grids=grids), [Sums(grids=grids) for _ in range(3)]
+    for (value, weight), rank in zip(terms, ranks, strict=False):
+        alone.add("n", value, weight)
+        several[rank].add("n", torch.tensor([value], dtype=torch.float64), weight)  # as a tensor: the other way of adding
+    total = Sums(grids=grids)
+    for theirs in several:
+        total.merge(theirs)
+    exact = float(sum(Fraction(value * weight) for value, weight in terms))
+    assert alone.scalar("n") == pytest.approx(exact, rel=2**-50, abs=len(terms) * 2**-62)
+    assert alone.scalar("n") == total.scalar("n") == float(alone.value("n"))
+
+
+def test_numbers_join_the_sums_of_another_rank_and_their_masks():
+    """1/3 * 3 and 2**40 on one rank, 0.5 on the other; a mask added to the integers and removed again changes nothing."""
+    mine, theirs = Sums(), Sums()
+    mine.add("n", 1 / 3, 3.0)
+    mine.add("n", 2.0**40)
+    theirs.add("n", 0.5)
+    assert mine.sizes() == {"n": 1}
+    mine.merge(theirs)
+    for name, integers in mine.masks():
+        assert name in ("n 0", "n 1")
+        integers += 12345
+    for _, integers in mine.masks():
+        integers -= 12345
+    mine.reveal()
+    mine.add("n", -0.25)
+    mine.add("also a tensor", 1.0)
+    mine.add("also a tensor", torch.tensor([2.0]))
+    mine.add("also a tensor", 4.0)
+    assert mine.scalar("also a tensor") == 7.0
+    assert mine.scalar("n") == 2.0**40 + 1.25
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, 2.0**42])
+def test_a_number_that_cannot_be_summed_is_refused(bad):
+    sums = Sums()
+    sums.add("n", 1.0)
+    with pytest.raises(ClientError, match="cannot be summed exactly"):
+        sums.add("n", bad)
+    assert sums.scalar("n") == 1.0

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fl_lightning.clients.python_state import PythonState
-from fl_lightning.compat.torch import parts_of
+from fl_lightning.compat.torch import parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.model_state import ModelState, differs
@@ -139,10 +139,9 @@ class ResidentModel:
         return model
 
     def _refuse_new_parameters(self, state: ModelState) -> None:
-        known = self.server.tensors.keys() | set(self.server.layout.personal)
-        parameters = dict(self.module.named_parameters())
+        known, personal, parameters = self.server.tensors, self.server.layout.personal, parameters_of(parts_of(self.module))
         for name in parameters:
-            if name not in known:
+            if name not in known and name not in personal:
                 raise ConfigurationError(
                     f"Training created the parameter '{name}' of {type(self.module).__name__}, which the global model lacks, "
                     "so it would never be averaged. Build it in '__init__', or run one batch through that part before the fit."

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -18,9 +16,6 @@ from fl_lightning.compat import private_names_of
 with private_names_of("torch"):
     # No public base class covers all BatchNorm layers, SyncBatchNorm included.
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-
-    # Hooks on the steps of all optimizers can be registered, but not listed.
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
     # torch.func is public, but the trees that vmap takes are not.
     from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
@@ -41,14 +36,13 @@ __all__ = [
     "copy_to_each",
     "count_as_stepped",
     "gradient_hooks",
-    "has_step_hooks",
     "hooks_of",
     "lower_each_to",
     "outside_autocast",
     "overflowed",
+    "parameters_of",
     "parts_of",
     "raise_each_to",
-    "step_lightly",
     "stop_workers",
     "subtract_each",
     "times_changed",
@@ -113,6 +107,18 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def parameters_of(parts: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters by name, as ``dict(module.named_parameters())``, of a module's parts, in less time."""
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for prefix, part in parts.items():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[f"{prefix}.{name}" if prefix else name] = parameter
+    return found
+
+
 def _add_parts(owner: nn.Module, prefix: str, found: dict[str, nn.Module], seen: set[int]) -> None:
     for name, part in owner._modules.items():
         if part is not None and id(part) not in seen:
@@ -120,55 +126,6 @@ def _add_parts(owner: nn.Module, prefix: str, found: dict[str, nn.Module], seen:
             found[prefix + name] = part
             if part._modules:
                 _add_parts(part, f"{prefix}{name}.", found, seen)
-
-
-def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Return whether hooks are registered on an optimizer; torch can register them, but not list them."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def step_lightly(optimizer: Optimizer) -> None:
-    """Let an optimizer skip the work around its steps that does not change them, a tenth of a small step's time on a CPU.
-
-    In each step, torch checks whether all tensors are on a GPU, to choose an implementation; on a CPU the answer is always no.
-    It also opens a section for its profiler around each ``step`` and ``zero_grad``, whether or not the profiler runs.
-    """
-    for group in optimizer.param_groups:
-        undecided = "foreach" in group and group["foreach"] is None and group.get("fused") is None
-        if undecided and all(parameter.device.type == "cpu" for parameter in group["params"]):
-            group["foreach"] = False
-    kind, changed = type(optimizer), vars(optimizer)
-    reference = weakref.ref(optimizer)  # a cycle would keep the state of its last client until the next garbage collection
-    if getattr(kind.step, "hooked", False) and "step" not in changed:  # schedulers put a step of their own in its place
-        watched: Any = kind.step
-        bare = watched.__wrapped__
-
-        def step_of(own: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return (watched if _is_watched(own) else bare)(own, *args, **kwargs)
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            return step_of(reference(), *args, **kwargs)  # type: ignore[arg-type]
-
-        step.__func__ = step_of  # type: ignore[attr-defined]  # which schedulers look for
-        changed["step"] = step
-    if kind.zero_grad is Optimizer.zero_grad and "zero_grad" not in changed:
-
-        def zero_grad(set_to_none: bool = True) -> None:
-            own: Any = reference()
-            if not set_to_none or profiler._is_profiler_enabled:
-                Optimizer.zero_grad(own, set_to_none)
-                return
-            for group in own.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-
-        changed["zero_grad"] = zero_grad
-
-
-def _is_watched(optimizer: Optimizer) -> bool:
-    """Return whether anything listens to an optimizer's steps."""
-    everywhere = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    return bool(profiler._is_profiler_enabled or has_step_hooks(optimizer) or everywhere)
 
 
 def count_as_stepped(optimizer: Optimizer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -57,13 +58,20 @@ class TensorLoader:
         if order is not None and len({tensor.device for tensor in tensors}) == 1:
             order = beside(order, tensors[0].device)
         if order is not None and self._row_bytes() * size <= _GATHERED_AT_ONCE:  # a small epoch: one indexing call
-            tensors, order = tuple(tensor[order] for tensor in tensors), None
+            yield from self._split([tensor[order] for tensor in tensors])
+            return
         for start in range(0, self.num_served, self.batch_size):
             stop = min(start + self.batch_size, size)
             if order is None:
                 yield [tensor[start:stop] for tensor in tensors]
             else:
                 yield [tensor[order[start:stop]] for tensor in tensors]
+
+    def _split(self, gathered: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield batches of examples that lie in their order: not views to autograd, so that they may be changed in place."""
+        batches = zip(*(torch.unsafe_split(tensor, self.batch_size) for tensor in gathered), strict=True)
+        for batch in islice(batches, len(self)):
+            yield list(batch)
 
     def order(self) -> Tensor | None:
         """Draw the order of one iteration: indices, int64, shape (m,), on the CPU; None for all examples in their order."""

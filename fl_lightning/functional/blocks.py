@@ -19,4 +19,5 @@ def blocks(vector: Tensor, cached: int = _CACHED, device: torch.device | None = 
         device: the device to choose the length for, if other vectors on it are split alike; by default the vector's.
     """
     kind = (vector.device if device is None else device).type
-    return torch.split(vector, cached if kind == "cpu" else _ON_A_GPU)
+    size = cached if kind == "cpu" else _ON_A_GPU
+    return (vector,) if 0 < vector.numel() <= size else torch.split(vector, size)

@@ -43,7 +43,7 @@ def magnitude(values: Tensor) -> float:
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
-    return float(torch.maximum(-low, high))
+    return max(float(high), -float(low))
 
 
 class ExactSum:
@@ -197,6 +197,42 @@ class ExactSum:
                 "Secure aggregation adds masked numbers modulo 2**64, which allows up to 16,384 clients in a round, but this "
                 "round has more. Lower 'federation.clients_per_round', or remove 'federation.secure_aggregation'."
             )
+
+
+class ExactNumber:
+    """Keep the exact sum of weighted numbers on the finest grid, of which Python's integers have room for any multiple.
+
+    Attributes:
+        bound: see :class:`ExactSum`.
+    """
+
+    def __init__(self) -> None:
+        self.bound = 0.0
+        self._units = 0
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add ``weight * value``, as :meth:`ExactSum.add` does.
+
+        Raises:
+            ClientError: as :meth:`ExactSum.admit` does; the sum is unchanged.
+        """
+        reach = abs(value) * abs(weight)
+        if not self.bound + reach < _LIMIT:
+            raise ClientError(_TOO_LARGE)
+        self.bound += reach
+        self._units += round(value * (weight * 2.0**FRACTION))
+
+    def value(self) -> float:
+        """Return the sum, correctly rounded."""
+        return self._units * 2.0**-FRACTION
+
+    def move_to(self, total: ExactSum) -> None:
+        """Add the sum to another of one number on the finest grid, which has none yet."""
+        assert total.high is not None
+        high = (self._units + 2 ** (_SPLIT - 1)) >> _SPLIT
+        total.high += high
+        total.low += self._units - (high << _SPLIT)
+        total.bound, total.load = self.bound, 2.0 ** (_SPLIT - 1)
 
 
 def _as_int64(biases: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -36,5 +38,6 @@ def can_be_averaged(buffer: Tensor) -> bool:
 
 def client_state(part: nn.Module) -> tuple[str, ...]:
     """Return the names of attributes and buffers that each client keeps for itself."""
-    names = getattr(part, "client_state", ())
+    declared = hasattr(type(part), "client_state")  # torch takes long to say that a module lacks an attribute
+    names: Any = part.client_state if declared else vars(part).get("client_state", ())
     return (names,) if isinstance(names, str) else tuple(names)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.compat.torch import copy_to_each, parts_of, times_changed
+from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import declared_constant, trained_parts
@@ -63,10 +63,11 @@ class ModelState:
 
     def follow(self, layout: ModelLayout) -> None:
         """Freeze and unfreeze this copy's parameters as the server's are, and use the same modes and layout."""
-        for parameter, trained in zip(self._module.parameters(), layout.trained, strict=True):
+        parts = parts_of(self._module)
+        for parameter, trained in zip(parameters_of(parts).values(), layout.trained, strict=True):
             if parameter.requires_grad is not trained:
                 parameter.requires_grad_(trained)
-        for name, part in parts_of(self._module).items():
+        for name, part in parts.items():
             training, tracks = layout.modes.get(name, (part.training, None))
             if part.training is not training:
                 part.training = training
@@ -131,7 +132,7 @@ class ModelState:
     def counters(self) -> Tensor:
         """Return a copy of the integer and boolean buffers, int64, shape (c,)."""
         tensors = [t.reshape(-1).long() for t in self._tensors(self._slots.counters)]
-        return torch.cat(tensors) if tensors else torch.zeros(0, dtype=torch.int64, device=self.device)
+        return torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.int64, device=self.device)
 
     @property
     def device(self) -> torch.device:

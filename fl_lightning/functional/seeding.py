@@ -36,20 +36,17 @@ def generator(*key: int | str) -> torch.Generator:
 @contextmanager
 def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch (CPU and ``device``), numpy and ``random`` for the block, then restore their states."""
-    cuda = [device] if device.type == "cuda" else []
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=cuda):
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+    before = RandomNumbers.now(device)
+    torch.default_generator.manual_seed(seed)
+    if before.cuda is not None:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        before.restore()
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,8 @@ class RandomNumbers:
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate(), device)
 
-    def _set(self) -> None:
+    def restore(self) -> None:
+        """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)
@@ -87,11 +85,11 @@ class RandomNumbers:
     def replayed(self) -> Iterator[None]:
         """Draw the numbers that followed this moment again in the block, then restore the states before the block."""
         current = RandomNumbers.now(self.device)
-        self._set()
+        self.restore()
         try:
             yield
         finally:
-            current._set()
+            current.restore()
 
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)

@@ -28,6 +28,8 @@ def squared_distance(one: Tensor, other: Tensor) -> float:
         else:
             difference = mine.to(wide, copy=True).sub_(theirs)
         squares.append(torch.dot(difference, difference).to(wide))
+    if len(squares) == 1:
+        return float(squares[0])
     return float(torch.stack(squares).sum()) if squares else 0.0
 
 

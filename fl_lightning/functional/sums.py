@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import FRACTION, ExactSum, magnitude
+from fl_lightning.functional.exact_sum import FRACTION, ExactNumber, ExactSum, magnitude
 from fl_lightning.functional.recycling import large_empty
 
 _BITS = 50
@@ -85,6 +85,7 @@ class Sums:
         self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
         self._grids = dict(grids or {})
         self._sums: dict[tuple[str, int], _Vector] = {}
+        self._numbers: dict[tuple[str, int], ExactNumber] = {}  # not yet among them: tensors of one number take far longer
 
     def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:
         """Add ``weight * values`` to the sum of that name; the first summand sets its size.
@@ -92,10 +93,23 @@ class Sums:
         Raises:
             ClientError: if a value is not finite, or the sum would become too large; the sum is unchanged.
         """
-        vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
         grid = self._grids.get(name)
         tier = 0 if grid is None else grid.tier(weight)
-        self._ensure((name, tier), vector.numel()).add(vector.to(self.device), weight * 2.0 ** (_TIER * tier))
+        key, weight = (name, tier), weight * 2.0 ** (_TIER * tier)
+        if isinstance(values, float | int) and key not in self._sums and (grid is None or grid.pieces == ((1, None),)):
+            self._numbers.setdefault(key, ExactNumber()).add(values, weight)
+            return
+        vector = torch.as_tensor(values, dtype=None if isinstance(values, Tensor) else torch.float64).reshape(-1)
+        if key in self._numbers:
+            self._vectors()
+        self._ensure(key, vector.numel()).add(vector.to(self.device), weight)
+
+    def _vectors(self) -> dict[tuple[str, int], _Vector]:
+        """Return all sums, numbers included."""
+        for key, number in self._numbers.items():
+            number.move_to(self._ensure(key, 1).parts[0])
+        self._numbers.clear()
+        return self._sums
 
     def _ensure(self, key: tuple[str, int], size: int) -> _Vector:
         if key not in self._sums:
@@ -105,7 +119,8 @@ class Sums:
 
     def merge(self, other: Sums) -> None:
         """Add another's sums, name by name; they may be masked."""
-        for key, vector in other._sums.items():
+        self._vectors()
+        for key, vector in other._vectors().items():
             self._ensure(key, vector.size).merge(vector)
 
     def value(self, name: str) -> Tensor:
@@ -117,6 +132,7 @@ class Sums:
         return self._total(name, end=True)
 
     def _total(self, name: str, end: bool) -> Tensor:
+        self._vectors()
         tiers = sorted(tier for known, tier in self._sums if known == name)
         total: Tensor | None = None
         for tier in tiers or [0]:
@@ -130,15 +146,21 @@ class Sums:
 
     def scalar(self, name: str) -> float:
         """Return the sum of that name as a number; 0 if nothing was added."""
-        return float(self.value(name)) if any(known == name for known, _ in self._sums) else 0.0
+        if any(known == name for known, _ in self._sums):
+            return float(self.value(name))
+        found = [(tier, number.value()) for (known, tier), number in self._numbers.items() if known == name]
+        total = 0.0
+        for tier, value in sorted(found):
+            total += value * 2.0 ** (-_TIER * tier)
+        return total
 
     def sizes(self) -> dict[str, int]:
         """Return the length of each sum, by name."""
-        return {name: vector.size for (name, _), vector in self._sums.items()}
+        return {name: vector.size for (name, _), vector in self._vectors().items()}
 
     def masks(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the integers that masks are added to, each with a unique name; modulo 2**64 until :meth:`reveal`."""
-        for (name, _), vector in self._sums.items():
+        for (name, _), vector in self._vectors().items():
             for part in vector.parts:
                 part.masked = True
             for number, integers in enumerate(vector.integers()):
@@ -146,7 +168,7 @@ class Sums:
 
     def reveal(self) -> None:
         """Declare that all masks have been removed."""
-        for vector in self._sums.values():
+        for vector in self._vectors().values():
             for part in vector.parts:
                 part.masked = False
 
@@ -154,7 +176,7 @@ class Sums:
         """Return the facts that ranks exchange about their sums before they add them."""
         return {
             key: [(part.low.numel(), part.load, part.high is not None) for part in vector.parts]
-            for key, vector in self._sums.items()
+            for key, vector in self._vectors().items()
         }
 
     def integers(self, everyone: Sequence[Loads]) -> Iterator[Tensor]:
@@ -166,6 +188,7 @@ class Sums:
         Raises:
             ClientError: on every rank, if masked integers could leave their range.
         """
+        self._vectors()
         for key in sorted({key for loads in everyone for key in loads}):
             known = [loads[key] for loads in everyone if key in loads]
             vector = self._ensure(key, sum(size for size, _, _ in known[0]))
@@ -185,7 +208,8 @@ class _Vector:
         self.parts = [ExactSum(size, device, fraction, low) for (size, fraction), low in zip(pieces, lows, strict=True)]
 
     def add(self, values: Tensor, weight: float) -> None:
-        pieces = torch.split(values, [part.low.numel() for part in self.parts])
+        whole = len(self.parts) == 1 and len(values) == self.size
+        pieces = (values,) if whole else torch.split(values, [part.low.numel() for part in self.parts])
         reaches = [magnitude(piece) for piece in pieces]
         for part, reach in zip(self.parts, reaches, strict=True):  # check all before changing any
             part.admit(reach * abs(weight))

@@ -65,25 +65,26 @@ class StepTrace:
 
     def __init__(self, mu: float = 0.0, reference: float | None = None) -> None:
         self.mu, self.reference = mu, reference
-        self._steps: list[tuple[SGDSettings | None, int]] = []
+        self._settings: list[SGDSettings | None] = []
+        self._counts: list[int] = []
         self._last: tuple[Any, ...] | None = None
 
     def note(self, optimizer: Optimizer | None) -> None:
         """Note a step of an optimizer with its current settings; None for a step that has no rule."""
         groups = [] if optimizer is None else optimizer.param_groups
         if self._last is not None and len(groups) == 1 and _settings_in(groups[0]) == self._last:
-            settings, count = self._steps.pop()
-            self._steps.append((settings, count + 1))
+            self._counts[-1] += 1
             return
         settings = None if optimizer is None else sgd_settings(optimizer)
-        self._steps.append((settings, 1))
+        self._settings.append(settings)
+        self._counts.append(1)
         now = _settings_in(groups[0]) if settings is not None and len(groups) == 1 else ()
         self._last = now if now and all(type(value) in (float, int, bool) for value in now) else None  # no tensors
 
     def coefficients(self) -> StepCoefficients | None:
         """Return the sum over the steps so far; None if one of them has no rule."""
         total = StepCoefficients(reference=self.reference)
-        for settings, count in self._steps:
+        for settings, count in zip(self._settings, self._counts, strict=True):
             if settings is None:
                 return None
             for _ in range(count):

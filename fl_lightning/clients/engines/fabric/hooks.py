@@ -26,7 +26,8 @@ HOOKS = (
     "on_train_end",
     "on_fit_end",
 )
-Method = tuple[Any, Callable[..., Any]]
+Method = tuple[Any, str, Callable[..., Any]]
+"""A callback or a module, the name of its class, and its method."""
 
 
 class ClientHooks:
@@ -50,11 +51,11 @@ class ClientHooks:
         found: list[Method] = []
         for callback in self._callbacks:
             if is_overridden(hook, callback, Callback):
-                method = getattr(callback, hook)
-                found.append((callback, lambda *a, method=method: method(self.run, self._module, *a)))
-        own = [(self._module, getattr(self._module, hook))] if is_overridden(hook, self._module) else []
-        watching = [pair for pair in found if isinstance(pair[0], EarlyStopping | Checkpoint) and hook == "on_train_epoch_end"]
-        return [pair for pair in found if pair not in watching] + own + watching
+                found.append((callback, type(callback).__name__, getattr(callback, hook)))
+        name = type(self._module).__name__
+        own = [(self._module, name, getattr(self._module, hook))] if is_overridden(hook, self._module) else []
+        watching = [one for one in found if isinstance(one[0], EarlyStopping | Checkpoint) and hook == "on_train_epoch_end"]
+        return [one for one in found if one not in watching] + own + watching
 
     def begin(self, run: ClientRun, recorder: LogRecorder) -> None:
         """Prepare for the next fit."""
@@ -86,13 +87,12 @@ class ClientHooks:
 
     def call(self, hook: str, *args: Any) -> Any:
         """Call a hook, and return the result of the module's own method."""
-        methods = self._methods[hook]
-        if not methods:
-            return None
         answer = None
-        for owner, method in methods:
-            self.run.note(_asking=type(owner).__name__)
+        for owner, name, method in self._methods[hook]:
+            vars(self.run)["_asking"] = name
             self.recorder.hook = hook
-            result = method(*args)
-            answer = result if owner is self._module else answer
+            if owner is self._module:
+                answer = method(*args)
+            else:
+                method(self.run, self._module, *args)
         return answer

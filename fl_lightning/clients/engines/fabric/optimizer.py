@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.engines.fabric.hooks import ClientHooks
+from fl_lightning.compat.light_steps import backward_lightly, step_lightly
 from fl_lightning.compat.lightning import configured, stepping_through
-from fl_lightning.compat.torch import step_lightly, unscales_in_step
+from fl_lightning.compat.torch import unscales_in_step
 from fl_lightning.errors import ConfigurationError, EngineError
 from fl_lightning.settings.local_training import LocalTraining
 
@@ -110,7 +111,7 @@ class ClientOptimizer:
         """Run the backward pass, with the loss scaled if the precision needs it."""
         loss = loss if self._scaler is None else self._scaler.scale(loss)
         self._hooks.call("on_before_backward", loss)
-        loss.backward()
+        backward_lightly(loss)
         self._hooks.call("on_after_backward")
 
     def step(self, batch_idx: int, closure: Callable[[], Any]) -> None:

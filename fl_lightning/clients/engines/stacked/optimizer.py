@@ -10,7 +10,8 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from fl_lightning.clients.schedules import scale_rates
-from fl_lightning.compat.torch import count_as_stepped, has_step_hooks, lower_each_to, raise_each_to
+from fl_lightning.compat.light_steps import has_step_hooks
+from fl_lightning.compat.torch import count_as_stepped, lower_each_to, raise_each_to
 from fl_lightning.errors import EngineError
 from fl_lightning.rules.sgd import StepTrace, describe
 
