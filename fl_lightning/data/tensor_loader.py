@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -69,9 +68,9 @@ class TensorLoader:
 
     def _split(self, gathered: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         """Yield batches of examples that lie in their order: not views to autograd, so that they may be changed in place."""
-        batches = zip(*(torch.unsafe_split(tensor, self.batch_size) for tensor in gathered), strict=True)
-        for batch in islice(batches, len(self)):
-            yield list(batch)
+        waiting = [list(torch.unsafe_split(tensor, self.batch_size))[::-1] for tensor in gathered]
+        for _ in range(len(self)):
+            yield [batches.pop() for batches in waiting]  # not kept here, with what a step may attach to them
 
     def order(self) -> Tensor | None:
         """Draw the order of one iteration: indices, int64, shape (m,), on the CPU; None for all examples in their order."""

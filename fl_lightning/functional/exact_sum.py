@@ -43,6 +43,8 @@ def magnitude(values: Tensor) -> float:
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
+    if values.device.type != "cpu":
+        return float(torch.maximum(-low, high))  # waits for the device once, not twice
     return max(float(high), -float(low))
 
 
