@@ -36,7 +36,7 @@ def test_a_site_dies_and_returns(federation):
     federation.sites["hospital_c"].wait(10)
     after = told(federation.folder / "hospital_c" / "site.log", "trained.")
     federation.start_site("hospital_c")
-    wait_for(after, 120, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
+    wait_for(after, 300, "the site to train again")  # the SuperLink refuses it until it has given up the killed one
     assert others == {name: descendants(process.pid) for name, process in federation.sites.items() if name != "hospital_c"}
     fit.send_signal(signal.SIGINT)
     assert fit.wait(60) == 130
