@@ -249,7 +249,8 @@ def main(args: ArgsType = None) -> None:
         with without_tips():
             FederationCLI(args)
     except SIGTERMException:
-        print("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.", file=sys.stderr)
+        if _is_first_rank():
+            print("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.", file=sys.stderr)
         sys.exit(128 + signal.SIGTERM)
     except (KeyboardInterrupt, SystemExit) as error:
         if not interrupted(error):

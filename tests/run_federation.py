@@ -46,6 +46,11 @@ class Kill(FederationCallback):
     def on_round_start(self, trainer, pl_module, round_idx, cohort) -> None:
         if self.when == "in a checkpoint" and round_idx == 2:
             os.fsync = half_and_kill
+        if self.when == "politely, one rank" and round_idx == 2 and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.when == "politely, all ranks" and round_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
         if self.when == "one rank" and round_idx == 2 and trainer.global_rank == self.rank:
             os.kill(os.getpid(), signal.SIGKILL)
 

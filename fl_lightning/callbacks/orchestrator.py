@@ -56,6 +56,7 @@ from fl_lightning.server.resume.start import Start, refuse_federations
 from fl_lightning.server.round_runner import RoundRunner
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
+from fl_lightning.server.termination import Termination
 from fl_lightning.server.tuning import tune_centralized
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.attackers import Attackers
@@ -168,6 +169,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
+        self._termination = Termination()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
@@ -200,6 +202,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         requeue_whole_rounds(trainer, self._cleanup)
+        self._termination.listen(trainer, self._cleanup)
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
@@ -246,6 +249,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             sampler=assembly.sampler(),
             evaluator=assembly.evaluator(federation),
             attacks=self._attack_schedule,
+            termination=self._termination,
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:

@@ -24,7 +24,8 @@ from torchmetrics import Metric
 from fl_lightning.clients.outer_run import LastMetrics, silent_logger
 from fl_lightning.clients.turn import refuse_unlimited
 from fl_lightning.compat.light_steps import step_lightly
-from fl_lightning.compat.lightning import fresh_loops, ignore_signals, in_place_results, swap_logging_advice
+from fl_lightning.compat.lightning import fresh_loops, in_place_results, swap_logging_advice
+from fl_lightning.compat.signals import ignore_signals
 from fl_lightning.data.views import TRANSFER_HOOKS
 
 ACCELERATORS = {"cuda": "gpu", "cpu": "cpu", "mps": "mps"}

@@ -56,7 +56,6 @@ __all__ = [
     "forget_metric_names",
     "fresh_loops",
     "has_whole_epoch",
-    "ignore_signals",
     "in_place_results",
     "innermost_checkpoint_io",
     "is_compiled",
@@ -159,20 +158,10 @@ def in_place_results(trainer: Trainer) -> None:
         loop._results = _InPlaceResults(training=False)
 
 
-def ignore_signals(trainer: Trainer) -> None:
-    """Keep a Trainer from taking over signals and restoring them; it has no flag for that."""
-    for name in ("register_signal_handlers", "teardown"):
-        setattr(trainer._signal_connector, name, _do_nothing)
-
-
 def slurm_environment(trainer: Trainer) -> SLURMEnvironment | None:
     """Return the environment of a Trainer that SLURM has started; a Trainer does not show it."""
     found = trainer._accelerator_connector.cluster_environment
     return found if isinstance(found, SLURMEnvironment) else None
-
-
-def _do_nothing() -> None:
-    return None
 
 
 def continue_global_step(trainer: Trainer) -> None:

@@ -28,6 +28,7 @@ from fl_lightning.server.round_log import log_round, write_matrices
 from fl_lightning.server.round_result import RoundResult
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
+from fl_lightning.server.termination import Termination
 from fl_lightning.settings.federation import FederationSettings
 
 
@@ -41,6 +42,7 @@ class RoundRunner:
         sampler: the sampler that draws the rounds.
         evaluator: the evaluator of models at the clients.
         attacks: the schedule of the attackers.
+        termination: tells all ranks when one is told to end.
     """
 
     def __init__(
@@ -52,21 +54,25 @@ class RoundRunner:
         sampler: ClientSampler,
         evaluator: ClientEvaluator,
         attacks: AttackSchedule,
+        termination: Termination,
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
         self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
+        self._termination = termination
         self._default_dtype = torch.get_default_dtype()
         self._warned_of_extension = False
 
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
-        trainer = self._federation.trainer
+        trainer, comm = self._federation.trainer, self._federation.comm
+        self._termination.agree(trainer, comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             jobs = self._round(module)
             scores = self._evaluator.end_round(trainer.current_epoch, jobs)
         figures = client_figures(self._settings, scores)
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
+        self._termination.agree(trainer, comm, raises=False)
 
     def conclude(self) -> None:
         """Compare the final model with the clients' own models."""
