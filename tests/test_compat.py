@@ -372,10 +372,14 @@ def test_functions_are_copied_within_the_block_only():
 @relies_on("torch", "Tensor._backward_hooks and _post_accumulate_grad_hooks")
 def test_hooks_of_gradients():
     parameter, before, after = nn.Parameter(torch.zeros(1)), test_hooks_of_gradients, test_functions_at_exit
-    assert of_torch.gradient_hooks(parameter) == ([], [])
+    assert of_torch.gradient_hooks(parameter) == (None, None)
     parameter.register_hook(before)
     parameter.register_post_accumulate_grad_hook(after)
-    assert of_torch.gradient_hooks(parameter) == ([before], [after])
+    registers = of_torch.gradient_hooks(parameter)
+    assert [list(register.values()) for register in registers] == [[before], [after]]
+    for register in registers:
+        register.clear()
+    parameter.sum().backward()  # calls none
 
 
 @relies_on("torch", "torch.autocast_increment_nesting and autocast_decrement_nesting")

@@ -491,12 +491,18 @@ class Hooks(Plain):
             self.net[0].register_forward_hook(lambda part, given, output: output * 1.5)
 
 
+class HooksGradients(Plain):
+    def on_fit_start(self) -> None:
+        self.net[0].weight.register_hook(lambda gradient: gradient * 0.5)
+        self.net[2].weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad / 2))
+
+
 class Accumulates(Plain):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.trainer.accumulate_grad_batches = 1 + batch_idx
 
 
-CHANGING = [Cools, FreezesOnce, RestsOnce, Hooks, Accumulates]
+CHANGING = [Cools, FreezesOnce, RestsOnce, Hooks, HooksGradients, Accumulates]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -510,7 +516,7 @@ def test_no_client_finds_what_another_changed(make, engine):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce])
+@pytest.mark.parametrize("make", [Cools, FreezesOnce, RestsOnce, HooksGradients])
 def test_a_client_finds_what_it_changed(make, engine):
     assert distance_from_plain(make, engine) < 1e-12
 

@@ -37,10 +37,9 @@ def rebound_copy(module: Module, shared: dict[int, Any]) -> Module:
             for name, value in vars(parameter).items():
                 vars(own).setdefault(name, copy.deepcopy(value, memo))
             if own.requires_grad:
-                before, after = gradient_hooks(parameter)
                 at: tuple[Any, Any] = (own.register_hook, own.register_post_accumulate_grad_hook)
-                for register, hooks in zip(at, (before, after), strict=True):
-                    for hook in hooks:
+                for register, hooks in zip(at, gradient_hooks(parameter), strict=True):
+                    for hook in (hooks or {}).values():
                         register(copy.deepcopy(hook, memo))
     return result
 

@@ -29,6 +29,7 @@ with private_names_of("torch"):
 
 __all__ = [
     "BatchNorm",
+    "Hooks",
     "TreeSpec",
     "add_to_each",
     "chained_schedules",
@@ -75,10 +76,13 @@ def outside_autocast(device: str) -> Iterator[None]:
             torch.autocast_increment_nesting()
 
 
-def gradient_hooks(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
-    """Return the hooks on a parameter's gradient before and after its accumulation: they can be registered, but not listed."""
-    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return list((before or {}).values()), list((after or {}).values())
+Hooks = dict[Any, Any]
+"""A register of hooks, which torch can add to and cannot show."""
+
+
+def gradient_hooks(parameter: nn.Parameter) -> tuple[Hooks | None, Hooks | None]:
+    """Return the registers of the hooks on a parameter's gradient before and after its accumulation; None before the first."""
+    return parameter._backward_hooks, parameter._post_accumulate_grad_hooks
 
 
 def times_changed(tensor: Tensor) -> float:
@@ -91,8 +95,8 @@ def children_of(part: nn.Module) -> dict[str, nn.Module | None]:
     return part._modules
 
 
-def hooks_of(part: Any) -> list[dict[Any, Any]]:
-    """Return the registers of a module's hooks on its forward and backward pass, which cannot be listed."""
+def hooks_of(part: Any) -> list[Hooks]:
+    """Return the registers of a module's hooks on its forward and backward pass."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [vars(part)[name] for name in names] if isinstance(part, nn.Module) else []
 
