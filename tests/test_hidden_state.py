@@ -227,6 +227,22 @@ class Masked(Plain):
         return torch.optim.SGD(rates, lr=0.1)
 
 
+class ListsSomeParameters(Plain):
+    """Leaves a frozen part out of the parameters that it lists, as those who pass ``self.parameters()`` to an optimizer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(3, 2).requires_grad_(False)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return self.net.parameters(recurse)
+
+
+class NamesSomeParameters(Plain):
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return ((name, own) for name, own in super().named_parameters(*args, **kwargs) if "bias" not in name)
+
+
 HIDING = [WithLambda, WithDefault, WithHook, WithWeakReference, Masked]
 
 
@@ -234,6 +250,24 @@ HIDING = [WithLambda, WithDefault, WithHook, WithWeakReference, Masked]
 @pytest.mark.parametrize("make", HIDING)
 def test_what_refers_to_the_module_refers_to_the_clients_copy(make, engine):
     assert distance_from_plain(make, engine) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("make", [ListsSomeParameters, NamesSomeParameters])
+def test_parameters_that_a_module_does_not_list_are_federated(make, engine):
+    assert distance_from_plain(make, engine) < 1e-12
+
+
+@pytest.mark.parametrize("make", [ListsSomeParameters, NamesSomeParameters])
+def test_parameters_that_a_module_does_not_list_are_stacked(make):
+    trained = []
+    for engine in ("trainer", "stacked"):
+        torch.manual_seed(0)
+        module = make()
+        federation = FederatedOrchestrator(local=LocalTraining(engine=engine))
+        trainer(2, federation).fit(module, FederatedDataModule(Blobs(24, shuffle=False), Consecutive([8, 8, 8])))
+        trained.append(weights(module))
+    assert max(float((one - other).abs().max()) for one, other in zip(*(own.values() for own in trained), strict=True)) < 1e-6
 
 
 def test_functions_that_do_not_refer_to_the_module_are_shared():

@@ -83,7 +83,8 @@ class PythonState:
                 quiet = False
                 if isinstance(value, _HOLDERS):
                     if own is None:
-                        own = {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+                        found = parameters_of(parts_of(self._module)).values()
+                        own = {id(tensor) for tensor in (*found, *self._module.buffers())}
                     if _holds(value, own):
                         continue
                 yield (prefix, name), value
@@ -119,9 +120,9 @@ class PythonState:
         parameters = parameters_of(parts_of(self._module)).values()
         if self._hooks is None:
             self._hooks = [(hooks, dict(hooks)) for part in self._parts().values() for hooks in hooks_of(part)]
-            for parameter in parameters:
-                first, last = gradient_hooks(parameter)
-                self._gradient_hooks[id(parameter)] = dict(first or {}), dict(last or {})
+            for own in parameters:
+                first, last = gradient_hooks(own)
+                self._gradient_hooks[id(own)] = dict(first or {}), dict(last or {})
         for now, before in self._hooks:
             _restore_register(now, before)
         for parameter in parameters:

@@ -111,7 +111,7 @@ class ResidentModel:
         """
         self._preloaded = ()
         if self.builds_networks:
-            tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+            tensors = {**parameters_of(parts_of(self.module)), **dict(self.module.named_buffers())}
             if any(name not in tensors or is_lazy(tensors[name]) for name in self.server.tensors):
                 return
         view = self.view()

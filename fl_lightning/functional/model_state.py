@@ -54,7 +54,7 @@ class ModelState:
         """Return the current layout, for the copies of this module."""
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
-            trained = tuple(p.requires_grad for p in self._module.parameters())
+            trained = tuple(p.requires_grad for p in parameters_of(parts_of(self._module)).values())
             self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients)
         return self._layout
 

@@ -31,7 +31,9 @@ class ClientStack:
     def __init__(
         self, module: LightningModule, state: ModelState, starts: Sequence[Snapshot | None], own: Sequence[Tensors]
     ) -> None:
-        named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+        # A module may override 'named_parameters', and leave some out.
+        parameters = nn.Module.named_parameters(module, remove_duplicate=False)
+        named = dict[str, Tensor](parameters) | dict(module.named_buffers(remove_duplicate=False))
         self.size, self._device = len(starts), module.device
         self._names, self._floats, self._counters, local = state.names()
         others = any(start is not None for start in starts)
