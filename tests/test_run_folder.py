@@ -52,9 +52,12 @@ def test_a_lock_ends_with_its_process_even_if_a_worker_lives_on(tmp_path):
     def hold():
         os.setsid()
         with lock_folder(tmp_path):
-            forked(lambda: time.sleep(60))
-            os.write(write, b"held")
+            forked(work)
             time.sleep(60)
+
+    def work():  # writes only now that it has let go of the lock, as every forked process does at once
+        os.write(write, b"held")
+        time.sleep(60)
 
     holder = forked(hold)
     try:
