@@ -169,7 +169,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
-        self._termination = Termination()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""
@@ -202,7 +201,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         requeue_whole_rounds(trainer, self._cleanup)
-        self._termination.listen(trainer, self._cleanup)
         leave_at_exit(trainer.world_size)
         set_threads(self.local.threads, trainer, self._cleanup)
         build = self.server_optimizer or self.strategy.server_optimizer
@@ -249,7 +247,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             sampler=assembly.sampler(),
             evaluator=assembly.evaluator(federation),
             attacks=self._attack_schedule,
-            termination=self._termination,
+            termination=Termination(trainer, self._cleanup),
         )
 
     def _build_pool(self, assembly: Assembly) -> ClientPool:

@@ -21,7 +21,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.compat.torch import Hooks, children_of, gradient_hooks, hooks_of, parameters_of, parts_of
+from fl_lightning.clients.hook_registers import HookRegisters
+from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.seeding import GENERATORS, derive_seed, reseed
@@ -49,8 +50,7 @@ class PythonState:
         self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
-        self._hooks: list[tuple[Hooks, Hooks]] | None = None  # of each kind and part: now, and before a turn
-        self._gradient_hooks: dict[int, tuple[Hooks, Hooks]] = {}  # of parameters, by id, before a turn
+        self._hooks: HookRegisters | None = None  # before the first turn
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
         self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
         for key, value in self._attributes(self._parts()):
@@ -83,7 +83,7 @@ class PythonState:
                 quiet = False
                 if isinstance(value, _HOLDERS):
                     if own is None:
-                        found = parameters_of(parts_of(self._module)).values()
+                        found = parameters_of(self._module).values()
                         own = {id(tensor) for tensor in (*found, *self._module.buffers())}
                     if _holds(value, own):
                         continue
@@ -106,7 +106,8 @@ class PythonState:
             seed: the seed of the client's turn.
             kept: what :meth:`end` returned after the client's last turn.
         """
-        self._restore_hooks()
+        self._hooks = self._hooks or HookRegisters(self._module)
+        self._hooks.restore()
         parts, generators = self._restored()
         for (prefix, name), generator in generators.items():
             reseed(generator, derive_seed(seed, f"{prefix}.{name}"))
@@ -114,22 +115,6 @@ class PythonState:
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
                 setattr(parts[prefix], name, copy.deepcopy(value))
-
-    def _restore_hooks(self) -> None:
-        """Remove the hooks that earlier turns have registered, and register those again that they have removed."""
-        parameters = parameters_of(parts_of(self._module)).values()
-        if self._hooks is None:
-            self._hooks = [(hooks, dict(hooks)) for part in self._parts().values() for hooks in hooks_of(part)]
-            for own in parameters:
-                first, last = gradient_hooks(own)
-                self._gradient_hooks[id(own)] = dict(first or {}), dict(last or {})
-        for now, before in self._hooks:
-            _restore_register(now, before)
-        for parameter in parameters:
-            kept = self._gradient_hooks.get(id(parameter), ({}, {}))
-            for register, before in zip(gradient_hooks(parameter), kept, strict=True):
-                if register is not None:
-                    _restore_register(register, before)
 
     def _replaced(self) -> list[tuple[nn.Module, str, nn.Module]]:
         """Return the layers of the start that others have replaced: the part that had each, its name there, and the layer."""
@@ -221,12 +206,6 @@ class PythonState:
                 f"attribute of the module: client_state = ({renewed[0].rpartition('.')[2]!r},)."
             )
         return kept
-
-
-def _restore_register(now: Hooks, before: Hooks) -> None:
-    if now.keys() != before.keys():
-        now.clear()
-        now.update(before)
 
 
 def _parts_of(module: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from fl_lightning.compat.python import copying
-from fl_lightning.compat.torch import gradient_hooks, parameters_of, parts_of
+from fl_lightning.compat.torch import hooks_of, parameters_of
 
 _SHARED = bool | int | float | complex | str | bytes | None | type | types.ModuleType | types.FunctionType | types.MethodType
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,13 +33,13 @@ def rebound_copy(module: Module, shared: dict[int, Any]) -> Module:
     memo, references = dict(shared), _References(module)
     with copying(references.of_function, references.of_weak_reference):
         result = copy.deepcopy(module, memo)
-        theirs, mine = (parameters_of(parts_of(one)).values() for one in (module, result))
+        theirs, mine = (parameters_of(one).values() for one in (module, result))
         for parameter, own in zip(theirs, mine, strict=True):
             for name, value in vars(parameter).items():
                 vars(own).setdefault(name, copy.deepcopy(value, memo))
             if own.requires_grad:
                 at: tuple[Any, Any] = (own.register_hook, own.register_post_accumulate_grad_hook)
-                for register, hooks in zip(at, gradient_hooks(parameter), strict=True):
+                for register, hooks in zip(at, hooks_of(parameter), strict=True):
                     for hook in (hooks or {}).values():
                         register(copy.deepcopy(hook, memo))
     return result
@@ -49,7 +49,7 @@ class _References:
     """Find what refers to a module, its parts, tensors or the objects in its attributes."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._mine = {id(one) for one in (*module.modules(), *parameters_of(parts_of(module)).values(), *module.buffers())}
+        self._mine = {id(one) for one in (*module.modules(), *parameters_of(module).values(), *module.buffers())}
         for part in module.modules():
             self._mine |= {id(value) for value in vars(part).values() if not isinstance(value, _SHARED | Trainer)}
 

@@ -111,7 +111,7 @@ class ResidentModel:
         """
         self._preloaded = ()
         if self.builds_networks:
-            tensors = {**parameters_of(parts_of(self.module)), **dict(self.module.named_buffers())}
+            tensors = {**parameters_of(self.module), **dict(self.module.named_buffers())}
             if any(name not in tensors or is_lazy(tensors[name]) for name in self.server.tensors):
                 return
         view = self.view()
@@ -139,7 +139,7 @@ class ResidentModel:
         return model
 
     def _refuse_new_parameters(self, state: ModelState) -> None:
-        known, personal, parameters = self.server.tensors, self.server.layout.personal, parameters_of(parts_of(self.module))
+        known, personal, parameters = self.server.tensors, self.server.layout.personal, parameters_of(self.module)
         for name in parameters:
             if name not in known and name not in personal:
                 raise ConfigurationError(

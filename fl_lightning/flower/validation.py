@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.compat.torch import parameters_of, parts_of
+from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
@@ -83,7 +83,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
             raise WireError(
                 f"'{name}' is {came.dtype} of shape {tuple(came.shape)}, but {tensor.dtype} of {tuple(tensor.shape)} here."
             )
-    if len(model.layout.trained) != len(parameters_of(parts_of(module))):
+    if len(model.layout.trained) != len(parameters_of(module)):
         raise WireError("The layout of the server's model does not fit the model here.")
     unknown = set(model.layout.modes) - {name for name, _ in module.named_modules()}
     if unknown:

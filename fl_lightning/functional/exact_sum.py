@@ -224,10 +224,6 @@ class ExactNumber:
         self.bound += reach
         self._units += round(value * (weight * 2.0**FRACTION))
 
-    def value(self) -> float:
-        """Return the sum, correctly rounded."""
-        return self._units * 2.0**-FRACTION
-
     def move_to(self, total: ExactSum) -> None:
         """Add the sum to another of one number on the finest grid, which has none yet."""
         assert total.high is not None

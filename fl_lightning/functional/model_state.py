@@ -54,7 +54,7 @@ class ModelState:
         """Return the current layout, for the copies of this module."""
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
-            trained = tuple(p.requires_grad for p in parameters_of(parts_of(self._module)).values())
+            trained = tuple(p.requires_grad for p in parameters_of(self._module).values())
             self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients)
         return self._layout
 
@@ -64,7 +64,7 @@ class ModelState:
     def follow(self, layout: ModelLayout) -> None:
         """Freeze and unfreeze this copy's parameters as the server's are, and use the same modes and layout."""
         parts = parts_of(self._module)
-        for parameter, trained in zip(parameters_of(parts).values(), layout.trained, strict=True):
+        for parameter, trained in zip(parameters_of(self._module, parts).values(), layout.trained, strict=True):
             if parameter.requires_grad is not trained:
                 parameter.requires_grad_(trained)
         for name, part in parts.items():

@@ -85,7 +85,7 @@ class Sums:
         self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
         self._grids = dict(grids or {})
         self._sums: dict[tuple[str, int], _Vector] = {}
-        self._numbers: dict[tuple[str, int], ExactNumber] = {}  # not yet among them: tensors of one number take far longer
+        self._numbers: dict[tuple[str, int], ExactNumber] = {}  # not yet among them: adding to a tensor of one takes longer
 
     def add(self, name: str, values: Tensor | float, weight: float = 1.0) -> None:
         """Add ``weight * values`` to the sum of that name; the first summand sets its size.
@@ -146,13 +146,7 @@ class Sums:
 
     def scalar(self, name: str) -> float:
         """Return the sum of that name as a number; 0 if nothing was added."""
-        if any(known == name for known, _ in self._sums):
-            return float(self.value(name))
-        found = [(tier, number.value()) for (known, tier), number in self._numbers.items() if known == name]
-        total = 0.0
-        for tier, value in sorted(found):
-            total += value * 2.0 ** (-_TIER * tier)
-        return total
+        return float(self.value(name)) if any(known == name for known, _ in self._vectors()) else 0.0
 
     def sizes(self) -> dict[str, int]:
         """Return the length of each sum, by name."""

@@ -209,8 +209,7 @@ class FederationRound(Cohort):
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))
         update = self._arrived(update)
-        if self._counters.numel():
-            self._counters = torch.maximum(self._counters, update.snapshot.counters)
+        self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
         return self._buffer.add(update)

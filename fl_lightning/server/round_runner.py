@@ -65,14 +65,14 @@ class RoundRunner:
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
         trainer, comm = self._federation.trainer, self._federation.comm
-        self._termination.agree(trainer, comm, raises=True)
+        self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             jobs = self._round(module)
             scores = self._evaluator.end_round(trainer.current_epoch, jobs)
         figures = client_figures(self._settings, scores)
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
-        self._termination.agree(trainer, comm, raises=False)
+        self._termination.agree(comm, raises=False)
 
     def conclude(self) -> None:
         """Compare the final model with the clients' own models."""

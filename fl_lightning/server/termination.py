@@ -17,30 +17,25 @@ from fl_lightning.compat.signals import note_sigterm, on_sigterm
 
 
 class Termination:
-    """Note SIGTERM on this rank, and tell the others between rounds."""
+    """Note SIGTERM on this rank during a fit, and tell the others between rounds; a single rank ends as Lightning does.
 
-    def __init__(self) -> None:
-        self._asked = False
+    Args:
+        trainer: the user's Trainer, before it takes over signals.
+        cleanup: an exit stack that gives the signal back to the Trainer.
+    """
 
-    def listen(self, trainer: Trainer, cleanup: ExitStack) -> None:
-        """Listen to the signal during a fit on several ranks; a single one ends as Lightning does.
-
-        Args:
-            trainer: the user's Trainer, before it takes over signals.
-            cleanup: an exit stack that ends the listening.
-        """
-        self._asked = False
+    def __init__(self, trainer: Trainer, cleanup: ExitStack) -> None:
+        self._trainer, self._asked = trainer, False
         if trainer.world_size > 1:
             cleanup.callback(on_sigterm(trainer, self._ask))
 
     def _ask(self) -> None:
         self._asked = True
 
-    def agree(self, trainer: Trainer, comm: Collectives, raises: bool) -> None:
+    def agree(self, comm: Collectives, raises: bool) -> None:
         """End the run on all ranks if one of them has been told to; every rank must call this at the same points of a round.
 
         Args:
-            trainer: the user's Trainer.
             comm: the ranks.
             raises: whether to end at once, and not at the next point where a Trainer would.
 
@@ -49,8 +44,8 @@ class Termination:
         """
         if comm.size == 1:
             return
-        asked = torch.tensor([self._asked], dtype=torch.int64, device=trainer.strategy.root_device)
+        asked = torch.tensor([self._asked], dtype=torch.int64, device=self._trainer.strategy.root_device)
         if comm.elementwise_maximum(asked).item():
-            note_sigterm(trainer)
+            note_sigterm(self._trainer)
             if raises:
                 raise SIGTERMException

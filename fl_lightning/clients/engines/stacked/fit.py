@@ -29,7 +29,7 @@ from fl_lightning.clients.metrics import scalar_metrics
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.compat.torch import parameters_of, parts_of
+from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import EngineError
 from fl_lightning.rules.base import ClientRule, LocalStart
 
@@ -124,7 +124,7 @@ class StackedFit:
         optimizers, configs = configured_optimizers(self._module)
         if not any(config.reduce_on_plateau for config in configs):  # otherwise StackedOptimizer refuses
             mover.move(optimizers, configs, plan, num_batches, lambda config, epoch, step: config.scheduler.step())
-        named = parameters_of(parts_of(self._module))
+        named = parameters_of(self._module)
         stacked = {id(named[name]): tensor for name, tensor in self._stack.parameters.items()}
         decay = self._local.lr_decay ** self._jobs[0].job.round_idx
         mu = sum(rule.strength(None) for rule in self._settings.rules)
