@@ -167,8 +167,10 @@ def test_other_samplers_are_seeded_by_the_turn():
 
 
 def test_own_sets_beside_streams():
+    """The same as datasets of the same examples: FedLoss weighs by the loss on the clients' own sets."""
     val = {name: TensorDataset(*blobs(5, seed)) for seed, name in enumerate("ab")}
-    fitted(streams(), strategy=FedLoss(), data={"val": val})
+    streamed, known = (fitted(clients, strategy=FedLoss(), data={"val": val}) for clients in (streams(), shares()))
+    assert same_bits(streamed, known)
 
 
 def test_without_a_federation_the_streams_are_read_one_after_another():
