@@ -9,13 +9,18 @@ import torch
 from command_line import small
 from federations import Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelCheckpoint,
     ModelPruning,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
+    TQDMProgressBar,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,6 +33,7 @@ from fl_lightning import (
     FederationCallback,
     FlowerPool,
     IIDPartitioner,
+    LocalTraining,
     ServerEvaluation,
 )
 
@@ -41,6 +47,8 @@ REFUSED = {
     "GradientAccumulationScheduler would accumulate rounds": lambda: GradientAccumulationScheduler({1: 2}),
     "ModelPruning would prune the server's weights": lambda: ModelPruning("l1_unstructured", amount=0.5),
     "StochasticWeightAveraging updates BatchNorm's statistics": lambda: StochasticWeightAveraging(0.1),
+    "SpikeDetection would look for the loss of a training step": lambda: SpikeDetection(),
+    "ThroughputMonitor would measure batches of examples": lambda: ThroughputMonitor(batch_size_fn=len),
 }
 
 
@@ -48,6 +56,24 @@ REFUSED = {
 def test_callbacks_that_act_on_steps(message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(batchnorm=True), 2, REFUSED[message]())
+
+
+AT_CLIENTS = {
+    "ModelCheckpoint, which writes checkpoints": lambda: ModelCheckpoint(),
+    "OnExceptionCheckpoint, which writes checkpoints": lambda: OnExceptionCheckpoint("."),
+    "TQDMProgressBar, which shows progress": lambda: TQDMProgressBar(),
+    "LearningRateFinder, which would tune each client anew": lambda: LearningRateFinder(),
+    "BatchSizeFinder, which would tune each client anew": lambda: BatchSizeFinder(),
+    "BackboneFinetuning, which freezes layers at the start of each turn": lambda: BackboneFinetuning(),
+}
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+@pytest.mark.parametrize("message", AT_CLIENTS)
+def test_callbacks_that_a_client_does_not_serve(message, engine):
+    local = LocalTraining(engine=engine, callbacks=[AT_CLIENTS[message]()])
+    with pytest.raises(ConfigurationError, match=f"^'federation.local.callbacks' contains {message}"):
+        federate(Plain(), 1, local=local)
 
 
 class Tuned(Plain):

@@ -43,7 +43,7 @@ from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_met
 from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.server.checks.tools import (
-    refuse_finetuning,
+    refuse_client_callbacks,
     refuse_other_package,
     refuse_tools,
     require_whole_models,
@@ -181,7 +181,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if not self.enabled:
             return
         refuse_tools(trainer, pl_module, remote=self.pool is not None)
-        refuse_finetuning(self.local)
+        refuse_client_callbacks(self.local)
         data = federated_data(trainer)
         refuse_outer_flags(trainer)
         require_whole_models(trainer)

@@ -6,11 +6,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
+    Checkpoint,
     GradientAccumulationScheduler,
     LearningRateFinder,
     ModelPruning,
+    ProgressBar,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -25,6 +29,18 @@ _REFUSED = {
     "counts the clients' batches.",
     ModelPruning: "would prune the server's weights, but the clients' updates would not follow its masks. Prune "
     "after the federation.",
+    SpikeDetection: "would look for the loss of a training step, but a round has none. Put it into "
+    "'federation.local.callbacks', where it sees the clients' steps.",
+    ThroughputMonitor: "would measure batches of examples, but a batch of the federation's Trainer is a round. See "
+    "'federation/seconds' and 'client_seconds/<client>' in the log.",
+}
+_REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
+    Checkpoint: "writes checkpoints, but a client's Trainer writes none. Remove it; a ModelCheckpoint among the federation's "
+    "own callbacks saves the federation after a round.",
+    ProgressBar: "shows progress, but a client's Trainer shows none. Remove it; FederationProgressBar among the federation's "
+    "own callbacks shows rounds and clients.",
+    _TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
+    "centralized module once, before the first round.",
 }
 
 
@@ -66,18 +82,21 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
         )
 
 
-def refuse_finetuning(local: LocalTraining) -> None:
-    """Refuse callbacks at the clients that freeze layers before training and thaw them once, at an epoch of the whole training.
+def refuse_client_callbacks(local: LocalTraining) -> None:
+    """Refuse callbacks that a client's Trainer does not serve, or whose effect would differ from their purpose.
 
     Raises:
         ConfigurationError: naming the callback, and what to do instead.
     """
-    for callback in local.callbacks or () if local.progress == "run" else ():
-        if isinstance(callback, BaseFinetuning):
+    for callback in local.callbacks or ():
+        contains = f"'federation.local.callbacks' contains {type(callback).__name__}, which"
+        for kind, reason in _REFUSED_AT_CLIENTS.items():
+            if isinstance(callback, kind):
+                raise ConfigurationError(f"{contains} {reason}")
+        if isinstance(callback, BaseFinetuning) and local.progress == "run":
             raise ConfigurationError(
-                f"'federation.local.callbacks' contains {type(callback).__name__}, which freezes layers at the start of each "
-                "turn and thaws them in a single one. Use TransferLearning among the federation's own callbacks, or set "
-                "'federation.local.progress' to 'round'."
+                f"{contains} freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning "
+                "among the federation's own callbacks, or set 'federation.local.progress' to 'round'."
             )
 
 

@@ -111,7 +111,7 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
         if isinstance(part, nn.RReLU | nn.AlphaDropout | nn.FeatureAlphaDropout):
             raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
     settings = {
-        "callbacks": local.callbacks,
+        "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
         "detect_anomaly": local.detect_anomaly or detect_anomaly,
         "precision": precision if precision.endswith("mixed") else "",  # autocast has no effect inside vmap
