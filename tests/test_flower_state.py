@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, ServerLink, _patient, installed_version
+from fl_lightning.compat.flower import TESTED, ServerLink, installed_version
 from fl_lightning.compat.flower_records import as_parts, as_record
+from fl_lightning.compat.flower_runtime import patient
 
 pytestmark = [
     pytest.mark.flower,
@@ -126,7 +127,7 @@ def test_a_superlink_that_was_lost_and_found_is_noticed_once():
             raise failures.pop()
         return "answer"
 
-    policy = _patient(5.0, link._note)
+    policy = patient(5.0, link._note)
     policy.wait_function = lambda seconds: None
     assert policy.invoke(call) == "answer"
     assert link.recovered()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,16 +19,16 @@ from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
 from fl_lightning.clients.switches import set_switches, switches_of
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.turn_progress import TurnProgress
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
 from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
-from fl_lightning.rules.sgd import StepTrace, describe, plain, sgd_settings
+from fl_lightning.rules.sgd import StepTrace, describe, plain
 from fl_lightning.types import Snapshot
 
 
@@ -40,12 +38,9 @@ class ClientSession(Callback):
     Args:
         resident: the module that clients train.
         rules: the rules that change the clients' gradients, in order.
-        lr_decay: the factor on the learning rates per round.
+        progress: takes a fit to its place in the whole training; by default, each fit is a training of its own.
         deadline: the time limit of a fit in seconds, checked between steps; None for no limit.
         private: the callback that makes steps private, or None.
-        keeps_optimizer: whether the client keeps the state of its optimizers until its next turn.
-        place: a function that sets the epoch and the step of a fit, given the Trainer or what stands in for it.
-        limit: a function that sets the epoch and the step before which the fit ends.
     """
 
     def __init__(
@@ -53,17 +48,12 @@ class ClientSession(Callback):
         resident: ResidentModel,
         *,
         rules: Sequence[ClientRule] = (),
-        lr_decay: float = 1.0,
+        progress: TurnProgress | None = None,
         deadline: float | None = None,
         private: PrivateSteps | None = None,
-        keeps_optimizer: bool = False,
-        place: Callable[[Any, int, int], None] | None = None,
-        limit: Callable[[Any, float, float], None] | None = None,
     ) -> None:
         self._resident, self._rules, self._private = resident, rules, private
-        self._lr_decay, self._deadline = lr_decay, deadline
-        self._keeps_optimizer, self._place, self._limit = keeps_optimizer, place, limit
-        self._mover = ScheduleMover()
+        self._progress, self._deadline = progress or TurnProgress(), deadline
         self._step: ListeningStep | None = None
         self._may_rest = any(type(rule).resting is not ClientRule.resting for rule in rules)
         self._warned = False
@@ -76,11 +66,11 @@ class ClientSession(Callback):
     def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
         self._job, self._plan = job, plan or TurnPlan()
-        self._first_step, self._first_epoch, self._last_epoch = 0, 0, math.inf
         self._before = kept_training.unpack(job.kept[kept_training.NAME]) if kept_training.NAME in job.kept else {}
         self._kept: dict[str, Any] = {}
+        self._progress.begin(job.job, self._plan, self._before)
         self._resident.python.begin(job.seed, self._before.get("attributes", {}))
-        self._pull, self._most = job.job.pull, math.inf
+        self._pull = job.job.pull
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
@@ -113,7 +103,7 @@ class ClientSession(Callback):
         return Trained(
             job=job,
             model=sent or model,
-            num_steps=steps - self._first_step - self._skipped,
+            num_steps=steps - self._progress.first_step - self._skipped,
             train_loss=float(torch.stack(self._losses).double().mean()) if self._losses else None,
             metrics={**metrics, **figures},
             normalizer=None if coefficients is None else coefficients.normalizer,
@@ -175,8 +165,9 @@ class ClientSession(Callback):
             rule.join_optimizers([plain(optimizer) for optimizer in trainer.optimizers], self._client.parameters(), terms)
         losses = sum(part.mu for part in parts_of(pl_module).values() if isinstance(part, ProximalLoss))
         self._trace.mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
-        self._continue(trainer, pl_module)
-        self._limit_work(trainer)
+        self._progress.enter(trainer, pl_module)
+        if self._plan.progress is not None:
+            self._trace.refer_to(trainer.optimizers)
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau and config.strict:
                 config.strict = False
@@ -188,100 +179,14 @@ class ClientSession(Callback):
                     )
                     self._warned = True
 
-    def _continue(self, trainer: Trainer, module: LightningModule) -> None:
-        """Move optimizers, schedulers and the counts of epochs and steps to the beginning of the turn."""
-        job, batches = self._job.job, trainer.num_training_batches
-        optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
-        kept = self._before
-        epoch, step = self._plan.first(batches)
-        decayed = 1.0
-        if "optimizers" in kept and self._keeps_optimizer:
-            kept_training.restore_optimizers(kept["optimizers"], optimizers)
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            if scaler is not None and kept["scaler"]:
-                scaler.load_state_dict(kept["scaler"])
-        if self._plan.progress is None:
-            step = 0
-        elif self._is_counted(trainer, module):
-            counted = not module.automatic_optimization or batches == math.inf
-            step = kept.get("steps", 0) if counted else step
-            if "schedules" in kept:
-                restore(kept["schedules"], optimizers, configs)
-                decayed = kept["decayed"]
-        else:
-            self._advance_schedules(trainer, module)
-        if self._plan.progress is not None:
-            self._move(trainer, epoch, step)
-            self._first_step, self._first_epoch = step, epoch
-            if self._plan.epochs != -1:
-                self._last_epoch = epoch + self._plan.epochs
-        factor = self._lr_decay**job.round_idx
-        scale_rates(optimizers, configs, factor / decayed)
-        if self._keeps_optimizer:
-            plain_ones = [plain(optimizer) for optimizer in optimizers]
-            self._settings = kept_training.ChangedSettings(plain_ones, bool(configs), factor, kept.get("settings"))
-        if self._plan.progress is not None and optimizers and sgd_settings(optimizers[0]) is not None:
-            group = optimizers[0].param_groups[0]
-            self._trace.reference = float(group.get("initial_lr", group["lr"]))
-
-    @staticmethod
-    def _is_counted(trainer: Trainer, module: LightningModule) -> bool:
-        """Return whether steps or schedules cannot be computed, but are counted in each client's turns.
-
-        They cannot for manual optimization, for a stream of unknown length, and for a schedule that follows a metric.
-        """
-        unknown = not module.automatic_optimization or trainer.num_training_batches == math.inf
-        return unknown or any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-
-    def _advance_schedules(self, trainer: Trainer, module: LightningModule) -> None:
-        """Step the new schedulers up to the beginning of the turn, by the module's own method if it has one."""
-        own, batches = is_overridden("lr_scheduler_step", module), trainer.num_training_batches
-
-        def advance(config: Any, epoch: int, step: int) -> None:
-            self._move(trainer, epoch, step)  # for what the schedule may read
-            if own:
-                module.lr_scheduler_step(config.scheduler, None)
-            else:
-                config.scheduler.step()
-
-        known = int(batches) if batches != math.inf else 0
-        self._mover.move(trainer.optimizers, trainer.lr_scheduler_configs, self._plan, known, advance)
-
-    def _move(self, trainer: Trainer, epoch: int, step: int) -> None:
-        assert self._place is not None
-        self._place(trainer, epoch, step)
-
-    def _limit_work(self, trainer: Trainer) -> None:
-        """Set the step at which the turn ends."""
-        slowness, batches = self._job.job.slowness, trainer.num_training_batches
-        most = math.inf
-        if slowness > 1:
-            most = max(1, int(self._plan.steps(batches, whole=False) / slowness))
-        if self._plan.progress is not None and self._plan.max_steps != -1:
-            most = min(most, self._plan.max_steps)
-        self._most = self._first_step + most
-        if self._limit is not None:
-            self._limit(trainer, self._last_epoch, self._most)
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""
-        if trainer.current_epoch + 1 >= self._last_epoch:
+        if trainer.current_epoch + 1 >= self._progress.last_epoch:
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep what cannot be computed before the client's next turn."""
-        state: dict[str, Any] = {}
-        if self._keeps_optimizer:
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
-            state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
-            state |= {"settings": self._settings.end()}
-        configs = trainer.lr_scheduler_configs
-        if self._plan.progress is not None and self._is_counted(trainer, pl_module):
-            state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.job.round_idx}
-            if configs:
-                state["schedules"] = state_of(trainer.optimizers, configs)
-        self._kept |= state
+        self._kept |= self._progress.leave(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -291,14 +196,14 @@ class ClientSession(Callback):
         Raises:
             ClientError: if the deadline has passed.
         """
-        if trainer.global_step >= self._most:
+        if trainer.global_step >= self._progress.last_step:
             trainer.should_stop = True
         elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:
             raise ClientError(
                 f"Its training was not finished after {time.perf_counter() - self._begun:.1f} s, but "
                 f"'federation.faults.deadline' is {self._deadline}. Raise it, or let clients do fewer steps."
             )
-        if self._read is not None and trainer.current_epoch == self._first_epoch:
+        if self._read is not None and trainer.current_epoch == self._progress.first_epoch:
             self._read += extract_batch_size(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
@@ -313,7 +218,7 @@ class ClientSession(Callback):
             return
         self._trace.note(plain(optimizer) if len(trainer.optimizers) == 1 else None)
         if self._may_rest:
-            self._rest(trainer.current_epoch - self._first_epoch)
+            self._rest(trainer.current_epoch - self._progress.first_epoch)
         if not self._terms:
             return
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.

@@ -1,5 +1,6 @@
-"""Use Flower as a transport of bytes. Everything private of flwr is here, for the minor version in ``pyproject.toml``.
+"""Use Flower as a transport of bytes.
 
+Everything private of flwr is in this module and its neighbours ``flower_*``, for the minor version in ``pyproject.toml``.
 Each function says what of Flower it stands in for. Messages are opaque bytes: no content is pickled, and the app bundle that
 Flower requires of a run is a stub without code, which neither side unpacks.
 """
@@ -7,12 +8,13 @@ Flower requires of a run is a stub without code, which neither side unpacks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.compat.flower_records import as_parts, as_record
+from fl_lightning.compat.flower_runtime import acquired, heartbeat, patient, runtime
 
 TESTED = (1, 41)
 """The minor version of flwr whose private names are used here."""
@@ -24,7 +26,6 @@ ONLINE = "online"
 _FAREWELL = 1.5
 """The seconds for which the end of a run waits for the SuperLink, twice."""
 _TYPE = "train"
-_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _STUB = b"""[project]
 name = "fl-lightning"
 version = "0.1.0"
@@ -57,26 +58,6 @@ def installed_version() -> tuple[int, ...] | None:
         return tuple(int(part) for part in version("flwr").split(".")[:2])
     except PackageNotFoundError:
         return None
-
-
-def _patient(seconds: float, tell: Callable[[Any], None] | None = None) -> Any:
-    """Return a retry policy that gives up, in place of Flower's, which retries forever and interrupts the process.
-
-    Args:
-        seconds: the seconds after which it gives up.
-        tell: is called after each success, with the number of attempts as ``tries``.
-    """
-    import httpx
-    from flwr.supercore.retry import RetryInvoker, exponential
-
-    def final(error: Exception) -> bool:
-        return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (502, 503, 504)
-
-    recoverable = (httpx.TransportError, httpx.HTTPStatusError)
-    return RetryInvoker(lambda: exponential(max_delay=5), recoverable, None, seconds, on_success=tell, should_giveup=final)
-
-
-# ---------------------------------------------------------------- the server's end
 
 
 @dataclass(frozen=True)
@@ -202,7 +183,7 @@ class ServerLink:
 
         self._grid = HttpGrid(address, False, certificate, token=token)
         self._recovered = False
-        self._grid._retry_invoker = _patient(patience, self._note)
+        self._grid._retry_invoker = patient(patience, self._note)
         self._heartbeat = heartbeat(self._grid._runtime_client)
         given = self._grid._runtime_client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
@@ -276,53 +257,6 @@ class ServerLink:
         self._heartbeat._stop_event.set()  # without waiting for a heartbeat under way
         self._grid.close()
         self.control.close()
-
-
-# ---------------------------------------------------------------- both ends
-
-
-def runtime(address: str, certificate: bytes | None, secret: bytes, component: str, token: str = "") -> Any:
-    """Return a client of a Runtime API, without TLS if there is no certificate, which only loopback allows."""
-    from flwr.supercore.interceptors import (
-        RuntimeTokenHttpInterceptor,
-        RuntimeVersionHttpInterceptor,
-        SuperExecAuthHttpInterceptor,
-    )
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=[_ACQUIRE])
-    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name=component)]
-    interceptors.append(RuntimeTokenHttpInterceptor(token) if token else signed)
-    return RuntimeHttpClient.from_server_address(
-        server_address=address,
-        insecure=certificate is None,
-        root_certificates=certificate,
-        interceptors=interceptors,
-        retry_invoker=_patient(30.0),
-    )
-
-
-def acquired(client: Any, kind: Any) -> tuple[int, str] | None:
-    """Acquire a task, and return its run's id and its token; None if there is none."""
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-
-    got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-    return (int(got.task.run_id), got.token) if got.HasField("task") and got.token else None
-
-
-def heartbeat(client: Any) -> Any:
-    """Start to tell that this process works on its task. Failures show in the next call of the client, not here."""
-    from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
-    from flwr.supercore.heartbeat import HeartbeatSender
-
-    def beat() -> bool:
-        with suppress(Exception):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        return True
-
-    sender = HeartbeatSender(beat)
-    sender.start()
-    return sender
 
 
 # ---------------------------------------------------------------- the SuperLink

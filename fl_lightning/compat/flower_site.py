@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from fl_lightning.compat.flower import acquired, heartbeat, prepare_environment, runtime
+from fl_lightning.compat.flower import prepare_environment
 from fl_lightning.compat.flower_records import as_parts, as_record
+from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
 
 @dataclass(frozen=True)

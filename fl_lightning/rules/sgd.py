@@ -69,6 +69,12 @@ class StepTrace:
         self._counts: list[int] = []
         self._last: tuple[Any, ...] | None = None
 
+    def refer_to(self, optimizers: Sequence[Any]) -> None:
+        """Let steps count in proportion to the first rate of the first optimizer, if that is SGD."""
+        if optimizers and sgd_settings(optimizers[0]) is not None:
+            group = optimizers[0].param_groups[0]
+            self.reference = float(group.get("initial_lr", group["lr"]))
+
     def note(self, optimizer: Optimizer | None) -> None:
         """Note a step of an optimizer with its current settings; None for a step that has no rule."""
         groups = [] if optimizer is None else optimizer.param_groups

@@ -13,6 +13,7 @@ from fl_lightning.clients.engines.base import EngineJob, EngineSettings, Trained
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.clients.turn_progress import TurnProgress
 from fl_lightning.functional.seeding import isolated_rng
 
 
@@ -31,15 +32,14 @@ class SequentialEngine(ABC):
 
     def __init__(self, resident: ResidentModel, settings: EngineSettings) -> None:
         self.resident, self.settings = resident, settings
-        self.session = ClientSession(
-            resident,
-            rules=settings.rules,
+        progress = TurnProgress(
             lr_decay=settings.local.lr_decay,
-            deadline=settings.deadline,
-            private=settings.private,
             keeps_optimizer=settings.local.optimizer_state == "kept",
             place=self._place,
             limit=self._limit,
+        )
+        self.session = ClientSession(
+            resident, rules=settings.rules, progress=progress, deadline=settings.deadline, private=settings.private
         )
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:

@@ -1,0 +1,145 @@
+"""Take a client's fit to its place in the whole training, and end it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fl_lightning.clients import kept_training
+from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
+from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.messages import ClientJob
+from fl_lightning.rules.sgd import plain
+
+
+class TurnProgress:
+    """Set optimizers, schedules, epochs and steps to where a client's turn begins, and keep what its next turn cannot compute.
+
+    Args:
+        lr_decay: the factor on the learning rates per round.
+        keeps_optimizer: whether the client keeps the state of its optimizers until its next turn.
+        place: a function that sets the epoch and the step of a fit, given the Trainer or what stands in for it.
+        limit: a function that sets the epoch and the step before which the fit ends.
+
+    Attributes:
+        first_step: the step at which the turn begins.
+        first_epoch: the epoch at which the turn begins.
+        last_epoch: the epoch before which the turn ends; infinite for no limit.
+        last_step: the step before which the turn ends; infinite for no limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        lr_decay: float = 1.0,
+        keeps_optimizer: bool = False,
+        place: Callable[[Any, int, int], None] | None = None,
+        limit: Callable[[Any, float, float], None] | None = None,
+    ) -> None:
+        self._lr_decay, self._keeps_optimizer = lr_decay, keeps_optimizer
+        self._place, self._limit = place, limit
+        self._mover = ScheduleMover()
+
+    def begin(self, job: ClientJob, plan: TurnPlan, kept: Mapping[str, Any]) -> None:
+        """Prepare for the next fit.
+
+        Args:
+            job: the turn.
+            plan: its epochs and steps, and their place in the whole training.
+            kept: what :meth:`leave` returned at the end of the client's last turn; empty before the first.
+        """
+        self._job, self._plan, self._before = job, plan, kept
+        self.first_step, self.first_epoch = 0, 0
+        self.last_epoch = self.last_step = math.inf
+
+    def enter(self, trainer: Trainer, module: LightningModule) -> None:
+        """Move optimizers, schedules and the counts of epochs and steps to the beginning of the turn, and set its end."""
+        optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
+        if "optimizers" in self._before and self._keeps_optimizer:
+            kept_training.restore_optimizers(self._before["optimizers"], optimizers)
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            if scaler is not None and self._before["scaler"]:
+                scaler.load_state_dict(self._before["scaler"])
+        decayed = 1.0 if self._plan.progress is None else self._continue(trainer, module)
+        factor = self._lr_decay**self._job.round_idx
+        scale_rates(optimizers, configs, factor / decayed)
+        if self._keeps_optimizer:
+            plain_ones = [plain(optimizer) for optimizer in optimizers]
+            self._settings = kept_training.ChangedSettings(plain_ones, bool(configs), factor, self._before.get("settings"))
+        self._limit_work(trainer)
+
+    def _continue(self, trainer: Trainer, module: LightningModule) -> float:
+        """Continue from the place in the whole training, and return the decay that the rates already have."""
+        batches, kept, decayed = trainer.num_training_batches, self._before, 1.0
+        epoch, step = self._plan.first(batches)
+        if self._is_counted(trainer, module):
+            counted = not module.automatic_optimization or batches == math.inf
+            step = kept.get("steps", 0) if counted else step
+            if "schedules" in kept:
+                restore(kept["schedules"], trainer.optimizers, trainer.lr_scheduler_configs)
+                decayed = kept["decayed"]
+        else:
+            self._advance_schedules(trainer, module)
+        self._move(trainer, epoch, step)
+        self.first_step, self.first_epoch = step, epoch
+        if self._plan.epochs != -1:
+            self.last_epoch = epoch + self._plan.epochs
+        return decayed
+
+    @staticmethod
+    def _is_counted(trainer: Trainer, module: LightningModule) -> bool:
+        """Return whether steps or schedules cannot be computed, but are counted in each client's turns.
+
+        They cannot for manual optimization, for a stream of unknown length, and for a schedule that follows a metric.
+        """
+        unknown = not module.automatic_optimization or trainer.num_training_batches == math.inf
+        return unknown or any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+
+    def _advance_schedules(self, trainer: Trainer, module: LightningModule) -> None:
+        """Step the new schedulers up to the beginning of the turn, by the module's own method if it has one."""
+        own, batches = is_overridden("lr_scheduler_step", module), trainer.num_training_batches
+
+        def advance(config: Any, epoch: int, step: int) -> None:
+            self._move(trainer, epoch, step)  # for what the schedule may read
+            if own:
+                module.lr_scheduler_step(config.scheduler, None)
+            else:
+                config.scheduler.step()
+
+        known = int(batches) if batches != math.inf else 0
+        self._mover.move(trainer.optimizers, trainer.lr_scheduler_configs, self._plan, known, advance)
+
+    def _move(self, trainer: Trainer, epoch: int, step: int) -> None:
+        assert self._place is not None
+        self._place(trainer, epoch, step)
+
+    def _limit_work(self, trainer: Trainer) -> None:
+        """Set the step at which the turn ends."""
+        slowness, batches = self._job.slowness, trainer.num_training_batches
+        most = math.inf
+        if slowness > 1:
+            most = max(1, int(self._plan.steps(batches, whole=False) / slowness))
+        if self._plan.progress is not None and self._plan.max_steps != -1:
+            most = min(most, self._plan.max_steps)
+        self.last_step = self.first_step + most
+        if self._limit is not None:
+            self._limit(trainer, self.last_epoch, self.last_step)
+
+    def leave(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+        """Return what cannot be computed before the client's next turn."""
+        state: dict[str, Any] = {}
+        if self._keeps_optimizer:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
+            state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
+            state |= {"settings": self._settings.end()}
+        configs = trainer.lr_scheduler_configs
+        if self._plan.progress is not None and self._is_counted(trainer, module):
+            state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.round_idx}
+            if configs:
+                state["schedules"] = state_of(trainer.optimizers, configs)
+        return state
