@@ -12,22 +12,15 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
+from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, refuse_hooks, sized
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.own_loaders import OwnLoaders, known_size, reads_alone
-from fl_lightning.data.views import TRANSFER_HOOKS
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, offsets
 from fl_lightning.partitioners.base import Partitioner
 
-Source = Any
-"""A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
-OTHER_PACKAGE = (
-    "fl_lightning works with the package 'lightning', whose classes are not those of 'pytorch_lightning': import from "
-    "'lightning.pytorch' instead of 'pytorch_lightning'."
-)
-"""What to do about objects of the other package."""
 _LOADERS = {"validation": "val_dataloader", "test": "test_dataloader"}
 _SHARED = ("batch_size", "collate_fn", "drop_last", "num_workers", "pin_memory", "worker_init_fn", "timeout")
 """The settings of loaders that all clients share."""
@@ -82,11 +75,11 @@ class ClientSets(LightningDataModule):
             if given is None and not self._of_modules(f"{part}_dataloader"):
                 name = f"{part}_dataloader"
                 vars(self)[name] = getattr(super(), name)  # lets Lightning see that this loader is missing
-        _refuse_hooks(self.clients)
+        refuse_hooks(self.clients)
 
     def _of_modules(self, loader: str) -> bool:
         """Return whether every client is a datamodule that provides a loader."""
-        return all(_is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
+        return all(is_module(s) and is_overridden(loader, s, LightningDataModule) for s in self.clients.values())
 
     @property
     def origin(self) -> str:
@@ -98,7 +91,7 @@ class ClientSets(LightningDataModule):
     def prepare_data(self) -> None:
         """Let the clients' datamodules download."""
         for source in self.clients.values():
-            if _is_module(source):
+            if is_module(source):
                 source.prepare_data()
 
     def setup(self, stage: str) -> None:
@@ -111,7 +104,7 @@ class ClientSets(LightningDataModule):
             return
         tests = self._of_modules("test_dataloader")
         for source in self.clients.values():
-            if _is_module(source):
+            if is_module(source):
                 source.trainer = self.trainer
                 for needed in ("fit", *(("test",) if tests else ())):
                     source.setup(needed)
@@ -130,15 +123,15 @@ class ClientSets(LightningDataModule):
         self._arrange(parts, first, isinstance(first.sampler, RandomSampler))
 
     def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
-        given = source.train_dataloader() if _is_module(source) else source
+        given = source.train_dataloader() if is_module(source) else source
         if isinstance(given, Mapping | CombinedLoader):
             raise DataError(
                 f"'train_dataloader' of client '{name}' returns a {type(given).__name__} of loaders, but a client trains on a "
                 "single one. Return one DataLoader, over a dataset that joins the examples."
             )
-        streams = isinstance(_dataset(given), IterableDataset)
+        streams = isinstance(dataset_of(given), IterableDataset)
         if not streams:
-            _sized(name, _dataset(given))
+            sized(name, dataset_of(given))
         if isinstance(given, DataLoader):
             return given
         return DataLoader(given, shuffle=False if streams else self._shuffle, **self._own)
@@ -160,9 +153,9 @@ class ClientSets(LightningDataModule):
         loader = _LOADERS[part]
         if isinstance(given, Mapping):
             by_name = {str(name): own for name, own in given.items()}
-            return [_sized(name, _dataset(by_name[name])) for name in self.names]
+            return [sized(name, dataset_of(by_name[name])) for name in self.names]
         if given is None and self._of_modules(loader):
-            return [_sized(name, _dataset(getattr(source, loader)())) for name, source in self.clients.items()]
+            return [sized(name, dataset_of(getattr(source, loader)())) for name, source in self.clients.items()]
         return []
 
     def _arrange(self, parts: Mapping[str, list[Any]], first: DataLoader[Any], shuffle: bool) -> None:
@@ -177,7 +170,7 @@ class ClientSets(LightningDataModule):
             begin += sum(sizes)
         shared = {name: getattr(first, name) for name in _SHARED}
         shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
-        self._loader = DataLoader(_joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
+        self._loader = DataLoader(joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
 
     def own_loaders(self) -> OwnLoaders | None:
         """Return the clients' data if they are read by loaders of their own; None if they are arranged as one set.
@@ -248,7 +241,7 @@ class ClientSets(LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Let the clients' datamodules clean up."""
         for source in self.clients.values():
-            if _is_module(source):
+            if is_module(source):
                 source.teardown(stage)
 
 
@@ -263,49 +256,3 @@ class OwnSets(Partitioner):
     def partition(self, num_examples: int, labels: Tensor | None) -> Partition:
         """Return the clients' ranges; see :meth:`Partitioner.partition`."""
         return self._sets.partition
-
-
-def _refuse_hooks(clients: Mapping[str, Source]) -> None:
-    for name, source in clients.items():
-        if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(source).__mro__):
-            raise ConfigurationError(f"The data of client '{name}' are a {type(source).__name__}. {OTHER_PACKAGE}")
-        hooks = [h for h in TRANSFER_HOOKS if _is_module(source) and is_overridden(h, source, LightningDataModule)]
-        if hooks:
-            raise ConfigurationError(
-                f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
-                "LightningModule, or into the dataset."
-            )
-
-
-def _is_module(source: Source) -> bool:
-    return isinstance(source, LightningDataModule)
-
-
-def _dataset(given: Any) -> Any:
-    return given.dataset if isinstance(given, DataLoader) else given
-
-
-def _sized(name: str, dataset: Any) -> Any:
-    """Return a dataset after checking that it has a length and examples.
-
-    Raises:
-        DataError: if it does not; it names the client.
-    """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise DataError(
-            f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
-            "'__getitem__', a DataLoader, or a LightningDataModule."
-        )
-    if not len(dataset):
-        raise DataError(f"Client '{name}' has no examples in one of its sets. Remove the client, or add examples.")
-    return dataset
-
-
-def _joined(sets: list[Any]) -> Any:
-    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once."""
-    if all(type(own) is TensorDataset for own in sets):
-        columns = list(zip(*(own.tensors for own in sets), strict=False))
-        kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
-        if len(kinds) == 1:
-            return TensorDataset(*(torch.cat(column) for column in columns))
-    return ConcatDataset(sets)

@@ -15,7 +15,8 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
-from fl_lightning.data.client_sets import OTHER_PACKAGE, ClientSets, OwnSets
+from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_data import data_and_partitioner

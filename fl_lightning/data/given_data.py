@@ -5,7 +5,8 @@ from __future__ import annotations
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from fl_lightning.data.client_sets import OTHER_PACKAGE, ClientSets, OwnSets
+from fl_lightning.data.client_sets import ClientSets, OwnSets
+from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.partitioners.base import Partitioner
 

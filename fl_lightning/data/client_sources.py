@@ -1,0 +1,75 @@
+"""Check what a client brings as its examples, and join datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+
+from fl_lightning.data.views import TRANSFER_HOOKS
+from fl_lightning.errors import ConfigurationError, DataError
+
+Source = Any
+"""A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
+OTHER_PACKAGE = (
+    "fl_lightning works with the package 'lightning', whose classes are not those of 'pytorch_lightning': import from "
+    "'lightning.pytorch' instead of 'pytorch_lightning'."
+)
+"""What to do about objects of the other package."""
+
+
+def refuse_hooks(clients: Mapping[str, Source]) -> None:
+    """Refuse data of the other package, and datamodules whose hooks all clients would share.
+
+    Raises:
+        ConfigurationError: naming the client.
+    """
+    for name, source in clients.items():
+        if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(source).__mro__):
+            raise ConfigurationError(f"The data of client '{name}' are a {type(source).__name__}. {OTHER_PACKAGE}")
+        hooks = [h for h in TRANSFER_HOOKS if is_module(source) and is_overridden(h, source, LightningDataModule)]
+        if hooks:
+            raise ConfigurationError(
+                f"The datamodule of client '{name}' overrides '{hooks[0]}', which all clients would share. Move it to the "
+                "LightningModule, or into the dataset."
+            )
+
+
+def is_module(source: Source) -> bool:
+    """Return whether a client's examples come from a datamodule of its own."""
+    return isinstance(source, LightningDataModule)
+
+
+def dataset_of(given: Any) -> Any:
+    """Return the dataset that a loader reads, or the dataset itself."""
+    return given.dataset if isinstance(given, DataLoader) else given
+
+
+def sized(name: str, dataset: Any) -> Any:
+    """Return a dataset after checking that it has a length and examples.
+
+    Raises:
+        DataError: if it does not; it names the client.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise DataError(
+            f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
+            "'__getitem__', a DataLoader, or a LightningDataModule."
+        )
+    if not len(dataset):
+        raise DataError(f"Client '{name}' has no examples in one of its sets. Remove the client, or add examples.")
+    return dataset
+
+
+def joined(sets: list[Any]) -> Any:
+    """Return datasets as one; tensors of equal shapes are joined, so that batches are indexed at once."""
+    if all(type(own) is TensorDataset for own in sets):
+        columns = list(zip(*(own.tensors for own in sets), strict=False))
+        kinds = {tuple((t.dtype, t.shape[1:]) for t in own.tensors) for own in sets}
+        if len(kinds) == 1:
+            return TensorDataset(*(torch.cat(column) for column in columns))
+    return ConcatDataset(sets)
