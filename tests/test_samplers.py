@@ -197,5 +197,5 @@ def test_batches_that_other_settings_draw():
 
 def test_examples_without_batches():
     data = FederatedDataModule(Sampled(None, numbers=True, batch_size=None), Consecutive((10, 30)))
-    with pytest.raises(DataError, match=r"uses no batches \(batch_size=None\), whose batches cannot be divided"):
+    with pytest.raises(DataError, match=r"uses a loader with batch_size=None, whose batches cannot be divided"):
         data.setup("fit")

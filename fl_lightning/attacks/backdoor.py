@@ -19,7 +19,8 @@ class Backdoor:
     """Stamp a square in the lower right corner of a share of the attacker's images, and label these as the target class.
 
     Combine it with ``ScaledUpdate`` as the attackers' model for model replacement. After each round the log shows its success
-    rate: the share of the server's images of other classes that the aggregated model, given the trigger, takes for the target.
+    rate: the share of the server's images of other classes that the aggregated model assigns to the target when
+    they carry the trigger.
 
     Args:
         target: the class that the trigger stands for.

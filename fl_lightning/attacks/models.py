@@ -75,7 +75,7 @@ class ScaledUpdate(ModelAttack):
     """Send ``scale * change`` to gain weight; with wrong labels, this is model replacement (Bagdasaryan et al. 2020).
 
     Args:
-        scale: the factor, > 0; the number of clients as the factor replaces the whole average.
+        scale: the factor, > 0. With the number of clients as the factor, the update replaces the whole average.
     """
 
     def __init__(self, scale: float = 10.0) -> None:
@@ -108,11 +108,12 @@ class ALIE(ModelAttack):
     """Send the honest mean, shifted by z standard deviations in every number (Baruch et al. 2019, Algorithm 3).
 
     A Little Is Enough is close enough to the honest updates to pass medians, trimmed means and Krum. In a round with
-    fewer than two honest clients, the attack sends the mean.
+    one honest client, the attack sends that client's change; in a round with none, the attacker's own.
 
     Args:
         z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients whom they
-            must win over, the largest z with P(Z < z) <= (m - f - s) / (m - f).
+            must win over, the largest z >= 0 with P(Z < z) at most
+            (m - f - s) / (m - f) and 1 - 1 / (2 (m - f)).
     """
 
     needs_crowd = True

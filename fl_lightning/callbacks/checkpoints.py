@@ -77,7 +77,7 @@ class BestCheckpoint(_InTheRunsFolder):
 
 
 class LastCheckpoint(_InTheRunsFolder):
-    """Save the end of every round as ``last.ckpt``, which ``ckpt_path="last"`` resumes from, or from ``best.ckpt`` if alone.
+    """Save ``last.ckpt`` after every round. ``ckpt_path="last"`` resumes from it, or from ``best.ckpt`` if it does not exist.
 
     Args:
         dirpath: folder of the checkpoint; ``<default_root_dir>/checkpoints`` by default.

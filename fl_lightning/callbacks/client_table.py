@@ -21,7 +21,7 @@ from fl_lightning.types import ClientUpdate
 COLUMNS = ("client", "rounds", "examples", "steps", "last loss", "last score", "mean share", "seconds", "MB down", "MB up")
 _SUMS = ("rounds", "steps", "share", "seconds", "down", "up")
 _MOST_ROWS = 100_000
-"""Columns of the table in W&B."""
+"""The largest number of rows of ``client_rounds`` in W&B."""
 
 
 class ClientTable(FederationCallback):
@@ -29,8 +29,8 @@ class ClientTable(FederationCallback):
 
     ``clients.csv`` has a row for every client that took part: its number of rounds, training examples, total optimizer steps,
     loss and score (if the strategy needs one) of its last round, mean share p_k / sum p_k, total seconds of training, and
-    megabytes received and sent. ``client_rounds.csv`` has a row for every client and round, with everything that the log could
-    contain as columns; W&B gets the last 100,000 rows. Cells without a value are empty.
+    megabytes received and sent. ``client_rounds.csv`` has a row for every client and round, with every value that the log
+    could contain as a column; W&B gets the last 100,000 rows. Cells without a value are empty.
 
     Args:
         enabled: whether a fit writes the tables.
@@ -48,7 +48,7 @@ class ClientTable(FederationCallback):
         self._resumes, self._begins = False, True
 
     def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
-        """Before the first round of a fit, remove it and later ones from the file."""
+        """Remove this round and later ones from the file, before the first round of a fit."""
         if self._begins and self._writes(trainer):
             forget_rounds(_rounds_of(trainer), round_idx)
         self._begins = False

@@ -22,8 +22,9 @@ class FeatureCache(Callback):
 
     The cache works if the module's ``network`` is a FrozenBackbone and the data come from an
     :class:`~fl_lightning.ImageDataModule` whose images are the same in each epoch: no augmentation, and no noise at the
-    clients. Otherwise it says why not and changes nothing. It holds the features of the training set and the server's set as
-    float32 in CPU memory; every rank computes them. The results equal those without the cache, up to rounding.
+    clients. Otherwise nothing changes; the log says why, except if the network is not a FrozenBackbone or clients read with
+    loaders of their own. The cache holds the features of the training set and the server's set as float32 in CPU memory;
+    every rank computes them. The results equal those without the cache, up to rounding.
 
     Args:
         enabled: whether to cache features.

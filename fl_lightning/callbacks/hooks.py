@@ -10,7 +10,8 @@ from fl_lightning.types import ClientFailure, ClientUpdate
 class FederationCallback(Callback):
     """Extend Lightning's callback with hooks for rounds and clients; add it to the Trainer next to the orchestrator.
 
-    On several ranks the client hooks run on the rank that trains the client; the others run on every rank.
+    On several ranks, ``on_client_start`` and ``on_client_end`` run on the rank that trains the client; the other hooks run on
+    every rank.
     """
 
     def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
@@ -26,7 +27,7 @@ class FederationCallback(Callback):
         """
 
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
-        """Run on every rank before ``on_aggregated`` for each client that failed in the round, with the cause."""
+        """Run on every rank before ``on_aggregated`` for each client that failed or dropped out, with the cause."""
 
     def on_aggregated(self, trainer: Trainer, pl_module: LightningModule, updates: list[ClientUpdate]) -> None:
         """Run after the server's step: ``pl_module`` holds w_{t+1}; ``updates`` are the round's updates, without states."""

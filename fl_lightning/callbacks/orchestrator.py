@@ -114,7 +114,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         resume_changed: whether a resumed run may have settings that differ from its checkpoint, which is otherwise refused.
 
     Raises:
-        ConfigurationError: at the start of ``fit``, if the Trainer, module or datamodule cannot be federated.
+        ConfigurationError: if a value is outside its range; at the start of ``fit``, if the Trainer, module or datamodule
+            cannot be federated.
     """
 
     def __init__(

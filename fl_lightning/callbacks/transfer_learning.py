@@ -23,15 +23,16 @@ class TransferLearning(Callback):
 
     Args:
         parts: names of submodules, as ``module.named_modules()`` gives them, such as ``network.backbone``.
-        thaw_after: round n >= 1 from which the parts are trained; None keeps them frozen.
+        thaw_after: round n > ``freeze_after`` from which the parts are trained; None keeps them frozen.
         freeze_after: round n >= 0 from which the parts are frozen; before it they are trained.
 
     Raises:
-        ConfigurationError: for a value outside its range, and at the start of ``fit`` for a part that does not exist.
+        ConfigurationError: for a value outside its range; at the start of ``fit``, if a part does not exist, or if nothing is
+            left to train.
     """
 
     changes_training = True
-    """Names of the settings that a resumed run compares."""
+    """Declares that the callback changes the training, so that a resumed run compares its settings."""
 
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
         require(not isinstance(parts, str) and len(parts) > 0, "parts", "a list of names of submodules", parts)

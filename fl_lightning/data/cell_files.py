@@ -21,18 +21,18 @@ from fl_lightning.functional.cells import dot_centres
 
 _LOSSLESS = (".png", ".tif", ".tiff")
 _IMAGES = (*_LOSSLESS, ".jpg", ".jpeg")
-_FORMS = "NAME.png (or .jpg, .tif) beside NAME.csv, or NAMEcell.png beside NAMEdots.png"
+_FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv, or NAMEcell.png next to NAMEdots.png"
 
 
 @dataclass(frozen=True)
 class CellFiles:
     """List the images, in the order of clients and names.
-    _FORMS = "NAME.png (or .jpg, .tif) next to NAME.csv, or NAMEcell.png next to NAMEdots.png"
-        Args:
-            images: the image files.
-            annotations: a CSV file or an image of dots for each image.
-            domains: the client of each image, int64, shape (n,).
-            domains_names: the names of the clients, sorted; empty if the images are not divided by client.
+
+    Args:
+        images: the image files.
+        annotations: a CSV file or an image of dots for each image.
+        domains: the client of each image, int64, shape (n,).
+        domains_names: the names of the clients, sorted; empty if the images are not divided by client.
     """
 
     images: tuple[Path, ...]

@@ -51,8 +51,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             validation, at least one, in the proportions of its classes if the dataset provides labels; FedLoss uses 0.1.
         client_test: the same for its own test; the papers use 0.2. Both shares together must be below 1.
         server_set: the server's validation and test data: the ``datamodule``'s own sets, or the union of the test parts
-            of the ``clients``.
-        public_share: the share of the training set, in [0, 1), with as many examples of each class, that is set aside and
+            of the ``clients``, which needs ``client_test`` above 0.
+        public_share: the share of the training set, in [0, 1), with equally many examples of each class, that is set aside and
             added to every client's training examples (data sharing; survey, section III-C). It does not count in the
             number of examples by which a client is weighed.
         feature_noise: sigma >= 0: client i of N has Gaussian noise of variance sigma * i / N on its inputs, in all its
@@ -61,10 +61,11 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         memory_limit: the GPU memory in GiB that the training set's tensors may take, so that batches are indexed there. The
             default is half of the free memory; 0 keeps them in the CPU's memory.
         clients: instead of ``datamodule`` and ``partitioner``, a datamodule for each client by name, whose training loader has
-            the client's examples, and whose validation and test loaders the client's own; see :meth:`from_clients`.
+            the client's examples, and whose validation and test loaders, if any, serve the client's own sets; see
+            :meth:`from_clients`.
 
     Raises:
-        ConfigurationError: if a value is outside its range.
+        ConfigurationError: if a value is outside its range, or if the data or the partitioner is missing.
     """
 
     checked_elsewhere = ("datamodule",)

@@ -29,8 +29,8 @@ class ImageFolderDataModule(ImageDataModule):
 
     Args:
         root: the folder. If it consists of train (or training), test (or testing) and val (or valid, validation), the server
-            validates on val and tests on test, or uses for both the one that exists. Or a folder of the form
-            client/class/image for each client by name.
+            validates on val and tests on test, or uses for both the one that exists. Or a dictionary
+            of clients' names and folders, each folder of the form class/image.
         test_root: a separate folder with the server's test set, with the same classes; None uses that under ``root``, if any.
         test_share: the share of the images, in [0, 1), held out as the server's test set in the proportions of domains and
             classes, if no folder has one. With 0, no set is held out: see ``server_set`` of the FederatedDataModule.
@@ -46,6 +46,10 @@ class ImageFolderDataModule(ImageDataModule):
         unreadable: whether an unreadable image is an ``error`` that names it, or is to ``skip`` with a warning.
         num_workers: the number of processes that read images that are not in memory.
         seed: the seed of the draw of a test share.
+
+    Raises:
+        ConfigurationError: if a value is outside its range.
+        DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from fl_lightning.functional.seeding import generator
 
 @dataclass(frozen=True)
 class LabelAveraging:
-    """Let each client repeat, with replacement, examples of classes of which it has fewer than the clients' average.
+    """Let each client repeat examples, drawn with replacement, of the classes of which it has fewer than the average client.
 
     Clients share their counts of each class once; each round draws anew. A class that a client lacks entirely stays missing
     (Fed-Cyclic and Fed-Star thesis, section 3.4, Algorithm 3). With a transform of one input, the repeated inputs are

@@ -54,7 +54,7 @@ class RemoteDatasets(ClientDatasets):
         counts = [info.label_counts for info in self.infos]
         if any(one is None for one in counts):
             silent = [info.name for info in self.infos if info.label_counts is None]
-            raise DataError(f"{', '.join(silent)} does not tell its label counts. Use settings that do not need them.")
+            raise DataError(f"No label counts from: {', '.join(silent)}. Use settings that do not need them.")
         classes = max(len(one) for one in counts if one is not None)
         return torch.tensor([[*one, *[0] * (classes - len(one))] for one in counts if one is not None])
 

@@ -33,7 +33,7 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
         DataError: naming the sampler, and what to use instead.
     """
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        kind = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "no batches (batch_size=None)"
+        kind = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "a loader with batch_size=None"
         raise DataError(
             f"{owner} uses {kind}, whose batches cannot be divided among clients. Use 'batch_size' with a sampler, or give "
             "each client a loader of its own: FederatedDataModule.from_clients."

@@ -46,7 +46,7 @@ class TensorLoader:
 
     @property
     def num_examples(self) -> int:
-        """Return how many examples one iteration serves."""
+        """Return the number of examples, including a single last one that ``drop_single`` leaves out."""
         return len(self.tensors[0]) if self.indices is None else self.indices.numel()
 
     def __len__(self) -> int:

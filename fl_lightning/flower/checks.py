@@ -85,7 +85,7 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
         lacking = [info.name for info in infos if not getattr(info, counted)]
         if needed and lacking:
             raise ConfigurationError(
-                f"'{name}' needs a {part} part at each site, but {', '.join(lacking)} has none. Set 'client_{part}' or "
+                f"'{name}' needs a {part} part at each site. Without one: {', '.join(lacking)}. Set 'client_{part}' or "
                 f"'{part}' in the site's data.yaml."
             )
     different = next((info for info in infos if info.classes != infos[0].classes), None)
@@ -97,8 +97,8 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
     silent = [info.name for info in infos if info.label_counts is None]
     if settings.route.needs_labels and silent:
         raise ConfigurationError(
-            f"'federation.route' is {type(settings.route).__name__}, which needs label counts, but {', '.join(silent)} does "
-            "not tell them. The site can set 'policy.label_counts' to true in its data.yaml."
+            f"'federation.route' is {type(settings.route).__name__}, which needs label counts. Sites that do not "
+            f"report them: {', '.join(silent)}. A site can set 'policy.label_counts' to true in its data.yaml."
         )
 
 

@@ -68,7 +68,7 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     """Refuse a contract before anything that it names is imported.
 
     Raises:
-        Refused: naming the setting.
+        RefusedError: naming the setting.
     """
     sections = contract.get("federation") if isinstance(contract, Mapping) else None
     if not isinstance(contract, Mapping) or set(contract) != {"model", "federation", *_VALUES}:
@@ -95,7 +95,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
 
     Raises:
-        Refused: if the values do not fit, or the settings have less noise than the site requires.
+        RefusedError: if the values do not fit, or the settings have less noise than the site requires.
     """
     recipe, sections = Recipe(policy.accepted_classes), contract["federation"]
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}

@@ -55,7 +55,7 @@ class Policy:
         """Refuse settings with less noise than this site requires.
 
         Raises:
-            Refused: with both values.
+            RefusedError: with both values.
         """
         given = [one.noise_multiplier for one in transforms if isinstance(one, ClientPrivacy) and one.noise == "local"]
         given += [] if local.privacy is None else [local.privacy.noise_multiplier]
@@ -69,7 +69,7 @@ class Policy:
         """Refuse rounds and evaluations that this site does not allow.
 
         Raises:
-            Refused: naming the limit.
+            RefusedError: naming the limit.
         """
         for job in order.jobs:
             if not 0 <= job.round_idx < self.max_rounds:

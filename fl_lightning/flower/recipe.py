@@ -68,7 +68,7 @@ class Recipe:
         Nothing is imported.
 
         Raises:
-            Refused: naming the setting.
+            RefusedError: naming the setting.
         """
         if depth > _DEPTH:
             raise RefusedError(f"'{where[:80]}' is nested more than {_DEPTH} times.")
@@ -111,7 +111,7 @@ class Recipe:
             where: the name of the setting, for messages.
 
         Raises:
-            Refused: if the value has another type.
+            RefusedError: if the value has another type.
         """
         kinds = _alternatives(hint)
         if value is None or hint is Any or hint is inspect.Parameter.empty:

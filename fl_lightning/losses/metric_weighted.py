@@ -31,8 +31,8 @@ class MetricWeightedCrossEntropy(AdaptiveLoss):
         logits (M, C) or (M, C, ...), target (M,) or (M, ...); the output is a scalar.
 
     Raises:
-        ConfigurationError: if the metric does not declare that higher is better; from :meth:`adapt`, if it does not return
-            one value per class.
+        ConfigurationError: if a value is outside its range, or the metric does not declare that higher is better; from
+                :meth:`adapt`, if the metric does not return one value in [0, 1] per class.
     """
 
     server_buffers = ("class_weights",)

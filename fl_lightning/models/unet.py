@@ -9,11 +9,11 @@ from fl_lightning.errors import ConfigurationError, require
 
 
 class UNet(nn.Module):
-    """Halve the image ``depth`` times and double it again, adding on each level the features of the same size.
+    """Halve the image ``depth`` times and double it again, concatenating the features of equal size on each level.
 
     As in the paper (section 2), each level has two 3 x 3 convolutions with ReLU, followed by 2 x 2 max-pooling and twice as
     many features below; 2 x 2 up-convolutions lead back up, and a 1 x 1 convolution ends the network. Unlike in the paper,
-    images are padded, so that outputs have their size, and features are few. Normalisation is left out: BatchNorm's
+    images are padded, so that outputs have the same size, and features are fewer. Normalisation is left out: BatchNorm's
     statistics average badly over unlike clients, and with GroupNorm, counting simulated cells took more epochs. Weights are
     initialised as in He et al. (2015), the last layer's near zero, so the first outputs are close to 0. Outputs do not have a
     lower limit.

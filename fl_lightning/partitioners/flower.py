@@ -50,6 +50,7 @@ class FlowerPartitioner(Partitioner):
         """Split the training set; see :meth:`Partitioner.partition`.
 
         Raises:
+            ConfigurationError: if flwr-datasets is not installed.
             DataError: if the wrapped partitioner rejects the data; the message quotes it.
         """
         try:

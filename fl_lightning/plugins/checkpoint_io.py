@@ -84,7 +84,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Read a checkpoint as the class describes.
 
         Raises:
-            CheckpointError: if the file is missing or damaged, or holds a class that is not trusted.
+            CheckpointError: if the file is missing or damaged, or holds a class that is not trusted, or if
+                ``weights_only`` is False.
         """
         refuse_unsafe(weights_only)
         checkpoint: dict[str, Any] = read_checkpoint(path, map_location, self.trusted_classes)

@@ -16,7 +16,8 @@ from fl_lightning.types import ClientUpdate
 
 
 class FedStar(PeriodRoute):
-    """Mix all models w_j at client k after each of P periods, by M(k, j) = 1 - Acc(w_j, D_k), D_k its training set.
+    """Mix all models w_j at client k after each of P periods, with weights proportional to
+    1 - Acc(w_j, D_k), where D_k is client k's training set.
 
     The thesis's listing runs its loop P - 1 times and divides its average by K once too often. This route runs P periods and
     uses the strategy's average. The K * K evaluations of a period are the expensive part: each model is evaluated on each

@@ -16,8 +16,8 @@ from fl_lightning.types import Pull
 class Mocha(Route):
     """Train one model per client, each pulled towards the models of related clients: federated multi-task learning.
 
-    MOCHA minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over the clients' models W and relationships S in turn,
-    n the mean of the n_k and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A
+    MOCHA minimises ``sum_k n_k / n * F_k(w_k) + 1/2 tr(W^T M W)`` over the clients' models W and relationships S in turn;
+    n is the mean of the n_k, and ``M = strength * S^-1 + l2 * I`` (eq. 1 of the paper, with Zhang and Yeung's regularizer). A
     round solves for W side by side: client k trains on its own loss plus a pull, a bound given by
     :func:`~fl_lightning.functional.relationships.pulls`. Better local training converges faster, but partial work
     helps too, and absent clients keep their models. Every ``update_every`` rounds the server sets S in closed form.
@@ -37,7 +37,8 @@ class Mocha(Route):
         update_every: the number of rounds between updates of S, >= 1.
 
     Raises:
-        ConfigurationError: if a value is outside its range; at the start of ``fit``, if the model is not linear.
+        ConfigurationError: if a value is outside its range; at the start of ``fit``, if the model is not linear or the
+            loss not convex.
     """
 
     single_model = True

@@ -15,7 +15,11 @@ class WarmStart(Route):
 
     Args:
         rounds: the number of rounds of the cyclic phase, >= 1.
-        route: the route afterwards; by default, server to clients.
+        route: the route afterwards, not one on which clients keep their own models, such as LocalOnly or Mocha;
+            :class:`~fl_lightning.ServerRoute` by default.
+
+    Raises:
+        ConfigurationError: if a value is outside its range, or if clients keep their own models on ``route``.
     """
 
     def __init__(self, rounds: int = 3, route: Route | None = None) -> None:

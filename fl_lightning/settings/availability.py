@@ -27,7 +27,7 @@ class Availability:
             down, but at least one. In asynchronous rounds they do all steps, and take that many times longer.
         leave: probability in [0, 1] that a client that is present is absent in the next round; in round 0 all are present.
         come_back: probability in (0, 1] that an absent client is present in the next round. In the long run, the share
-            come_back / (leave + come_back) of all clients is present; cohorts are drawn from these.
+            come_back / (leave + come_back) of all clients is present; cohorts are drawn from the present clients.
 
     Raises:
         ConfigurationError: for a value outside its range.

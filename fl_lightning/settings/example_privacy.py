@@ -29,9 +29,8 @@ class ExamplePrivacy:
         max_grad_norm: largest L2 norm of an example's gradient, > 0.
         noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
         delta: delta of differential privacy, in (0, 1); choose it below 1 / (examples of a client).
-        noise_seed: None draws noise and batches from a secret key that is new at each start. A number derives them from it
-            and from 'federation.seed', so that the run can be repeated bit for bit; such a run is a simulation and protects no
-            example.
+        noise_seed: None draws noise and batches from a secret key that is new at each start. With a number, they derive from
+            it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
 
     Raises:
         ConfigurationError: for a value outside its range, or if Opacus is not installed.

@@ -29,7 +29,7 @@ class LocalTraining:
     Optimizer and scheduler come from the module's ``configure_optimizers``, called anew each round.
 
     Args:
-        engine: what trains a client; the results are the same. ``trainer`` uses a Lightning Trainer for each client;
+        engine: what trains a client; the results agree up to rounding. ``trainer`` uses a Lightning Trainer for each client;
             ``fabric``, a lean loop that calls what the module and callbacks override, equal to the last bit;
             ``stacked`` trains many clients at once, equal within rounding; ``auto`` is ``fabric`` if it can train the
             module, and otherwise ``trainer``, so that the result is always that of ``trainer``; ``fastest`` times
@@ -103,7 +103,7 @@ class LocalTraining:
         modes = (False, True, "reduce-overhead")
         require(self.compile in modes, name + "compile", "true, false or 'reduce-overhead'", self.compile)
         compiles = not self.compile or self.engine in ("stacked", "fastest")
-        require(compiles, name + "compile", f"false with the engine '{self.engine}'; 'stacked' compiles", self.compile)
+        require(compiles, name + "compile", f"false with the engine '{self.engine}'", self.compile, "Only 'stacked' compiles.")
         epochs_ok = self.max_epochs >= 1 or unlimited
         require(epochs_ok, name + "max_epochs", "1 or above (-1 only with max_steps)", self.max_epochs)
         steps_ok = self.max_steps >= 1 or self.max_steps == -1
@@ -155,7 +155,8 @@ def refuse_outer_flags(trainer: Trainer) -> None:
         ConfigurationError: naming the flag and the setting to use instead.
     """
     synchronises = synchronises_batch_norm(trainer)
-    require(not synchronises, "trainer.sync_batchnorm", "false: ranks train different clients", synchronises)
+    hint = "Ranks train different clients, whose statistics must not be mixed."
+    require(not synchronises, "trainer.sync_batchnorm", "false in a federation", synchronises, hint)
     if trainer.fast_dev_run:  # type: ignore[attr-defined]
         return
     for flag, (neutral, setting) in _REFUSED.items():

@@ -27,8 +27,8 @@ class ServerEvaluation:
         batch_size: batch size of evaluation; null for that of the server's loader. ``auto`` times a few sizes on each rank and
             keeps the fastest, so the last bits can differ from run to run. The batch size changes a metric by rounding if the
             module logs means over examples, and by more if it does not.
-        precision: precision of evaluation; null for that of local training, which must be 32-true or mixed if another one is
-            set here. Weights are computed from these scores, so their last digits depend on it.
+        precision: precision of evaluation; null for that of local training. If a precision is set here, local training must
+            use 32-true or a mixed precision. Weights are computed from these scores, so their last digits depend on it.
 
     Raises:
         ConfigurationError: for a value outside its range.

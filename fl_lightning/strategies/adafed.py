@@ -31,7 +31,7 @@ class AdaFed(WeightedAverage):
         epsilon: the number added to a score in mode ``min``, > 0.
         scored_by: ``server`` scores every model on the server's validation set, as the paper does; ``clients`` lets each client
             score the model that it sends on its own validation part (``data.client_validation``), so its weight depends on
-            the client's honesty. Personal parts need it.
+            the client's honesty. With ``federation.personal``, ``clients`` is required.
 
     Raises:
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.

@@ -44,7 +44,8 @@ class Strategy(ChecksTypes):
         needs_own_training: whether the rule reads facts about a client's own training from w_t (its steps, its own losses).
             Such a rule cannot follow routes on which clients pass models to each other.
         needs_full_batch: whether a client must train on all its examples in one batch.
-        tolerates_broken: whether the rule copes with models and losses that are not finite. If not, they end the run.
+        tolerates_broken: whether the rule copes with models and losses that are not finite. If not, such an update is a
+            client failure; see :class:`~fl_lightning.Faults`.
         compares_clients: whether the rule treats clients differently. Such a rule has no effect on a route that hands a
             single model to the server.
         needs_all_clients: whether every client must take part in every round.

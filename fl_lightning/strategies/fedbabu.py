@@ -11,7 +11,7 @@ class FedBABU(FedAvg):
     """Average the body; the head, which ``federation.personal`` matches, keeps its first values at every client.
 
     At the end, clients fine-tune the whole model on their own data: ``federation.client_evaluation.personal_epochs`` measures
-    what they reach. The common head keeps the clients' features aligned, and messages are smaller by it.
+    what they reach. The common head keeps the clients' features aligned, and is left out of messages.
 
     Args:
         weighting: the weighting of the average, as in FedAvg.
@@ -21,5 +21,5 @@ class FedBABU(FedAvg):
     compares_clients = True
 
     def client_rule(self) -> ClientRule:
-        """Return the clients' half: the head rests."""
+        """Return the clients' half, which keeps the head frozen."""
         return Phases(0)

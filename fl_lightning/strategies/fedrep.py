@@ -11,7 +11,7 @@ from fl_lightning.strategies.fedavg import FedAvg
 
 
 class FedRep(FedAvg):
-    """Average a representation, for which every client first trains its own head: ``head_epochs`` of its local epochs.
+    """Average a representation; in each turn, a client first trains its own head for ``head_epochs`` local epochs.
 
     The head is what ``federation.personal`` matches. In a turn, a client trains its head on the representation that it
     received, and then the representation below the new head; only the latter is sent. FedPer trains both together.

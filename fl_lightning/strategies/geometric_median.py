@@ -18,7 +18,7 @@ class GeometricMedian(FilteringStrategy):
     Args:
         examples: whether to weigh the distances by the number of training examples, as RFA does. Clients report these
             numbers themselves.
-        smoothing: the smallest distance, > 0, in the units of the weights; smaller distances count as this.
+        smoothing: the smallest distance, > 0, in the units of the weights; smaller distances count as ``smoothing``.
         iterations: the maximum number of Weiszfeld iterations, >= 1; the algorithm stops early once nothing changes.
     """
 

@@ -11,7 +11,7 @@ from fl_lightning.strategies.fedavg import FedAvg
 
 
 class MOON(FedAvg):
-    """FedAvg of clients that draw their representation z of each example to the global model's, away from their last one's.
+    """FedAvg with a contrastive loss: pull the representation z towards the global model's, away from the client's last one's.
 
     The loss of a batch is the module's own plus ``mu`` times the mean of ``-log(e^(s(z, z_t) / T) / (e^(s(z, z_t) / T) +
     e^(s(z, z_k) / T)))``, with the cosine similarity s, the temperature T, and the representations z_t and z_k by the model

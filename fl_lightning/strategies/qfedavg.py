@@ -50,7 +50,7 @@ class QFedAvg(RunningStrategy):
         """Add an update, and return F_k^q.
 
         Raises:
-            ClientError: if the loss is not finite or negative.
+            ClientError: if the loss is negative or not finite.
         """
         assert update.state is not None
         assert update.global_score is not None

@@ -31,8 +31,8 @@ class ShapleyValues(JointStrategy):
             name; see :func:`~fl_lightning.functional.metric_mode.known_direction`.
         exact_up_to: the largest cohort with exact values, 0 to 16; 0 always estimates.
         orders: the number of random orders per round for larger cohorts, >= 1.
-        tolerance: an order stops when its coalition's value is within this of v(all), >= 0, in the metric's units; -1
-            never stops early.
+        tolerance: an order stops when its coalition's value is within ``tolerance`` of v(all), >= 0, in the metric's units;
+            -1 never stops early.
         seed: the seed of the orders.
 
     Raises:

@@ -174,7 +174,8 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         The files.
 
     Raises:
-        ConfigurationError: if the metric was never logged, or the study does not have a name.
+        ConfigurationError: if the metric was never logged, an option names an axis that the study does not have, or ``folder``
+            is a file.
     """
     options.check(table.axes)
     if folder.exists() and not folder.is_dir():

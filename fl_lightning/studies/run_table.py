@@ -99,7 +99,7 @@ class RunTable:
                 yield Row(self._runs[setting, seed], setting, seed, round_idx, metric, value)
 
     def write(self, path: Path) -> None:
-        """Write the table as CSV, compressed if the name ends in ``.gz``; numbers have 6 digits."""
+        """Write the table as CSV, compressed if the name ends in ``.gz``; numbers have 6 significant digits."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([FIXED[0], *self.axes, *FIXED[1:]])

@@ -42,7 +42,7 @@ class ClassificationTask(SupervisedTask):
         l2: the strength lambda >= 0 of ``lambda / 2 * sum of squares`` of the weights without biases, in training only.
 
     Raises:
-        ConfigurationError: if the loss has weights for a different number of classes.
+        ConfigurationError: if a value is outside its range, or if the loss has weights for a different number of classes.
     """
 
     stacked_hooks = ("on_fit_start", "on_train_start", "on_train_epoch_end", "on_fit_end")

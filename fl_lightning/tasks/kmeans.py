@@ -104,6 +104,7 @@ class KMeansTask(LoadsSafely, LightningModule):
 
         Raises:
             ConfigurationError: if strategy, settings, clusters and data do not match.
+            DataError: if the server's validation set has numbers that are not finite, or too few different examples.
         """
         self._check_precision()
         data: Any = getattr(self.trainer, "datamodule", None)

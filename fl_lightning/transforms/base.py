@@ -53,7 +53,8 @@ class Sender:
         round_idx: the round, from 0.
         draw: random numbers of this client, round and transform, on the CPU. They derive from the federation's seed.
         kept: the client's state for this transform, by name; it persists across rounds and in checkpoints.
-        secret: the same as ``draw``, but from a key that is in no file: for noise that must hide something.
+        secret: random numbers of the same purpose from a key that is in no file, for noise that must hide something. It is a
+            :class:`~fl_lightning.functional.keyed_noise.KeyedStream`, not a generator: call ``normals`` or ``uniforms``.
     """
 
     client: int
@@ -86,7 +87,7 @@ class Transform(ChecksTypes, ABC):
             received: the number of updates in the average.
             expected: the number of clients in the cohort, including those that failed.
             draw: random numbers of this round and transform, on the CPU. They derive from the federation's seed.
-            secret: the same as ``draw``, but from a key that is in no file: for noise that must hide something.
+            secret: random numbers of the same purpose from a secret key, as in :class:`Sender`.
         """
         return change
 

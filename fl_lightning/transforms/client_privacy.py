@@ -39,6 +39,9 @@ class ClientPrivacy(ClipUpdate):
         delta: delta, in (0, 1); choose it below 1 / number of clients.
         noise_seed: None draws noise and cohorts from a secret key that is new at each start. With a number, they derive from it
             and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no client.
+
+    Raises:
+        ConfigurationError: if a value is outside its range, or dp-accounting is not installed.
     """
 
     def __init__(

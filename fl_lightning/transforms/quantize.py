@@ -16,7 +16,9 @@ _SCALE = 4
 
 
 class Quantize(Transform):
-    """Send each number as one of 2^bits - 1 levels from -s to s, s the largest of its block, with unbiased random rounding.
+    """Send each number as one of 2^bits - 1 levels from -s to s, with unbiased random rounding.
+
+    s is the largest absolute value of the number's block.
 
     Args:
         bits: the bits per number, from 2 to 16.
