@@ -37,6 +37,13 @@ def test_curves_are_means_with_a_band_of_one_deviation():
     assert legend.get_title().get_text() == "Lines: mean over 3 seeds; bands: ± one standard deviation"
 
 
+def test_the_legend_tells_how_many_seeds_lines_have():
+    rows = [Row("r", (name,), seed, 0, "val_accuracy", 0.5) for name, seeds in (("A", 2), ("B", 5)) for seed in range(seeds)]
+    made = RunTable(["strategy"], rows)
+    (legend,) = drawing.curves(made, panels(made), Measure()).legends
+    assert legend.get_title().get_text() == "Lines: mean over 2 to 5 seeds; bands: ± one standard deviation"
+
+
 def test_classes_and_clients_side_by_side():
     (panel,) = panels(table())
     figure = drawing.families(table(), panel, "client_share", "share", "client")

@@ -50,8 +50,8 @@ def curves(
             axis.legend(fontsize="x-small", frameon=False, handlelength=3.2, **place)
         own = f"\npartition: {panel.partition}" if not whole and panel.partition else ""
         axis.set_title(plain(title + own), fontsize="medium")
-    seeds = max(len(by_seed) for panel in logged for by_seed in panel.curves(table, measure.name))
-    words = f"Lines: mean over {seeds} seeds; bands: ± one standard deviation" if seeds > 1 else "One seed"
+    over = _seeds([len(by_seed) for panel in logged for by_seed in panel.curves(table, measure.name) if by_seed])
+    words = f"Lines: mean over {over}; bands: ± one standard deviation" if over else "One seed"
     finish(figure, axes, measure.label, words if together else None, f"Partition: {whole}" if whole else None)
     if not together:
         figure.supxlabel(words, fontsize="small")
@@ -63,6 +63,14 @@ def looks_of(panels: Sequence[Panel]) -> dict[str, Style]:
     labels = {name: panel.label(name) for panel in panels for name in panel.names}
     found = styles(list(labels.values()), [panel.label(name) for panel in panels for name in panel.references])
     return {name: found[label] for name, label in labels.items()}
+
+
+def _seeds(counts: Sequence[int]) -> str | None:
+    """Describe over how many seeds lines are means, such as ``3 to 5 seeds``; None if each is a single run."""
+    least, most = min(counts), max(counts)
+    if most == 1:
+        return None
+    return f"{most} seeds" if least == most else f"{least} to {most} seeds"
 
 
 def _shared(panels: Sequence[Panel]) -> str | None:
@@ -104,6 +112,6 @@ def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -
         draw_lines(axis, (line for line in lines if line[2]), 1.0, bands=False)
         axis.set_title(plain(panel.label(name)), fontsize="medium")
     axes[0].set_ylim(bottom=0)  # shared by all
-    seeds = max(len(table.seeds(setting)) for setting in settings.values())
-    finish(figure, axes, ylabel, of + (f" (mean over {seeds} seeds)" if seeds > 1 else ""), where(panel))
+    over = _seeds([len(table.seeds(setting)) for setting in settings.values()])
+    finish(figure, axes, ylabel, of + (f" (mean over {over})" if over else ""), where(panel))
     return figure
