@@ -463,3 +463,15 @@ def test_help_names_the_commands(arguments, shown, capsys, monkeypatch):
     with contextlib.suppress(SystemExit):
         command.main()
     assert shown in capsys.readouterr().out
+
+
+def test_a_study_gives_sigterm_back(monkeypatch, capsys):
+    """What a study does on SIGTERM ends with it: its caller's Trainers do their own."""
+    heard = []
+    monkeypatch.setattr(Study, "compare", lambda self: heard.append(signal.getsignal(signal.SIGTERM)) or [])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "--base=adafed_mnist", "--over.strategy=FedAvg,AdaFed"])
+    assert end.value.code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert heard != [before]

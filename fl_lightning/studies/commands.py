@@ -125,11 +125,13 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _compare(study: Study) -> int:
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     try:
         return 1 if study.compare() else 0
     except KeyboardInterrupt:
         _stop(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
