@@ -112,8 +112,7 @@ class ALIE(ModelAttack):
 
     Args:
         z: the shift; null for the paper's: with m clients, f of them attackers, and s = floor(m / 2 + 1) - f clients whom they
-            must win over, the largest z >= 0 with P(Z < z) at most
-            (m - f - s) / (m - f) and 1 - 1 / (2 (m - f)).
+            must win over, the largest z >= 0 with P(Z < z) at most (m - f - s) / (m - f) and 1 - 1 / (2 (m - f)).
     """
 
     needs_crowd = True
