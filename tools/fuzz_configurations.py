@@ -141,7 +141,7 @@ def run(config: Path, folder: Path) -> tuple[int | None, str]:
 def verdict(status: int | None, text: str, folder: Path) -> str:
     """What became of a case; those that begin with FAILED are bugs."""
     left = [path for path in folder.rglob("*") if path.name not in ("log.txt", "config.yaml.mutated")]
-    trained = "Rounds: " in text or "nothing was saved" in text
+    trained = any(told in text for told in ("Rounds: ", "Epochs on the examples", "nothing was saved"))
     if "Traceback (most recent call last)" in text:
         return "FAILED: a traceback"
     if status is None:
