@@ -26,12 +26,14 @@ class ModelLayout:
             by name.
         moving: the names of frozen tensors that clients' training has changed, in order.
         personal: the names of the tensors that each client keeps for itself, in order.
+        unsent: the names of the buffers that are not sent back because they were complex or not finite at the start.
     """
 
     trained: tuple[bool, ...]
     modes: Mapping[str, tuple[bool, bool | None]]
     moving: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from federations import Blobs, Consecutive, Plain, weights
+from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from fl_lightning import (
@@ -166,6 +167,24 @@ class Remembering(Plain):
         return super().training_step(batch, batch_idx) * scale
 
 
+class Hidden(Plain):
+    """Registers a buffer in training, draws from generators in a dictionary, and gathers from other processes."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.draws = {"steps": [torch.Generator()]}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if not hasattr(self, "late"):
+            self.register_buffer("late", torch.zeros(4))
+        self.late = self.late * 0.9 + batch[0].mean(0) * 0.1
+        noise = torch.rand((), generator=self.draws["steps"][0])
+        others = [torch.zeros(4) for _ in range(distributed.get_world_size())] if distributed.is_initialized() else []
+        if others:  # as contrastive losses do, which would mix clients here
+            distributed.all_gather(others, batch[0].mean(0))
+        return super().training_step((batch[0] - self.late + sum(others), batch[1]), batch_idx) * (1 + noise)
+
+
 class ThreeLines(Plain):
     """A linear model."""
 
@@ -206,6 +225,7 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
     "moving targets in chains": lambda: {"module": Following, "route": Mediators(2)},
     "moving targets at krum": lambda: {"module": Following, "strategy": Krum(1, selected=2)},
     "python state": lambda: {"module": Remembering, "clients_per_round": 3},
+    "hidden tensors": lambda: {"module": Hidden, "clients_per_round": 3},
     "weighted draws": lambda: {"source": Weighted, "clients_per_round": 3},
     "streams": lambda: {
         "source": Streams,

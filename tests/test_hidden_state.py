@@ -13,7 +13,7 @@ import pytest
 import torch
 from against_hand import Updates
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
-from lightning.pytorch.callbacks import BackboneFinetuning
+from lightning.pytorch.callbacks import BackboneFinetuning, StochasticWeightAveraging
 from plain_training import InOrder, distance_from_plain
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -696,3 +696,27 @@ def test_a_callback_that_thaws_layers_once_is_refused_at_the_clients():
     local = LocalTraining(callbacks=[BackboneFinetuning(unfreeze_backbone_at_epoch=3)])
     with pytest.raises(ConfigurationError, match=r"'federation.local.callbacks' .* BackboneFinetuning.* TransferLearning"):
         federate(Plain(), 1, local=local)
+
+
+def test_a_callback_that_averages_the_epochs_of_a_training_is_refused_at_the_clients():
+    """Lightning's own would begin anew in each turn, and average a part of them."""
+    average = StochasticWeightAveraging(0.1, swa_epoch_start=1)
+    message = r"contains StochasticWeightAveraging, which averages over the epochs .* averages the global model over rounds"
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Plain(), 1, local=LocalTraining(callbacks=[average]))
+
+
+def test_weights_are_averaged_within_a_turn_that_is_a_training_of_its_own():
+    """One turn of one client is the same as plain training with the callback."""
+
+    def average() -> StochasticWeightAveraging:
+        return StochasticWeightAveraging(0.1, swa_epoch_start=1)
+
+    torch.manual_seed(3)
+    module = Plain().double()
+    alone = copy.deepcopy(module)
+    local = LocalTraining(max_epochs=4, precision="64-true", progress="round", callbacks=[average()])
+    data = Blobs(23, shuffle=False, dtype=torch.float64)
+    federate(module, 1, data=data, partitioner=Consecutive([23]), local=local, flags={"precision": "64-true"})
+    trainer(4, average(), precision="64-true").fit(alone, InOrder(Blobs(23, dtype=torch.float64).train))
+    assert max(float((one - weights(alone)[name]).abs().max()) for name, one in weights(module).items()) < 1e-15

@@ -97,7 +97,7 @@ def optimizer_state(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
     """
     found = []
     for optimizer in optimizers:
-        state = optimizer.state_dict()["state"]
+        state = optimizer.state_dict().get("state", {})  # Lightning's stand-in for no optimizer has none
         for values in state.values():
             for name, value in values.items():
                 if not isinstance(value, Tensor | int | float | bool | None):

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
 from fl_lightning.clients.metrics import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.compat.lightning_hooks import lean_hooks
+from fl_lightning.compat.torch import without_process_group
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.metrics.update import update_metric
 
@@ -66,7 +67,7 @@ class ModelEvaluation:
         """
         self._reload.remember(module)
         scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
-        with quiet(), lean_hooks(), torch.random.fork_rng(devices=[]):
+        with quiet(), lean_hooks(), without_process_group(), torch.random.fork_rng(devices=[]):
             self._trainer.validate(scored, datamodule=data, verbose=False)
         logged = scalar_metrics(self._trainer.callback_metrics)
         name = "score" if isinstance(self.metric, Metric) else self.metric

@@ -7,29 +7,37 @@ as in one long training, and so does everything that the module names in ``clien
 
 from __future__ import annotations
 
-import copy
 import operator
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.clients.attribute_values import (
+    HOLDERS,
+    PLAIN,
+    copied,
+    equal,
+    generators_in,
+    holds,
+    is_constant,
+    is_copied,
+    like,
+    stored,
+    tensors_in,
+)
 from fl_lightning.clients.hook_registers import HookRegisters
+from fl_lightning.clients.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import client_state
-from fl_lightning.functional.seeding import GENERATORS, derive_seed, reseed
+from fl_lightning.functional.model_parts import client_state, is_computed
+from fl_lightning.functional.seeding import derive_seed, reseed
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
-_HOLDERS = (Tensor, *_CONTAINERS)
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
 _OF_THE_LAYOUT = {"track_running_stats"}
 """What the server's model switches on and off at the clients, so that no turn may restore it."""
@@ -51,14 +59,16 @@ class PythonState:
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
         self._hooks: HookRegisters | None = None  # before the first turn
+        self._shared = SharedObjects(module)
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
         self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
+        self._begun_with = set(parts_of(module))
         for key, value in self._attributes(self._parts()):
-            if isinstance(value, _PLAIN):
+            if isinstance(value, PLAIN):
                 self._beginning[key] = value
-            elif _is_copied(value):
-                self._beginning[key] = copy.deepcopy(value)
-            if _is_constant(value):
+            elif is_copied(value):
+                self._beginning[key] = copied(value)
+            if is_constant(value):
                 self._constants.setdefault(key[0], {})[key[1]] = value
 
     def _parts(self) -> dict[str, Any]:
@@ -67,8 +77,8 @@ class PythonState:
     def _attributes(self, parts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Any]]:
         """Yield the user's attributes of the module and its parts: not parameters, buffers, parts and metrics.
 
-        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes; and, to save time,
-        constants that are still the objects of the start.
+        Lists of them are left out as well, such as ``_flat_weights`` of an LSTM, with which it computes, tensors that a layer
+        computes before each use, and, to save time, constants that are still the objects of the start.
         """
         own: set[int] | None = None
         for prefix, part in parts.items():
@@ -81,11 +91,11 @@ class PythonState:
                 if constants.get(name, _ABSENT) is value or name in _NOT_THE_USERS or name.startswith("_hparams"):
                     continue
                 quiet = False
-                if isinstance(value, _HOLDERS):
+                if isinstance(value, HOLDERS):
                     if own is None:
                         found = parameters_of(self._module).values()
                         own = {id(tensor) for tensor in (*found, *self._module.buffers())}
-                    if _holds(value, own):
+                    if holds(value, own) or (isinstance(value, Tensor) and is_computed(part, name)):
                         continue
                 yield (prefix, name), value
             if quiet:
@@ -109,12 +119,23 @@ class PythonState:
         self._hooks = self._hooks or HookRegisters(self._module)
         self._hooks.restore()
         parts, generators = self._restored()
-        for (prefix, name), generator in generators.items():
-            reseed(generator, derive_seed(seed, f"{prefix}.{name}"))
+        for path, generator in generators.items():
+            reseed(generator, derive_seed(seed, path))
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
-                setattr(parts[prefix], name, copy.deepcopy(value))
+                setattr(parts[prefix], name, like(value, _attributes_of(parts[prefix]).get(name)))
+        if self._shared.compares:
+            self._shared.begin(self._objects(parts))
+
+    def _objects(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes that are neither restored nor kept, by their paths."""
+        attributes = self._attributes(parts)
+        return {".".join(key): value for key, value in attributes if not (isinstance(value, PLAIN) or is_copied(value))}
+
+    def tensors(self) -> set[int]:
+        """Return the ids of the tensors in attributes."""
+        return {id(tensor) for _, value in self._attributes(self._parts()) for tensor in tensors_in(value)}
 
     def _replaced(self) -> list[tuple[nn.Module, str, nn.Module]]:
         """Return the layers of the start that others have replaced: the part that had each, its name there, and the layer."""
@@ -130,15 +151,21 @@ class PythonState:
         """Give the attributes their values of the start of the fit, as before an evaluation."""
         self._restored()
 
-    def _restored(self) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
+    def _restored(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Restore the attributes, and return the module's parts and its generators, which are not copied."""
         for owner, name, child in self._replaced():
             setattr(owner, name, child)
-        parts, generators = self._parts(), dict[tuple[str, str], Any]()
+        for owner, children in self._children:
+            if children_of(owner).keys() != children.keys():
+                for name in children_of(owner).keys() - children.keys():
+                    del children_of(owner)[name]  # training created it
+        parts, generators = self._parts(), dict[str, Any]()
         for (prefix, name), value in self._attributes(parts):
-            if isinstance(value, GENERATORS):
-                generators[prefix, name] = value
-            elif (prefix, name) not in self._beginning and (isinstance(value, _PLAIN) or _is_copied(value)):
+            if (prefix, name) in self._beginning:
+                continue
+            if not (isinstance(value, PLAIN) or is_copied(value)):
+                generators.update(generators_in(value, f"{prefix}.{name}"))
+            elif prefix in self._begun_with or not isinstance(parts[prefix], nn.Module):
                 del _attributes_of(parts[prefix])[name]  # it did not exist at the start
         self._set_beginning(parts)
         return parts, generators
@@ -146,8 +173,8 @@ class PythonState:
     def _set_beginning(self, parts: Mapping[str, Any]) -> None:
         for (prefix, name), value in self._beginning.items():
             part = parts.get(prefix)
-            if part is not None and not _equal(_attributes_of(part).get(name, _ABSENT), value):
-                setattr(part, name, value if isinstance(value, _PLAIN) else copy.deepcopy(value))
+            if part is not None and not equal(_attributes_of(part).get(name, _ABSENT), value):
+                setattr(part, name, value if isinstance(value, PLAIN) else copied(value))
 
     def give(self, module: nn.Module) -> None:
         """Give the attributes of a copy of the module the values that these had at first, before a checkpoint was loaded."""
@@ -155,7 +182,7 @@ class PythonState:
 
     def _is_renewed(self, key: tuple[str, str], value: Any) -> bool:
         """Return whether the next turn does not find an attribute as this one leaves it, although it is not shared."""
-        return _is_copied(value) or key in self._beginning
+        return is_copied(value) or key in self._beginning
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
@@ -163,7 +190,9 @@ class PythonState:
         for path, value in kept.items():
             prefix, _, name = path.rpartition(".")
             buffer = _buffers_of(parts[prefix]).get(name) if prefix in parts else None
-            if buffer is not None:
+            if buffer is not None and buffer.shape != value.shape:
+                setattr(parts[prefix], name, value.to(buffer.device))
+            elif buffer is not None:
                 with torch.no_grad():
                     buffer.copy_(value)
 
@@ -174,19 +203,19 @@ class PythonState:
             ignored: attributes that are not the user's.
 
         Raises:
-            ConfigurationError: if the module wants to keep something other than tensors and plain values.
+            ConfigurationError: if the module wants to keep what it has not, or what is neither a tensor nor a plain value.
         """
         kept: dict[str, Any] = {}
         renewed: list[str] = []
         parts = self._parts()
         own = {(prefix, name) for prefix, part in parts.items() for name in client_state(part)}
         for key, value in self._attributes(parts):
-            changed = not _equal(value, self._beginning.get(key, _ABSENT))
-            if key in own or not changed or key[1] in ignored:
-                continue
-            if isinstance(value, _PLAIN):
+            changed = not equal(value, self._beginning.get(key, _ABSENT))
+            if key in own or not changed or key[1] in ignored or isinstance(parts[key[0]], MetricCollection):
+                continue  # a collection of metrics groups them in its first update
+            if isinstance(value, PLAIN):
                 kept[".".join(key)] = value
-            elif key not in self._warned and self._is_renewed(key, value) and not _is_computed(parts[key[0]], key[1]):
+            elif key not in self._warned and self._is_renewed(key, value):
                 self._warned.add(key)
                 renewed.append(".".join(key).lstrip("."))
         prefixes = {id(part): prefix for prefix, part in parts.items()}
@@ -196,9 +225,20 @@ class PythonState:
                 self._warned.add(key)
                 renewed.append(".".join(key).lstrip("."))
         for prefix, name in own:
-            value = getattr(parts[prefix], name)
-            _require_storable(name, value)
-            kept[f"{prefix}.{name}"] = value.detach().clone().cpu() if isinstance(value, Tensor) else copy.deepcopy(value)
+            if not hasattr(parts[prefix], name):
+                raise ConfigurationError(
+                    f"'client_state' of {type(parts[prefix]).__name__} names '{name}', but after a client's training the part "
+                    "has no attribute or buffer of this name. Correct the name, or create it in '__init__'."
+                )
+            kept[f"{prefix}.{name}"] = stored(name, getattr(parts[prefix], name))
+        shared = self._shared.end(self._objects(parts)) if self._shared.compares else []
+        if shared:
+            rank_zero_warn(
+                f"Training changed {', '.join(shared)} of {type(self._module).__name__}, which all clients of a process share. "
+                "If it is more than a cache, a client's result depends on who trained before it, and a resumed run and several "
+                "ranks give other results. Keep such state in the module itself: numbers, tensors, generators, lists and "
+                "dictionaries in attributes, networks in parts."
+            )
         if renewed:
             rank_zero_warn(
                 f"Training changed {', '.join(repr(name) for name in renewed)} of {type(self._module).__name__}, which every "
@@ -223,58 +263,3 @@ def _attributes_of(part: Any) -> dict[str, Any]:
 
 def _buffers_of(part: Any) -> dict[str, Tensor]:
     return dict(part.named_buffers(recurse=False)) if isinstance(part, nn.Module) else {}
-
-
-def _is_computed(part: Any, name: str) -> bool:
-    """Return whether a layer computes a tensor from its parameters before each use, as torch's older weight norm does."""
-    return isinstance(part, nn.Module) and any(hasattr(part, f"{name}_{end}") for end in ("orig", "g"))
-
-
-def _is_copied(value: Any) -> bool:
-    if isinstance(value, Tensor | np.ndarray):
-        return True
-    if not isinstance(value, _CONTAINERS):
-        return False
-    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    return all(isinstance(item, _PLAIN) or _is_copied(item) for item in items)
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (type(value) is tuple and all(map(_is_constant, value)))
-
-
-def _holds(value: Any, tensors: set[int]) -> bool:
-    """Return whether a value is one of some tensors, or a container of one."""
-    if isinstance(value, Tensor):
-        return id(value) in tensors
-    items = value.values() if isinstance(value, dict) else value
-    return isinstance(value, _CONTAINERS) and any(_holds(item, tensors) for item in items)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two values are equal in type and content; NaN equals NaN."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Tensor):
-        same = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-        return bool(same and ((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, np.ndarray):
-        return bool(one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes())
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple | deque):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other) or bool(one != one and other != other)
-
-
-def _require_storable(name: str, value: Any) -> None:
-    if isinstance(value, dict | list | tuple | set) and type(value) in (dict, OrderedDict, list, tuple, set):
-        for item in [*value.keys(), *value.values()] if isinstance(value, dict) else value:
-            _require_storable(name, item)
-    elif not isinstance(value, Tensor | bool | int | float | complex | str | bytes | None):
-        raise ConfigurationError(
-            f"'client_state' names '{name}', which holds a {type(value).__name__}, but clients keep only tensors, numbers, "
-            "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."
-        )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fl_lightning.clients.python_state import PythonState
-from fl_lightning.compat.torch import parameters_of, parts_of
+from fl_lightning.compat.torch import buffers_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state
 from fl_lightning.functional.model_state import ModelState, differs
@@ -42,6 +42,12 @@ class ResidentModel:
         self._content: object | None = None
         self._preloaded: tuple[tuple[int, float], ...] = ()
         self._warned: set[str] = set()
+        self._empty = {  # registered without a tensor
+            f"{prefix}.{name}".lstrip(".")
+            for prefix, part in parts_of(module).items()
+            for name, buffer in buffers_of(part).items()
+            if buffer is None
+        }
         self.python = PythonState(module)
         """The attributes of the module that are not tensors of the model."""
 
@@ -61,6 +67,7 @@ class ResidentModel:
         self._server = model
         if self._state is not None:
             self._state.follow(model.layout)
+            self._state.take_shapes(model.tensors)
 
     def view(self) -> ModelState:
         """Return the view of the module's tensors, arranged like the server's."""
@@ -128,9 +135,11 @@ class ResidentModel:
         """Return a copy of the model in the module, which :meth:`load` will recognise.
 
         Raises:
-            ConfigurationError: if training has created parameters that the global model lacks.
+            ConfigurationError: if training has created parameters that the global model lacks, or changed a buffer's shape.
         """
         self._refuse_new_parameters(state)
+        self._remove_new_buffers()
+        self._refuse_new_shapes(state)
         self._warn_of_changed_buffers(state)
         model = state.snapshot()
         moved = state.moved(self.server.tensors)
@@ -154,6 +163,41 @@ class ResidentModel:
                     "averaged. Keep the layer, and change its parameters in place, as with 'reset_parameters'."
                 )
 
+    def _remove_new_buffers(self) -> None:
+        """Remove the buffers that training has created, as other attributes of a client's turn, and warn once."""
+        known, personal = self.server.tensors, self.server.layout.personal
+        found = [
+            (f"{prefix}.{name}".lstrip("."), part, name)
+            for prefix, part in parts_of(self.module).items()
+            for name, buffer in buffers_of(part).items()
+            if buffer is not None
+        ]
+        created = [(path, part, name) for path, part, name in found if path not in known and path not in personal]
+        for path, part, name in created:
+            if path in self._empty:
+                setattr(part, name, None)
+            else:
+                delattr(part, name)
+        names = sorted({path for path, *_ in created} - self._warned)
+        if names:
+            self._warned.update(names)
+            rank_zero_warn(
+                f"Training created the buffer {', '.join(map(repr, names))} of {type(self.module).__name__}, which the global "
+                "model lacks, so it is removed after each client's turn. To let the federation average it, register it with "
+                "its shape in '__init__'."
+            )
+
+    def _refuse_new_shapes(self, state: ModelState) -> None:
+        known, (_, floats, counters, _) = self.server.tensors, state.names()
+        now = state.tensors() if floats or counters else {}
+        for name in (*floats, *counters):
+            if now[name].shape != known[name].shape:
+                raise ConfigurationError(
+                    f"Training changed the shape of the buffer '{name}' of {type(self.module).__name__} from "
+                    f"{tuple(known[name].shape)} to {tuple(now[name].shape)}, so it cannot be averaged. Register it with its "
+                    "final shape, for example by one batch through the module before the fit, or with 'persistent=False'."
+                )
+
     def _warn_of_changed_buffers(self, state: ModelState) -> None:
         """Warn once of buffers that are not sent back, if training changes them and no client keeps them."""
         *_, names = state.names()
@@ -168,6 +212,7 @@ class ResidentModel:
             self._warned.update(changed)
             rank_zero_warn(
                 f"Training changed the buffer {', '.join(map(repr, changed))} of {type(self.module).__name__}, which is not "
-                "sent back (not persistent, or not finite), so every client's turn finds the server's. To let each client keep "
-                f"it, name it in an attribute of the part that owns it: client_state = ({changed[0].rpartition('.')[2]!r},)."
+                "sent back (not persistent, not finite, or complex), so every client's turn finds the server's. To let each "
+                "client keep it, name it in an attribute of the part that owns it: "
+                f"client_state = ({changed[0].rpartition('.')[2]!r},)."
             )

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients import kept_training
 from fl_lightning.clients.engines.base import EngineJob, Trained
+from fl_lightning.clients.foreign_tensors import ForeignTensors
 from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
@@ -55,6 +56,7 @@ class ClientSession(Callback):
         self._resident, self._rules, self._private = resident, rules, private
         self._progress, self._deadline = progress or TurnProgress(), deadline
         self._step: ListeningStep | None = None
+        self._foreign: ForeignTensors | None = None
         self._may_rest = any(type(rule).resting is not ClientRule.resting for rule in rules)
         self._warned = False
 
@@ -75,7 +77,7 @@ class ClientSession(Callback):
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
         self._read: int | None = None
-        self._trace = StepTrace()
+        self._trace, self._foreign = StepTrace(), None
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
         self._resident.preload(job.start, job.own)
 
@@ -86,7 +88,13 @@ class ClientSession(Callback):
             steps: the number of optimizer steps since the start of the training, with those that gradient scaling skipped.
             metrics: the metrics that the module logged.
             begun: the time at which the client began, from ``time.perf_counter``.
+
+        Raises:
+            ConfigurationError: if the optimizers have trained tensors that the module does not contain, or training has changed
+                the module in a way that cannot be averaged.
         """
+        if self._foreign is not None:
+            self._foreign.refuse_trained()
         for parameter in (*self._client.parameters(), *self._client.own_parameters()):
             parameter.grad = None  # before the copy, so that both are never held
         job, model = self._job, self._resident.snapshot(self._client)
@@ -159,10 +167,12 @@ class ClientSession(Callback):
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
         self._read = 0 if is_unknown(trainer.train_dataloader) else None
+        optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
+        self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
         self._words = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
         for rule, terms in self._terms:
             rule.check_optimizers(trainer.optimizers, self._words)
-            rule.join_optimizers([plain(optimizer) for optimizer in trainer.optimizers], self._client.parameters(), terms)
+            rule.join_optimizers(optimizers, self._client.parameters(), terms)
         losses = sum(part.mu for part in parts_of(pl_module).values() if isinstance(part, ProximalLoss))
         self._trace.mu = sum(rule.strength(self._pull) for rule in self._rules) + losses
         self._progress.enter(trainer, pl_module)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -32,6 +32,7 @@ __all__ = [
     "Hooks",
     "TreeSpec",
     "add_to_each",
+    "buffers_of",
     "chained_schedules",
     "children_of",
     "copy_to_each",
@@ -51,6 +52,7 @@ __all__ = [
     "tree_unflatten",
     "unsaved_buffers",
     "unscales_in_step",
+    "without_process_group",
 ]
 
 
@@ -75,6 +77,19 @@ def outside_autocast(device: str) -> Iterator[None]:
             torch.autocast_increment_nesting()
 
 
+@contextmanager
+def without_process_group() -> Iterator[None]:
+    """Let a block find no process group, as in a single process; torch has no public way to set it aside."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        yield
+        return
+    group, distributed.GroupMember.WORLD = distributed.GroupMember.WORLD, None
+    try:
+        yield
+    finally:
+        distributed.GroupMember.WORLD = group
+
+
 Hooks = dict[Any, Any]
 """A register of hooks, which torch can add to and cannot show."""
 
@@ -97,6 +112,11 @@ def times_changed(tensor: Tensor) -> float:
 def children_of(part: nn.Module) -> dict[str, nn.Module | None]:
     """Return the register of a module's children, which can be compared at once; torch's generator yields one after another."""
     return part._modules
+
+
+def buffers_of(part: nn.Module) -> dict[str, Tensor | None]:
+    """Return the register of a module's own buffers, with those that have no tensor yet."""
+    return part._buffers
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:

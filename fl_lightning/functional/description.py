@@ -22,6 +22,7 @@ from torchmetrics import Metric
 from fl_lightning.compat.torch import unsaved_buffers
 from fl_lightning.compat.torchmetrics import state_names
 from fl_lightning.functional.digest import digest
+from fl_lightning.functional.model_parts import is_computed
 
 CLASS, BASE = "class", "base"
 """Keys of a described object: its qualified name, and for a user's subclass the class of this package it derives from."""
@@ -163,7 +164,10 @@ class Describer:
         attributes = {
             name: value
             for name, value in _without_paths(_public(module)).items()
-            if name not in states and not (callable(value) and hasattr(type(module), name)) and not isinstance(value, nn.Module)
+            if name not in states
+            and not (callable(value) and hasattr(type(module), name))
+            and not isinstance(value, nn.Module)
+            and not (isinstance(value, Tensor) and is_computed(module, name))
         }
         saved = getattr(module, "hparams", {})
         parameters = {

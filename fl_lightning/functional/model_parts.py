@@ -36,6 +36,16 @@ def can_be_averaged(buffer: Tensor) -> bool:
     return not buffer.is_complex() and bool(torch.isfinite(buffer).all())
 
 
+def is_computed(part: Any, name: str) -> bool:
+    """Return whether a layer computes a tensor from its parameters before each use, as torch's older weight norm does."""
+    return isinstance(part, nn.Module) and any(hasattr(part, f"{name}_{end}") for end in ("orig", "g"))
+
+
+def never_averaged(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of buffers that cannot be averaged over clients: complex ones, and those that are not finite."""
+    return tuple(name for name, buffer in module.named_buffers() if not can_be_averaged(buffer))
+
+
 def client_state(part: nn.Module) -> tuple[str, ...]:
     """Return the names of attributes and buffers that each client keeps for itself."""
     declared = hasattr(type(part), "client_state")  # torch takes long to say that a module lacks an attribute

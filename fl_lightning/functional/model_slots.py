@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import can_be_averaged, client_state, constant_modules
+from fl_lightning.functional.model_parts import client_state, constant_modules
 
 Slot = tuple[nn.Module, str]
 """The owner of a tensor, and its name there, through which a tensor that user code has replaced is found."""
@@ -64,16 +64,19 @@ class ModelSlots:
         return self.parameters, self.floats, self.counters, self.local, self.frozen, self.constants
 
 
-def find_slots(module: nn.Module, moving: Container[str] = (), kept_by_clients: Container[str] = ()) -> ModelSlots:
+def find_slots(
+    module: nn.Module, moving: Container[str] = (), kept_by_clients: Container[str] = (), unsent: Container[str] = ()
+) -> ModelSlots:
     """Find the tensors of a module.
 
     Args:
         module: the module.
         moving: the names of tensors without gradients that training changes nevertheless.
         kept_by_clients: the names of personal tensors.
+        unsent: the names of persistent buffers that are not sent back nevertheless.
 
     Raises:
-        ConfigurationError: if parameters are complex or not initialised.
+        ConfigurationError: if parameters are not initialised, or trained ones complex.
     """
     found, constant = ModelSlots(), constant_modules(module)
     _add_parameters(module, constant, moving, kept_by_clients, found)
@@ -85,7 +88,7 @@ def find_slots(module: nn.Module, moving: Container[str] = (), kept_by_clients: 
             if id(owner) in constant:
                 (found.frozen if path in moving else found.constants).append((owner, name))
                 continue
-            sent = path in persistent and name not in owned and can_be_averaged(buffer)
+            sent = path in persistent and name not in owned and path not in unsent
             if sent and path in kept_by_clients:
                 found.personal[path] = (owner, name)
             else:
@@ -101,7 +104,8 @@ def _add_parameters(
     for prefix, owner in module.named_modules():
         for name, parameter in owner.named_parameters(recurse=False):
             path = f"{prefix}.{name}".lstrip(".")
-            _require_averageable(path, parameter)
+            if parameter.requires_grad or isinstance(parameter, nn.parameter.UninitializedParameter):
+                _require_averageable(path, parameter)
             if id(parameter) in seen:  # tied weights are sent once
                 continue
             seen.add(id(parameter))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_parts import declared_constant, trained_parts
+from fl_lightning.functional.model_parts import declared_constant, never_averaged, trained_parts
 from fl_lightning.functional.model_slots import Slot, find_slots
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
@@ -25,7 +25,7 @@ class ModelState:
     Tensors are looked up through their owner, so that a buffer replaced by user code is found.
 
     Raises:
-        ConfigurationError: if parameters are complex or not initialised.
+        ConfigurationError: if parameters are not initialised, or trained ones complex.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -33,11 +33,12 @@ class ModelState:
         self._followed: ModelLayout | None = None
         self._moving: tuple[str, ...] = ()
         self._kept_by_clients: tuple[str, ...] = ()
+        self._unsent = never_averaged(module)  # as they begin: later values must not move a buffer to another kind
         self._arrange()
 
     def _arrange(self) -> None:
         self._trained = trained_parts(self._module)
-        self._slots = find_slots(self._module, self._moving, self._kept_by_clients)
+        self._slots = find_slots(self._module, self._moving, self._kept_by_clients, self._unsent)
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
@@ -55,7 +56,7 @@ class ModelState:
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
             trained = tuple(p.requires_grad for p in parameters_of(self._module).values())
-            self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients)
+            self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients, self._unsent)
         return self._layout
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -75,7 +76,7 @@ class ModelState:
                 part.track_running_stats = tracks  # type: ignore[assignment]  # Lightning's finetuning switches it in BatchNorm
         if self._followed is layout:
             return
-        self._moving, self._kept_by_clients = layout.moving, layout.personal
+        self._moving, self._kept_by_clients, self._unsent = layout.moving, layout.personal, layout.unsent
         self._arrange()
         self._followed = layout
 
@@ -150,12 +151,25 @@ class ModelState:
         """
         kinds = [*zip(self._all_names(), self._slots.kinds, strict=True)]
         constants = kinds.pop()
+        self.take_shapes(tensors)
         if self._filled is not layout:
             kinds.append(constants)
             self._filled = layout
         for names, slots in kinds:
             if slots:
                 copy_to_each(self._tensors(slots), [tensors[name] for name in names])
+
+    def take_shapes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace buffers that have another shape than another module's, since a forward pass may resize them.
+
+        Args:
+            tensors: the other's :meth:`tensors`.
+        """
+        for names, slots in [*zip(self._all_names(), self._slots.kinds, strict=True)][1:4]:
+            for name, (owner, attribute) in zip(names, slots, strict=True):
+                mine = getattr(owner, attribute)
+                if mine.shape != tensors[name].shape:
+                    setattr(owner, attribute, tensors[name].detach().to(mine.device, copy=True))
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
@@ -174,19 +188,25 @@ class ModelState:
             tensors: the other's :meth:`tensors`.
 
         Raises:
-            ConfigurationError: if a part that the module declares constant has changed.
+            ConfigurationError: if a part that the module declares constant has changed, or a parameter that is not real.
         """
         *_, frozen, constants = zip(self._all_names(), self._slots.kinds, strict=True)
         found: dict[str, Tensor] = {}
         declared = declared_constant(self._module) if constants[1] else set()
         for names, slots in (frozen, constants):
-            for name, (owner, _), tensor in zip(names, slots, self._tensors(slots), strict=True):
+            for name, (owner, attribute), tensor in zip(names, slots, self._tensors(slots), strict=True):
                 if not differs(tensor, tensors[name]):
                     continue
                 if id(owner) in declared:
                     raise ConfigurationError(
                         f"Training changed '{name}', which {type(self._module).__name__} declares constant. Remove its part "
                         "from 'constant_parts', or do not change it."
+                    )
+                if isinstance(getattr(owner, attribute), nn.Parameter) and not tensor.is_floating_point():
+                    raise ConfigurationError(
+                        f"Training changed the frozen parameter '{name}' of {type(self._module).__name__}, which cannot be "
+                        f"averaged, since it is {tensor.dtype}. Make it a buffer, of which the federation takes the maximum "
+                        "over the clients, or do not change it."
                     )
                 found[name] = tensor.clone()
         if found:
@@ -210,6 +230,17 @@ class ModelState:
     def moving(self) -> tuple[str, ...]:
         """Return the names of the frozen tensors that clients have changed so far."""
         return self._moving
+
+    @property
+    def unsent(self) -> tuple[str, ...]:
+        """Return the names of the buffers that are not sent back because they were complex or not finite at the start."""
+        return self._unsent
+
+    def note_unsent(self, names: Iterable[str]) -> None:
+        """Take the names of the buffers that are not sent back from the start of a run that this one continues."""
+        if tuple(names) != self._unsent:
+            self._unsent = tuple(names)
+            self._arrange()
 
     # ---------------------------------------------------------------- what each client keeps for itself
 

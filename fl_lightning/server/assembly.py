@@ -139,6 +139,8 @@ class Assembly:
         """
         settings, server, resident = self._settings, ModelState(self._module), self._clients.resident
         server.note_moving(self._run.moving)
+        server.note_unsent(server.unsent if self._run.unsent is None else self._run.unsent)
+        self._run.unsent = server.unsent
         server.keep_at_clients(personal_names(self._module, settings.personal))
         announce_personal(settings, server)
         self._run.tensor_names = server.names

@@ -59,6 +59,7 @@ class RunState:
         self.queue, self.starts = EventQueue(), StartModels()
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
+        self.unsent: tuple[str, ...] | None = None
         self.tensor_names: Callable[[], Sequence[list[str]]] = list
         self.rounds: int | None = None
         self.rounds_are_known = False
@@ -77,7 +78,7 @@ class RunState:
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients, self.client_names = len(training), tuple(names)
         self._partition = training.digest()
-        self.fingerprint = None
+        self.fingerprint = self.unsent = None
         self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
 
     def reset(self) -> None:
@@ -106,6 +107,7 @@ class RunState:
             "starts": self.starts.state_dict(),
             "engine": self.engine,
             "moving": list(self.moving),
+            "unsent": [] if self.unsent is None else [list(self.unsent)],
             "rounds": [self.rounds] if self.rounds_are_known else [],
             "federation": self.federation,
             "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
@@ -132,6 +134,7 @@ class RunState:
         self.starts.load_state_dict(state.get("starts", {}))
         self.engine = state.get("engine")
         self.moving = tuple(state.get("moving", ()))
+        self.unsent = next((tuple(names) for names in state.get("unsent", [])), None)
         self.rounds, self.rounds_are_known = None, False
         for rounds in state.get("rounds", []):
             self.note_rounds(rounds)

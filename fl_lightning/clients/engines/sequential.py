@@ -14,6 +14,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.session import ClientSession
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.clients.turn_progress import TurnProgress
+from fl_lightning.compat.torch import without_process_group
 from fl_lightning.functional.seeding import isolated_rng
 
 
@@ -51,7 +52,8 @@ class SequentialEngine(ABC):
         begun = time.perf_counter()
         plan = TurnPlan.of(job.job, self.settings.local, self.settings.fast_dev_run)
         self.session.begin(job, plan)
-        with isolated_rng(job.seed, self.settings.device):
+        # A module's own collectives would mix clients that train at the same time, or wait for ever.
+        with isolated_rng(job.seed, self.settings.device), without_process_group():
             try:
                 steps, metrics = self._fit(job.open_data(), plan)
             finally:

@@ -93,6 +93,12 @@ def refuse_client_callbacks(local: LocalTraining) -> None:
         for kind, reason in _REFUSED_AT_CLIENTS.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"{contains} {reason}")
+        if isinstance(callback, StochasticWeightAveraging) and local.progress == "run":
+            raise ConfigurationError(
+                f"{contains} averages over the epochs of a training, of which a client's turn is a part. Put it among the "
+                "federation's own callbacks, where it averages the global model over rounds, or set "
+                "'federation.local.progress' to 'round'."
+            )
         if isinstance(callback, BaseFinetuning) and local.progress == "run":
             raise ConfigurationError(
                 f"{contains} freezes layers at the start of each turn and thaws them in a single one. Use TransferLearning "
