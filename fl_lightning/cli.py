@@ -34,10 +34,10 @@ from fl_lightning.cli_output import describe_model, drop_deprecated, without_tip
 from fl_lightning.cli_parser import FederationParser
 from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.collectives import lost_rank
-from fl_lightning.compat.jsonargparse import subcommand_parsers
+from fl_lightning.compat.jsonargparse import prefer_classes, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.null_settings import refuse_null
 from fl_lightning.plugins.folder_lock import lock_folder
@@ -49,6 +49,8 @@ from fl_lightning.source_version import source_version
 # If that is the latter, the parser would read '2' batches as the share 2.0.
 for _limit in ("train", "val", "test", "predict"):
     inspect.unwrap(Trainer.__init__).__annotations__[f"limit_{_limit}_batches"] = int | float | None
+
+prefer_classes({name: f"fl_lightning.{name}" for name in fl_lightning.__all__})
 
 CONFIG_VERSION = 1
 """Version of the configuration files that this release reads."""
@@ -96,7 +98,7 @@ class FederationCLI(OpenCLI):
             save_config_callback=SaveRunConfig,
             seed_everything_default=0,
             trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
-            parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
+            parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__, "allow_abbrev": False},
             parser_class=FederationParser,
             auto_configure_optimizers=False,
             args=args,
@@ -147,6 +149,12 @@ class FederationCLI(OpenCLI):
     def _config(self) -> Namespace:
         config: Namespace = self.config[self.config.subcommand]
         return config
+
+    def set_seed(self) -> None:
+        """Seed the process, after checking the seed."""
+        seed = self.config[self.subcommand].seed_everything
+        require(isinstance(seed, bool) or seed is None or 0 <= seed < 2**32, "seed_everything", "from 0 to 4294967295", seed)
+        super().set_seed()
 
     def _settle_folders(self) -> None:
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""

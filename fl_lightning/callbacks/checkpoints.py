@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.compat.lightning import FindsLastCheckpoint
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
-from fl_lightning.functional.metric_mode import higher_is_better
+from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.server.checks.metric_names import refuse_unknown_metrics
 from fl_lightning.server.requeue import requeued
@@ -52,8 +55,39 @@ class BestCheckpoint(_InTheRunsFolder):
     def __init__(
         self, monitor: str = "val_accuracy", mode: Literal["max", "min"] | None = None, dirpath: str | None = None
     ) -> None:
-        mode = "max" if higher_is_better(monitor, mode, "best_checkpoint.mode") else "min"
+        higher = higher_is_better(monitor, mode, "best_checkpoint.mode")
+        if known_direction(monitor) not in (None, higher):
+            rank_zero_warn(
+                f"'best_checkpoint.mode' is {mode}, but {'lower' if higher else 'higher'} values of '{monitor}' are better by "
+                f"its name, so best.ckpt would be the worst round. Set it to {'min' if higher else 'max'}, or to null."
+            )
+        mode = "max" if higher else "min"
         super().__init__(dirpath, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell that no round will be the best where nothing can be validated."""
+        if not trainer.enable_validation and trainer.limit_val_batches and is_overridden("validation_step", pl_module):
+            rank_zero_warn(
+                "There are no examples to validate on, so no metric is logged, and only last.ckpt is written. Give the "
+                "datamodule a validation or test set (for tables and folders 'data.datamodule.test_share'), or let clients "
+                "hold one: 'data.client_test' with 'data.server_set' clients."
+            )
+        super().on_train_start(trainer, pl_module)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the score of the best round, also if the run's folder has been moved or copied with its ``best.ckpt``."""
+        before, here = state_dict.get("dirpath"), str(self.dirpath)
+        if before != here and self._holds_best_of(state_dict, Path(here) / "best.ckpt"):
+            state_dict = _renamed(state_dict, str(before), here)
+        super().load_state_dict(state_dict)
+
+    def _holds_best_of(self, state: dict[str, Any], path: Path) -> bool:
+        """Return whether a file is the best checkpoint of the run that a state comes from."""
+        try:
+            held = torch.load(path, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
+            return bool(torch.equal(held["best_model_score"], state["best_model_score"].cpu()))
+        except Exception:  # no such file, or one that this run cannot read
+            return False
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check before the first round that the module logs the metric."""
@@ -76,6 +110,13 @@ class BestCheckpoint(_InTheRunsFolder):
         super().on_validation_end(trainer, pl_module)
 
 
+def _renamed(state: Any, before: str, now: str) -> Any:
+    """Return a state with other paths."""
+    if isinstance(state, dict):
+        return {_renamed(key, before, now): _renamed(value, before, now) for key, value in state.items()}
+    return now + state.removeprefix(before) if isinstance(state, str) and state.startswith(before) else state
+
+
 class LastCheckpoint(_InTheRunsFolder):
     """Save ``last.ckpt`` after every round. ``ckpt_path="last"`` resumes from it, or from ``best.ckpt`` if it does not exist.
 
@@ -95,6 +136,10 @@ class LastCheckpoint(_InTheRunsFolder):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state, with the folder of this run."""
+        super().load_state_dict(_renamed(state_dict, str(state_dict.get("dirpath")), str(self.dirpath)))
 
     def find_last(self, trainer: Trainer) -> set[str]:
         """Return the last round's checkpoint, or the best one if there is no last.

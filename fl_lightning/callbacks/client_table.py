@@ -12,8 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning.callbacks.hooks import FederationCallback
-from fl_lightning.callbacks.round_file import append_rows, forget_rounds, read_rows
-from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.callbacks.round_file import append_rows, client_name, forget_rounds, read_rows
 from fl_lightning.reporting.rounds import client_figures
 from fl_lightning.reporting.tables import log_table
 from fl_lightning.types import ClientUpdate
@@ -96,7 +95,7 @@ class ClientTable(FederationCallback):
     def _row(self, trainer: Trainer, client: int, own: dict[str, float]) -> list[Any]:
         figures = [own["loss"], own["score"], own["share"] / own["rounds"], own["seconds"], own["down"], own["up"]]
         counts = [int(own[count]) for count in ("rounds", "examples", "steps")]
-        return [_name(trainer, client), *counts, *(None if math.isnan(x) else x for x in figures)]
+        return [client_name(trainer, client), *counts, *(None if math.isnan(x) else x for x in figures)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far."""
@@ -112,11 +111,6 @@ def _rounds_of(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir) / "client_rounds.csv"
 
 
-def _name(trainer: Trainer, client: int) -> str:
-    data = getattr(trainer, "datamodule", None)
-    return data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)
-
-
 def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
     """Append the rows of a round to the file; the first round decides the columns."""
     path = _rounds_of(trainer)
@@ -129,7 +123,7 @@ def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
         names = {name: None for own in figures for name in own}
         columns = ["round", "client", *(n for n in names if n not in logged), *sorted(logged & names.keys())]
     rows = [
-        [update.round_idx, _name(trainer, update.client), *(own.get(name, "") for name in columns[2:])]
+        [update.round_idx, client_name(trainer, update.client), *(own.get(name, "") for name in columns[2:])]
         for update, own in zip(updates, figures, strict=True)
     ]
     append_rows(path, columns, rows)

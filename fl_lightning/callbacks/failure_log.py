@@ -7,7 +7,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.callbacks.hooks import FederationCallback
-from fl_lightning.callbacks.round_file import append_rows, forget_rounds
+from fl_lightning.callbacks.round_file import append_rows, client_name, forget_rounds
 from fl_lightning.types import ClientFailure
 
 COLUMNS = ("round", "client", "attempts", "cause")
@@ -33,7 +33,7 @@ class FailureLog(FederationCallback):
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
         """Append a row."""
         if self.enabled and trainer.is_global_zero:
-            row = [failure.round_idx, failure.client, failure.attempts, failure.cause]
+            row = [failure.round_idx, client_name(trainer, failure.client), failure.attempts, failure.cause]
             append_rows(self._path(trainer), COLUMNS, [row])
 
     @staticmethod

@@ -41,7 +41,7 @@ from fl_lightning.server.checks.compatibility import (
 )
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
-from fl_lightning.server.checks.privacy import check_privacy
+from fl_lightning.server.checks.privacy import check_privacy, warn_unprotected
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
@@ -180,6 +180,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             return
         adapt_losses(trainer, self._cleanup)
         if not self.enabled:
+            warn_unprotected(self)
             return
         refuse_tools(trainer, pl_module, remote=self.pool is not None)
         refuse_client_callbacks(self.local)

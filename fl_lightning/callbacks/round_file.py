@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
+
+from fl_lightning.data.federated import FederatedDataModule
+
 
 def forget_rounds(path: Path, first: int) -> None:
     """Remove the rounds from ``first`` on from a file, if it exists: a resumed run repeats them.
@@ -40,3 +44,9 @@ def read_rows(path: Path) -> list[list[str]]:
         text = file.read()
     header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines(keepends=True))) or [[]]
     return [header, *(row for row in rows if len(row) == len(header) and row[0].isdigit())]
+
+
+def client_name(trainer: Trainer, client: int) -> str:
+    """Return the name of a client for a file: its number if it has none."""
+    data = getattr(trainer, "datamodule", None)
+    return data.client_name(client) if isinstance(data, FederatedDataModule) else str(client)

@@ -16,6 +16,9 @@ with private_names_of("Python"):
     """The action of ``--help``, which argparse knows as ``action="help"`` and not as a class to derive from."""
     _VersionAction = argparse._VersionAction
 
+with private_names_of("jsonargparse"):
+    from jsonargparse import _typehints
+
 _BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
 
 
@@ -39,6 +42,26 @@ def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:
     """Return a jsonargparse parser's subcommands; None where it has none. Its public methods only add them."""
     subcommands = parser._subcommands_action
     return None if subcommands is None else subcommands.choices
+
+
+def prefer_classes(paths: Mapping[str, str]) -> None:
+    """Let bare names mean these classes where other packages have some of the same name, which jsonargparse refuses.
+
+    Args:
+        paths: the dotted path of each class by its name.
+    """
+    of_one_name = _typehints.resolve_class_path_by_name
+
+    def resolve(cls: Any, name: str) -> str:
+        try:
+            found: str = of_one_name(cls, name)
+        except ValueError as error:
+            if name not in paths or paths[name] not in str(error):  # the error names all that would fit
+                raise
+            return paths[name]
+        return found
+
+    _typehints.resolve_class_path_by_name = resolve
 
 
 def is_parsed_factory(value: object) -> bool:

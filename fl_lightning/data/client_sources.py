@@ -61,7 +61,7 @@ def sized(name: str, dataset: Any) -> Any:
             "'__getitem__', a DataLoader, or a LightningDataModule."
         )
     if not len(dataset):
-        raise DataError(f"Client '{name}' has no examples in one of its sets. Remove the client, or add examples.")
+        raise DataError(f"A {type(dataset).__name__} of client '{name}' has no examples. Remove the client, or add examples.")
     return dataset
 
 

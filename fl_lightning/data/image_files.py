@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -95,31 +96,38 @@ def find_images(root: Path | Mapping[str, Path]) -> ImageFiles:
         root: the folder, or a folder of the form domain/class/image for each domain by name.
 
     Raises:
-        DataError: if a folder has no images, if only one class exists, or if domains have different classes.
+        DataError: if a domain, or without domains a class, has no images, or if only one class exists.
     """
     domains = _domains(root)
     of_domains = "" not in domains
-    names = _common_classes({name: [f.name for f in folders_in(folder)] for name, folder in domains.items()})
-    deep = [label for label in names if not _images(folder := next(iter(domains.values())) / label) and folders_in(folder)]
+    names = tuple(sorted({label.name for folder in domains.values() for label in folders_in(folder)}))
+    deep = [label for folder in domains.values() for label in folders_in(folder) if not _images(label) and folders_in(label)]
     if deep:
+        empty = [folder.name for folder in folders_in(root) if not any(folder.iterdir())] if isinstance(root, Path) else []
         raise DataError(
-            f"'{root}' is nested more deeply than root/domain/class/image: '{deep[0]}' contains folders. Set "
-            "'data.datamodule.root' to the folder above the domains or classes."
+            f"'{root}' is nested more deeply than root/domain/class/image: '{deep[0].name}' contains folders. "
+            + (f"Remove '{empty[0]}', which is empty, or add" if empty else "Set")
+            + (" images to it." if empty else " 'data.datamodule.root' to the folder above the domains or classes.")
         )
     paths: list[str] = []
     targets: list[int] = []
     sizes: list[int] = []
+    lacking = {name: [label for label in names if not (folder / label).is_dir()] for name, folder in domains.items()}
+    if any(lacking.values()):
+        text = "; ".join(f"'{name}' has no folder {', '.join(labels)}" for name, labels in lacking.items() if labels)
+        rank_zero_warn(f"The domains have different classes: {text}. If a folder is misspelt, it counts as a class of its own.")
     for name, folder in domains.items():
         for target, label in enumerate(names):
-            found = _images(folder / label)
-            if not found:
+            found = _images(folder / label) if (folder / label).is_dir() else []
+            if not found and not name:
                 raise DataError(
-                    f"'{folder / label}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder"
-                    f"{' from every domain' if name else ''}."
+                    f"'{folder / label}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder."
                 )
             paths += found
             targets += [target] * len(found)
         sizes.append(len(paths) - sum(sizes))
+        if not sizes[-1]:
+            raise DataError(f"'{folder}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder.")
     if len(names) < 2:
         raise DataError(
             f"'{root}' contains the single class '{names[0]}', but classification needs two or more. Add another class."
@@ -158,15 +166,6 @@ def _images(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.name.lower().endswith(IMG_EXTENSIONS) and not e.name.startswith("."))
     return [str(folder / name) for name in names]
-
-
-def _common_classes(classes: dict[str, list[str]]) -> tuple[str, ...]:
-    every = sorted(set().union(*classes.values()))
-    lacking = {name: [c for c in every if c not in own] for name, own in classes.items()}
-    if any(lacking.values()):
-        text = "; ".join(f"'{name}' lacks {', '.join(missing)}" for name, missing in lacking.items() if missing)
-        raise DataError(f"The domains have different classes: {text}. Add a folder for every class to every domain.")
-    return tuple(every)
 
 
 class ImageReader:

@@ -55,6 +55,9 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
         require(eval_batch_size >= 1, "data.datamodule.eval_batch_size", "1 or above", eval_batch_size)
         require(num_workers >= 0, "data.datamodule.num_workers", "0 or above", num_workers)
         both = (mean is None) == (std is None) and (mean is None or std is None or len(mean) == len(std))
+        unit = "between 0 and 1 for each channel, since images are in [0, 1] (divide by 255)"
+        require(all(0 <= value <= 1 for value in mean or ()), "data.datamodule.mean", unit, mean)
+        require(all(value <= 1 for value in std or ()), "data.datamodule.std", unit, std)
         require(both and min(std or [1]) > 0, "data.datamodule.std", "above 0, with one value for each value of 'mean'", std)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size

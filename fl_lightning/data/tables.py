@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -147,6 +148,12 @@ class TableDataModule(InMemoryDataModule):
             raise DataError(
                 f"The column '{self.target}' of '{self.path}' has the single class '{known[0]}', but classification needs two "
                 "or more. Set 'data.datamodule.target' to another column."
+            )
+        alike = [name for name in known if sum(other.casefold() == name.casefold() for other in known) > 1]
+        if alike and not classes:
+            rank_zero_warn(
+                f"The column '{self.target}' has the classes {', '.join(map(repr, alike))}, which differ only in capital "
+                "letters. If they are the same, write them alike in all files."
             )
         codes = {name: code for code, name in enumerate(known)}
         for name, place in zip(names.tolist(), table.places, strict=True):

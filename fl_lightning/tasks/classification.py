@@ -96,6 +96,12 @@ class ClassificationTask(SupervisedTask):
     def predictions_and_target(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits and labels of a batch."""
         inputs, labels = self._parts(batch)
+        if labels.ndim != 1:
+            raise ConfigurationError(
+                f"{type(self).__name__} learns one class for each example, but the data return targets of shape "
+                f"{tuple(labels.shape)} for {len(inputs)} inputs. Return labels of shape (B,), or use a module of your own for "
+                "examples of several classes."
+            )
         return self._logits(inputs), labels
 
     def _logits(self, inputs: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.clients.private_steps import check_private_module
@@ -51,6 +52,21 @@ def check_private_model(
     """
     _check_training(local, precision, module)
     _check_sent_state(transforms, local, precision, server)
+
+
+def warn_unprotected(owner: FederationSettings) -> None:
+    """Warn if a training without a federation leaves out settings that were to protect the clients."""
+    named = {
+        "'federation.local.privacy'": owner.local.privacy is not None,
+        "'federation.secure_aggregation'": owner.secure_aggregation is not None,
+        "ClientPrivacy in 'federation.transforms'": any(isinstance(one, ClientPrivacy) for one in owner.transforms),
+    }
+    unused = [name for name, used in named.items() if used]
+    if unused:
+        rank_zero_warn(
+            f"'federation.enabled' is false, so the module trains on all examples in one place, and {' and '.join(unused)} "
+            "protects nothing. Set 'federation.enabled' to true to train with it."
+        )
 
 
 def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> str:
