@@ -387,6 +387,34 @@ def test_a_buffer_that_began_without_a_finite_value_is_of_the_same_kind_after_a_
     assert same_bits(weights(whole), weights(resumed))
 
 
+class TwoNames(Plain):
+    """The same mask in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Module(), nn.Module()
+        mask = torch.full((3,), -torch.inf)
+        self.one.register_buffer("mask", mask)
+        self.other.register_buffer("mask", mask)
+
+
+def test_a_mask_of_two_names_is_a_constant():
+    assert fit(TwoNames).other.mask.tolist() == 3 * [-torch.inf]
+
+
+class LateNorm(Plain):
+    """Buffers without values, in a layer that has not seen a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LazyBatchNorm1d(affine=False)
+
+
+def test_a_lazy_layer_of_buffers_is_no_traceback():
+    with pytest.raises((ConfigurationError, ValueError), match=r"(?i)lazy|initiali"):
+        fit(LateNorm)
+
+
 # ---------------------------------------------------------------- collectives of the module
 
 

@@ -188,15 +188,12 @@ class ResidentModel:
             )
 
     def _refuse_new_shapes(self, state: ModelState) -> None:
-        known, (_, floats, counters, _) = self.server.tensors, state.names()
-        now = state.tensors() if floats or counters else {}
-        for name in (*floats, *counters):
-            if now[name].shape != known[name].shape:
-                raise ConfigurationError(
-                    f"Training changed the shape of the buffer '{name}' of {type(self.module).__name__} from "
-                    f"{tuple(known[name].shape)} to {tuple(now[name].shape)}, so it cannot be averaged. Register it with its "
-                    "final shape, for example by one batch through the module before the fit, or with 'persistent=False'."
-                )
+        for name, now in state.resized(self.server.tensors).items():
+            raise ConfigurationError(
+                f"Training changed the shape of the buffer '{name}' of {type(self.module).__name__} from "
+                f"{tuple(self.server.tensors[name].shape)} to {tuple(now.shape)}, so it cannot be averaged. Register it "
+                "with its final shape, for example by one batch through the module before the fit, or with 'persistent=False'."
+            )
 
     def _warn_of_changed_buffers(self, state: ModelState) -> None:
         """Warn once of buffers that are not sent back, if training changes them and no client keeps them."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 def constant_modules(module: nn.Module) -> set[int]:
@@ -43,7 +44,8 @@ def is_computed(part: Any, name: str) -> bool:
 
 def never_averaged(module: nn.Module) -> tuple[str, ...]:
     """Return the names of buffers that cannot be averaged over clients: complex ones, and those that are not finite."""
-    return tuple(name for name, buffer in module.named_buffers() if not can_be_averaged(buffer))
+    found = module.named_buffers(remove_duplicate=False)
+    return tuple(name for name, buffer in found if not is_lazy(buffer) and not can_be_averaged(buffer))
 
 
 def client_state(part: nn.Module) -> tuple[str, ...]:

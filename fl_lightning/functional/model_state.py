@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -165,11 +165,19 @@ class ModelState:
         Args:
             tensors: the other's :meth:`tensors`.
         """
-        for names, slots in [*zip(self._all_names(), self._slots.kinds, strict=True)][1:4]:
-            for name, (owner, attribute) in zip(names, slots, strict=True):
-                mine = getattr(owner, attribute)
+        for name, (owner, attribute), mine in self._resized(tensors, self._slots.kinds[1:4]):
+            setattr(owner, attribute, tensors[name].detach().to(mine.device, copy=True))
+
+    def resized(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the buffers that are sent back and have another shape than another module's, by name."""
+        return {name: mine for name, _, mine in self._resized(tensors, self._slots.kinds[1:3])}
+
+    def _resized(self, tensors: Mapping[str, Tensor], kinds: Sequence[list[Slot]]) -> Iterator[tuple[str, Slot, Tensor]]:
+        for names, slots in zip(self._all_names()[1:], kinds, strict=False):
+            for name, slot in zip(names, slots, strict=True):
+                mine = getattr(*slot)
                 if mine.shape != tensors[name].shape:
-                    setattr(owner, attribute, tensors[name].detach().to(mine.device, copy=True))
+                    yield name, slot, mine
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:

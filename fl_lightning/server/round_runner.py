@@ -23,6 +23,7 @@ from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.new_clients import set_mean_part
 from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
+from fl_lightning.server.rank_buffers import RankBuffers
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.round_log import log_round, write_matrices
 from fl_lightning.server.round_result import RoundResult
@@ -59,6 +60,7 @@ class RoundRunner:
         self._settings, self._run, self._federation = settings, run, federation
         self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
         self._termination = termination
+        self._buffers = RankBuffers(federation.server, federation.comm)
         self._default_dtype = torch.get_default_dtype()
         self._warned_of_extension = False
 
@@ -136,6 +138,7 @@ class RoundRunner:
             self._settings.strategy.reset()
             self._settings.route.reset()
         self._federation.refresh_frozen()
+        self._buffers.agree(type(self._federation.trainer.lightning_module).__name__)
         self._evaluator.begin_round(round_idx)
         sweep_client_files(self._federation.trainer, self._run.memory)
         stubborn = self._attacks.begin_round(round_idx)
@@ -155,6 +158,7 @@ class RoundRunner:
             self._evaluator.note_moving(result.moved)
             server.set_moved(result.moved)
             self._run.moving = server.moving
+        self._buffers.note()
         return step
 
     def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:
