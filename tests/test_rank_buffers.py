@@ -68,9 +68,7 @@ def test_the_first_rank_names_what_changed():
     buffers, comm = ranks_of(module, 0, "another digest", {})
     buffers.note()
     module.count += 1
-    with pytest.warns(
-        UserWarning, match="Validation changed the buffer 'count' of Counted. .* Change buffers in training"
-    ):
+    with pytest.warns(UserWarning, match="Validation changed the buffer 'count' of Counted. .* Change buffers in training"):
         buffers.agree("Counted")
     assert {name: tensor.tolist() for name, tensor in comm.said[1].items()} == {"count": 1.0, "mask": [1.0, 1.0]}
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from random import Random
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fl_lightning import AdaFed, ClientError, ClientUpdate, FedAvg, FedLoss
@@ -44,6 +45,7 @@ def ranks_total(shares: list[list[tuple[list[float], float]]], chosen: Grid) -> 
     outlier=st.tuples(st.lists(leaving, min_size=3, max_size=3), weight),
     random=st.randoms(),
 )
+@example(terms=[([0.0, 0.0, 0.0], 1e-9)], outlier=([0.0, 0.0, 0.5], 0.001), random=Random(0))  # hardly above a tier's limit
 def test_a_rank_that_leaves_the_grid_alone_changes_no_bit(ranks, terms, outlier, random):
     terms = [*terms, outlier]
     once = ranks_total([terms], grid(3))
@@ -53,14 +55,14 @@ def test_a_rank_that_leaves_the_grid_alone_changes_no_bit(ranks, terms, outlier,
     assert torch.equal(ranks_total(shares, grid(3)), once)
     for column in range(3):
         exact = math.fsum(vector[column] * factor for vector, factor in terms)
-        # Each of 11 summands is rounded by at most 2**-38 of its own weight times the expected magnitude 2.
-        allowed = sum(2.0**-37 * factor for _, factor in terms) + 1e-15 * abs(exact)
+        # Each of 11 summands is rounded by at most 2**-37 of its own weight times the expected magnitude 2.
+        allowed = sum(2.0**-36 * factor for _, factor in terms) + 1e-15 * abs(exact)
         assert abs(once[column].item() - exact) <= allowed
 
 
 @pytest.mark.parametrize("largest", [1.0, 60_000.0])
 def test_errors_are_those_of_the_grid(largest):
-    """2**-50 of the bound for each summand, against exact rationals."""
+    """2**-49 of the bound for each summand, against exact rationals."""
     generator = torch.Generator().manual_seed(0)
     vectors = [torch.rand(200, generator=generator) * 2 - 1 for _ in range(30)]
     weights = (torch.rand(30, generator=generator, dtype=torch.float64) * 0.9 + 0.1) * largest
@@ -70,7 +72,7 @@ def test_errors_are_those_of_the_grid(largest):
     got = sums.value("x")
     for column in range(200):
         exact = sum(Fraction(float(v[column])) * Fraction(w) for v, w in zip(vectors, weights.tolist(), strict=True))
-        assert abs(Fraction(got[column].item()) - exact) <= Fraction(30 * largest) * Fraction(1, 2**50) + abs(exact) / 2**52
+        assert abs(Fraction(got[column].item()) - exact) <= Fraction(30 * largest) * Fraction(1, 2**49) + abs(exact) / 2**52
 
 
 @pytest.mark.parametrize("fraction", [None, 40])

@@ -61,7 +61,9 @@ def sized(name: str, dataset: Any) -> Any:
             "'__getitem__', a DataLoader, or a LightningDataModule."
         )
     if not len(dataset):
-        raise DataError(f"A {type(dataset).__name__} of client '{name}' has no examples. Remove the client, or add examples.")
+        raise DataError(
+            f"Client '{name}' has no examples in one of its sets ({type(dataset).__name__}). Remove the client, or add examples."
+        )
     return dataset
 
 

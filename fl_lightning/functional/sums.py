@@ -24,9 +24,10 @@ Loads = dict[tuple[str, int], list[tuple[int, float, bool]]]
 class Grid:
     """Define the resolution of a sum whose size and weights are roughly known before the first summand.
 
-    A piece takes one int64 a number, and a summand is rounded by at most ``2**-50 * magnitude * largest``. Summands that are
+    A piece takes one int64 a number, and a summand is rounded by at most ``2**-49 * magnitude * largest``. Summands that are
     larger than expected are still exact, in two int64. Weights below ``2**-12 * largest`` are summed separately, on a
-    grid finer by that factor, and so on; the error of a summand stays below ``2**-38`` of its own weight.
+    grid finer by that factor, and so on; the error of a summand stays below ``2**-37`` of its own weight times
+    the magnitude.
 
     Args:
         pieces: the length and expected magnitude of consecutive pieces of the vector; None selects the finest grid.
