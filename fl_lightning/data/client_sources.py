@@ -62,7 +62,7 @@ def sized(name: str, dataset: Any) -> Any:
         )
     if not len(dataset):
         raise DataError(
-            f"Client '{name}' has no examples in one of its sets ({type(dataset).__name__}). Remove the client, or add examples."
+            f"Client '{name}' has no examples in one of its sets ({type(dataset).__name__}). Remove the client, or add some."
         )
     return dataset
 
