@@ -258,13 +258,15 @@ class OldWeightNorm(Plain):
             self.net[0] = nn.utils.weight_norm(self.net[0])
 
 
+def whole_and_resumed(make: Any, folder: Any) -> tuple[Any, Any]:
+    """The modules of four rounds at once, and of four rounds with a resume after two."""
+    torch.manual_seed(3)
+    federate(make(), 2, every_round(folder), local=LocalTraining(), flags={"enable_checkpointing": True})
+    return fit(make, 4), fit(make, 4, ckpt_path=str(folder / "last.ckpt"))
+
+
 def test_a_layer_with_the_older_weight_norm_resumes(tmp_path):
-    whole = fit(OldWeightNorm, 4)
-    torch.manual_seed(3)
-    federate(OldWeightNorm(), 2, every_round(tmp_path), local=LocalTraining(), flags={"enable_checkpointing": True})
-    torch.manual_seed(3)
-    resumed = OldWeightNorm()
-    federate(resumed, 4, local=LocalTraining(), ckpt_path=str(tmp_path / "last.ckpt"))
+    whole, resumed = whole_and_resumed(OldWeightNorm, tmp_path)
     assert same_bits(weights(whole), weights(resumed))
 
 
@@ -377,12 +379,7 @@ class Range(Plain):
 
 @pytest.mark.filterwarnings("ignore:Training changed the buffer 'low'")
 def test_a_buffer_that_began_without_a_finite_value_is_of_the_same_kind_after_a_resume(tmp_path):
-    whole = fit(Range, 4)
-    torch.manual_seed(3)
-    federate(Range(), 2, every_round(tmp_path), local=LocalTraining(), flags={"enable_checkpointing": True})
-    torch.manual_seed(3)
-    resumed = Range()
-    federate(resumed, 4, local=LocalTraining(), ckpt_path=str(tmp_path / "last.ckpt"))
+    whole, resumed = whole_and_resumed(Range, tmp_path)
     assert whole.low.isfinite()
     assert same_bits(weights(whole), weights(resumed))
 

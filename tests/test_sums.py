@@ -62,7 +62,7 @@ def test_a_rank_that_leaves_the_grid_alone_changes_no_bit(ranks, terms, outlier,
 
 @pytest.mark.parametrize("largest", [1.0, 60_000.0])
 def test_errors_are_those_of_the_grid(largest):
-    """2**-49 of the bound for each summand, against exact rationals."""
+    """2**-50 of the bound for each summand, against exact rationals."""
     generator = torch.Generator().manual_seed(0)
     vectors = [torch.rand(200, generator=generator) * 2 - 1 for _ in range(30)]
     weights = (torch.rand(30, generator=generator, dtype=torch.float64) * 0.9 + 0.1) * largest
@@ -72,7 +72,7 @@ def test_errors_are_those_of_the_grid(largest):
     got = sums.value("x")
     for column in range(200):
         exact = sum(Fraction(float(v[column])) * Fraction(w) for v, w in zip(vectors, weights.tolist(), strict=True))
-        assert abs(Fraction(got[column].item()) - exact) <= Fraction(30 * largest) * Fraction(1, 2**49) + abs(exact) / 2**52
+        assert abs(Fraction(got[column].item()) - exact) <= Fraction(30 * largest) * Fraction(1, 2**50) + abs(exact) / 2**52
 
 
 @pytest.mark.parametrize("fraction", [None, 40])
