@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def listing(wanted: str = "") -> str:
-    """Return a line for each algorithm that contains a text, by group; empty if there is none."""
+    """Return a line for each algorithm that contains a text, by group; an empty string if no algorithm does."""
     lines: list[str] = []
     for group, algorithms in ALGORITHMS.items():
         rows = [_row(one) for one in algorithms if wanted.lower() in _row(one).lower()]

@@ -243,7 +243,7 @@ def refusal(said: str) -> str:
 
 
 def _newest_whole(source: Source) -> str:
-    """Return the name of the newest complete checkpoint in the same folder; empty if there is none."""
+    """Return the name of the newest complete checkpoint in the same folder; an empty string if it has none."""
     if not isinstance(source, str | os.PathLike) or "://" in str(source):
         return ""
     broken = Path(source)

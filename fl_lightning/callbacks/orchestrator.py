@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
-from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
@@ -28,20 +26,12 @@ from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.attack_schedule import AttackSchedule
-from fl_lightning.server.checks.asynchronous import check_clock
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
-from fl_lightning.server.checks.compatibility import (
-    check_cohort,
-    check_faults,
-    check_route,
-    check_server_optimizer,
-    check_strategy,
-    check_uplink,
-    federated_data,
-)
+from fl_lightning.server.checks.compatibility import federated_data
+from fl_lightning.server.checks.federation import check_federation
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
-from fl_lightning.server.checks.personal import check_personal, refuse_incomplete, warn_incomplete, without_validation
-from fl_lightning.server.checks.privacy import check_privacy, warn_unprotected
+from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
+from fl_lightning.server.checks.privacy import warn_unprotected
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
@@ -190,7 +180,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self.pool is not None:
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
-        self._check(trainer, data)
+        check_federation(self, trainer, data)
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
         names = [data.client_name(client) for client in range(data.num_clients)]
@@ -213,21 +203,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
-
-    def _check(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        check_personal(self, trainer)
-        check_clock(self, data, trainer)
-        limits_steps = self.asynchronous is None  # otherwise slow clients end later
-        availability = self.availability if limits_steps else replace(self.availability, slow=0.0)
-        for part in (self.route, self.strategy):
-            check_cohort(part, self.local, data.num_clients, self.clients_per_round)
-            check_faults(self.faults, availability, part, self.local, data.num_clients, self.clients_per_round)
-        check_uplink(self.attackers, self.transforms, self.route)
-        check_privacy(self, data)
-        self.client_evaluation.check(data)
-        check_strategy(self.strategy, self.local, data, trainer)
-        check_route(self.route, self.strategy, data, trainer)
-        check_server_optimizer(self.strategy, self.route, self.server_optimizer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""

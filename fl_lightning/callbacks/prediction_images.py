@@ -21,7 +21,7 @@ class PredictionImages(Callback):
 
     ``val_predictions.png`` shows the global model on the first validation images at the end of a fit, and
     ``test_predictions.png`` the same on the first test images at the end of a test. The pictures are saved next to the file of
-    the CSV logger, or in the run's folder if there is none, and go to W&B. If the module has a ``readout`` that maps such
+    the CSV logger, or in the run's folder without one, and go to W&B. If the module has a ``readout`` that maps such
     images to one number each, as :class:`~fl_lightning.DensityCount` has, the pictures show the numbers of target and
     prediction. A module that does not predict images gets one warning and no picture. Needs matplotlib.
 

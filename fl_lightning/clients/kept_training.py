@@ -69,7 +69,7 @@ class ChangedSettings:
         ]
 
     def end(self) -> dict[str, Any] | None:
-        """Return the settings that this turn or an earlier one changed; None if there are none."""
+        """Return the settings that this turn or an earlier one changed, or None if no turn changed any."""
         changed = [
             {k: v for k, v in now.items() if k in known or k not in then or not _equal(v, then[k])}
             for known, then, now in zip(self._known, self._begun, self._settings(), strict=False)

@@ -111,7 +111,7 @@ class PrivateSteps(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Check whether the batch has any examples."""
-        self._nobody = self._batches.nobody.popleft()
+        self._empty_batch = self._batches.empty.popleft()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Clip the gradients and add noise, before anything else changes them.
@@ -127,7 +127,7 @@ class PrivateSteps(Callback):
                     f"'federation.local.privacy' needs a gradient for every trainable parameter, but '{unused}' does not "
                     "contribute to the loss. Freeze it (requires_grad_(False)) or remove it."
                 )
-            if self._nobody:
+            if self._empty_batch:
                 parameter.grad_sample = parameter.grad_sample[:0]
         lengths = {len(parameter.grad_sample) for parameter in private.params}
         if len(lengths) > 1:

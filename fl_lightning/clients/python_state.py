@@ -203,7 +203,7 @@ class PythonState:
             ignored: attributes that are not the user's.
 
         Raises:
-            ConfigurationError: if the module wants to keep what it has not, or what is neither a tensor nor a plain value.
+            ConfigurationError: if an attribute to keep is missing, or is neither a tensor nor a plain value.
         """
         kept: dict[str, Any] = {}
         renewed: list[str] = []

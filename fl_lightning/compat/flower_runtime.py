@@ -48,7 +48,7 @@ def runtime(address: str, certificate: bytes | None, secret: bytes, component: s
 
 
 def acquired(client: Any, kind: Any) -> tuple[int, str] | None:
-    """Acquire a task, and return its run's id and its token; None if there is none."""
+    """Acquire a task, and return its run's id and its token, or None if no task is waiting."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
 
     got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))

@@ -49,7 +49,7 @@ def lean_hooks() -> Iterator[None]:
     """Let the Trainers that fit or validate in a block call hooks without Lightning's work around those that do nothing.
 
     Around each of about 25 hooks per step, Lightning formats two messages, opens a section of the profiler and sets an
-    attribute of the module twice, also if nobody overrides the hook; and it inspects the signature of ``training_step`` in
+    attribute of the module twice, even if the hook is not overridden; and it inspects the signature of ``training_step`` in
     every step. Only for Trainers with neither a profiler nor a sanity check, as those of clients are: nothing of this can be
     set in public. What hooks see and return is the same.
     """

@@ -21,7 +21,7 @@ def _do_nothing() -> None:
 
 
 def on_sigterm(trainer: Trainer, act: Callable[[], None]) -> Callable[[], None]:
-    """Let a Trainer do something else than its own when SIGTERM arrives.
+    """Replace what a Trainer does when SIGTERM arrives.
 
     Args:
         trainer: a Trainer that has not taken over signals yet.

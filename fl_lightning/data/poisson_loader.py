@@ -24,25 +24,25 @@ class PoissonBatches:
     Attributes:
         expected: B.
         rate: B / n, the probability that an example is in a batch.
-        nobody: for each batch given out and not yet processed, whether it is empty. An empty batch still holds one example,
+        empty: for each batch given out and not yet processed, whether it is empty. An empty batch still holds one example,
             because networks need a non-empty batch; this example must not count.
     """
 
     def __init__(self, size: int, batch_size: int, coins: Coins) -> None:
         self.expected = min(batch_size, size)
         self.rate = self.expected / size
-        self.nobody: deque[bool] = deque()
+        self.empty: deque[bool] = deque()
         self.size, self._coins, self._iterations = size, coins, 0
 
     def __len__(self) -> int:
         return -(-self.size // self.expected)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.nobody.clear()  # from batches that were drawn ahead and never used
+        self.empty.clear()  # from batches that were drawn ahead and never used
         first, self._iterations = self._iterations * len(self), self._iterations + 1
         for number in range(first, first + len(self)):
             chosen = (self._coins(number, self.size) < self.rate).nonzero().flatten().tolist()
-            self.nobody.append(not chosen)
+            self.empty.append(not chosen)
             yield chosen or [0]
 
 

@@ -15,8 +15,8 @@ class Answer:
 
     Attributes:
         client: the client's id.
-        content: the reply; None if there is none.
-        cause: why there is none, in words.
+        content: the reply; None if no usable reply came.
+        cause: why no usable reply came, in words.
     """
 
     client: int

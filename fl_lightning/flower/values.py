@@ -69,7 +69,7 @@ def build_model(model: Mapping[str, Any] | None) -> LightningModule:
     """Return the module that sites will build from these values.
 
     Raises:
-        ConfigurationError: if there are none, or they do not fit.
+        ConfigurationError: if values are missing, or do not fit.
     """
     if model is None:
         raise ConfigurationError("The pool has no 'model' to build. Pass model={'class_path': ..., 'init_args': {...}}.")

@@ -75,7 +75,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def compress(model: Snapshot, start: Tensor, positions: Tensor | None, levels: Levels | None) -> Compressed | None:
-    """Return a model in a smaller form from which :func:`restore` gives the same bits; None if there is none.
+    """Return a model in a smaller form from which :func:`restore` gives the same bits, or None if no smaller form exists.
 
     Args:
         model: the model, whose first p entries are parameters.

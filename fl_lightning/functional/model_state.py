@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_parts import declared_constant, never_averaged, trained_parts
+from fl_lightning.functional.model_changes import changed_tensors
+from fl_lightning.functional.model_parts import never_averaged, trained_parts
 from fl_lightning.functional.model_slots import Slot, find_slots
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
@@ -165,15 +166,15 @@ class ModelState:
         Args:
             tensors: the other's :meth:`tensors`.
         """
-        for name, (owner, attribute), mine in self._resized(tensors, self._slots.kinds[1:4]):
+        for name, (owner, attribute), mine in self._resized(tensors, slice(1, 4)):
             setattr(owner, attribute, tensors[name].detach().to(mine.device, copy=True))
 
     def resized(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the buffers that are sent back and have another shape than another module's, by name."""
-        return {name: mine for name, _, mine in self._resized(tensors, self._slots.kinds[1:3])}
+        return {name: mine for name, _, mine in self._resized(tensors, slice(1, 3))}
 
-    def _resized(self, tensors: Mapping[str, Tensor], kinds: Sequence[list[Slot]]) -> Iterator[tuple[str, Slot, Tensor]]:
-        for names, slots in zip(self._all_names()[1:], kinds, strict=False):
+    def _resized(self, tensors: Mapping[str, Tensor], kinds: slice) -> Iterator[tuple[str, Slot, Tensor]]:
+        for names, slots in zip(self._all_names()[kinds], self._slots.kinds[kinds], strict=True):
             for name, slot in zip(names, slots, strict=True):
                 mine = getattr(*slot)
                 if mine.shape != tensors[name].shape:
@@ -198,25 +199,9 @@ class ModelState:
         Raises:
             ConfigurationError: if a part that the module declares constant has changed, or a parameter that is not real.
         """
-        *_, frozen, constants = zip(self._all_names(), self._slots.kinds, strict=True)
-        found: dict[str, Tensor] = {}
-        declared = declared_constant(self._module) if constants[1] else set()
-        for names, slots in (frozen, constants):
-            for name, (owner, attribute), tensor in zip(names, slots, self._tensors(slots), strict=True):
-                if not differs(tensor, tensors[name]):
-                    continue
-                if id(owner) in declared:
-                    raise ConfigurationError(
-                        f"Training changed '{name}', which {type(self._module).__name__} declares constant. Remove its part "
-                        "from 'constant_parts', or do not change it."
-                    )
-                if isinstance(getattr(owner, attribute), nn.Parameter) and not tensor.is_floating_point():
-                    raise ConfigurationError(
-                        f"Training changed the frozen parameter '{name}' of {type(self._module).__name__}, which cannot be "
-                        f"averaged, since it is {tensor.dtype}. Make it a buffer, of which the federation takes the maximum "
-                        "over the clients, or do not change it."
-                    )
-                found[name] = tensor.clone()
+        *_, frozen, constants = self._slots.kinds
+        names = [*self._all_names()[4], *self._all_names()[5]]
+        found = changed_tensors(self._module, [*zip(names, [*frozen, *constants], strict=True)], tensors)
         if found:
             self._filled = None  # constants, too, must be copied again
         return found
@@ -324,11 +309,3 @@ class ModelState:
             moving = [own[name] for name in self._moving]
         sent = [*moving, *(t for slots in kinds for t in self._tensors(slots))]
         return sum(t.numel() * t.element_size() for t in sent)
-
-
-def differs(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of a model differ in shape or in a value; NaN equals NaN."""
-    other = other.to(one.device)
-    if one.shape != other.shape:
-        return True
-    return not (torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True)))

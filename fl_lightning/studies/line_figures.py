@@ -100,7 +100,7 @@ def _parts(panel: Panel, families_of: Mapping[str, Sequence[str]]) -> list[tuple
 def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -> Figure | None:
     """Draw all curves ``<prefix>/<member>`` of each setting side by side, as means over seeds: F1 by class, shares by client.
 
-    Return None if there are none, or too many to distinguish.
+    Return None if there is no such curve, or too many to distinguish.
     """
     members = table.families(prefix)
     settings = {name: s for name, s in panel.settings.items() if any(table.curves(s, f"{prefix}/{m}") for m in members)}

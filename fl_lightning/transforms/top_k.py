@@ -15,7 +15,7 @@ class TopK(Transform):
 
     Args:
         share: the share of the parameters to send, in (0, 1]; at least one number.
-        error_feedback: whether a client adds the numbers it has not sent to its next change, so that nothing is lost. It then
+        error_feedback: whether a client adds the numbers that it left out to its next change, so that nothing is lost. It then
             keeps a vector as large as the model.
     """
 
