@@ -8,7 +8,7 @@ as in one long training, and so does everything that the module names in ``clien
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -205,47 +205,53 @@ class PythonState:
         Raises:
             ConfigurationError: if an attribute to keep is missing, or is neither a tensor nor a plain value.
         """
-        kept: dict[str, Any] = {}
-        renewed: list[str] = []
         parts = self._parts()
         own = {(prefix, name) for prefix, part in parts.items() for name in client_state(part)}
-        for key, value in self._attributes(parts):
-            changed = not equal(value, self._beginning.get(key, _ABSENT))
-            if key in own or not changed or key[1] in ignored or isinstance(parts[key[0]], MetricCollection):
-                continue  # a collection of metrics groups them in its first update
-            if isinstance(value, PLAIN):
-                kept[".".join(key)] = value
-            elif key not in self._warned and self._is_renewed(key, value):
-                self._warned.add(key)
-                renewed.append(".".join(key).lstrip("."))
+        changed = [
+            (key, value)
+            for key, value in self._attributes(parts)
+            if key not in own
+            and key[1] not in ignored
+            and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
+            and not equal(value, self._beginning.get(key, _ABSENT))
+        ]
+        kept = {".".join(key): value for key, value in changed if isinstance(value, PLAIN)}
+        kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
+        if self._shared.compares:
+            self._warn_of_shared(self._shared.end(self._objects(parts)))
         prefixes = {id(part): prefix for prefix, part in parts.items()}
-        for part, name, _ in self._replaced():
-            key = prefixes.get(id(part), ""), name
-            if key not in self._warned:
-                self._warned.add(key)
-                renewed.append(".".join(key).lstrip("."))
-        for prefix, name in own:
-            if not hasattr(parts[prefix], name):
-                raise ConfigurationError(
-                    f"'client_state' of {type(parts[prefix]).__name__} names '{name}', but after a client's training the part "
-                    "has no attribute or buffer of this name. Correct the name, or create it in '__init__'."
-                )
-            kept[f"{prefix}.{name}"] = stored(name, getattr(parts[prefix], name))
-        shared = self._shared.end(self._objects(parts)) if self._shared.compares else []
-        if shared:
-            rank_zero_warn(
-                f"Training changed {', '.join(shared)} of {type(self._module).__name__}, which all clients of a process share. "
-                "If it is more than a cache, a client's result depends on who trained before it, and a resumed run and several "
-                "ranks give other results. Keep such state in the module itself: numbers, tensors, generators, lists and "
-                "dictionaries in attributes, networks in parts."
-            )
-        if renewed:
-            rank_zero_warn(
-                f"Training changed {', '.join(repr(name) for name in renewed)} of {type(self._module).__name__}, which every "
-                "client's turn finds as it was at the start of the fit. To let each client keep it, name it in a class "
-                f"attribute of the module: client_state = ({renewed[0].rpartition('.')[2]!r},)."
-            )
+        renewed = [key for key, value in changed if not isinstance(value, PLAIN) and self._is_renewed(key, value)]
+        self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in self._replaced())])
         return kept
+
+    def _warn_of_shared(self, objects: Sequence[str]) -> None:
+        if objects:
+            rank_zero_warn(
+                f"Training changed {', '.join(objects)} of {type(self._module).__name__}, which all clients of a process "
+                "share. If it is more than a cache, a client's result depends on who trained before it, and a resumed run and "
+                "several ranks give other results. Keep such state in the module itself: numbers, tensors, generators, lists "
+                "and dictionaries in attributes, networks in parts."
+            )
+
+    def _warn_of_renewed(self, keys: Sequence[tuple[str, str]]) -> None:
+        names = [".".join(key).lstrip(".") for key in keys if key not in self._warned]
+        self._warned.update(keys)
+        if names:
+            rank_zero_warn(
+                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which every client's turn "
+                "finds as it was at the start of the fit. To let each client keep it, name it in a class attribute of the "
+                f"module: client_state = ({names[0].rpartition('.')[2]!r},)."
+            )
+
+
+def _state_of(part: Any, name: str) -> Any:
+    """Return a copy of what a part names in ``client_state``."""
+    if not hasattr(part, name):
+        raise ConfigurationError(
+            f"'client_state' of {type(part).__name__} names '{name}', but after a client's training the part has no attribute "
+            "or buffer of this name. Correct the name, or create it in '__init__'."
+        )
+    return stored(name, getattr(part, name))
 
 
 def _parts_of(module: nn.Module) -> dict[str, Any]:
