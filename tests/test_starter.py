@@ -80,6 +80,11 @@ def test_a_name_that_cannot_be_a_package_is_refused(name, said, tmp_path):
     assert not (tmp_path / name).exists()
 
 
+def test_the_command_to_enter_a_folder_whose_name_has_a_space(tmp_path, capsys):
+    starter.main([str(tmp_path / "two moons")])
+    assert f"cd '{tmp_path}/two moons'\n" in capsys.readouterr().out
+
+
 def refused(capsys, *arguments: str) -> tuple[int, str]:
     with pytest.raises(SystemExit) as ended:
         starter.main(arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(1)
     for path in files:
         print(path)
-    print(f"\nNext:\n  cd {folder}\n  fl-lightning fit --config config.yaml\n  pytest")
+    print(f"\nNext:\n  cd {shlex.quote(str(folder))}\n  fl-lightning fit --config config.yaml\n  pytest")
 
 
 def _require_empty(folder: Path) -> None:
