@@ -84,15 +84,15 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
     text = " ".join(line.removeprefix("- ") for line in lines)
-    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
-    text = _types_in_words(text)
+    text = in_words(text)
     if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
         text += f". Got: {given[1] if len(given[1]) <= 80 else given[1][:75].rstrip() + '[...]'}"
     return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
 
 
-def _types_in_words(text: str) -> str:
+def in_words(text: str) -> str:
     """Return a message with the types of Python in words, and several expected ones in one sentence."""
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
     text = re.sub(r"\ba (bool|int|float|str)\b", lambda found: _WORDS[found[1]], text)
     first, expected, others = re.sub(r"\ba typing\.Literal\[(.*?)\]", r"one of \1", text).partition("Expected ")
     return first + expected + others.replace(" Expected ", " or ")

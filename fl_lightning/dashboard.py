@@ -5,7 +5,6 @@ It shows accuracy and F1 by strategy, F1 by class, weights by client, and costs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -99,7 +98,6 @@ def main(arguments: Sequence[str]) -> None:
         prog="fl-lightning dashboard",
         description="Create a W&B workspace for a project's runs: accuracy and F1 by strategy, by class, by client; costs.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--entity", default="", help="user or team; required unless --out is given")
     parser.add_argument("--project", default="fl_lightning", help="project of the runs (default: %(default)s)")

@@ -132,6 +132,19 @@ def test_a_site_checks_itself_and_says_what_the_server_learns(federation):
     assert "Traceback" not in said
 
 
+def test_a_key_is_registered_once(federation):
+    done = subprocess.run(
+        federation.command("register", "../hospital_a/hospital_a.pub", "--folder", "fed", "--name", "other"),
+        cwd=federation.folder / "server",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "hospital_a.pub' was registered before, and each key can be registered once. Ask for a new one" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_private_files_are_private(federation):
     server = federation.folder / "server"
     for path in (server / "fed" / "server.key", server / "fed" / "secret", server / "fed-ca" / "ca.key"):

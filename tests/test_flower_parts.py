@@ -20,9 +20,8 @@ from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
-from fl_lightning.flower.serve import main as serve
-from fl_lightning.flower.server_folder import ServerFolder, create_certificates, create_key
-from fl_lightning.flower.site import address_of, main
+from fl_lightning.flower.server_folder import ServerFolder, create_certificates
+from fl_lightning.flower.site import address_of
 from fl_lightning.flower.transport import Answer
 from fl_lightning.messages import ClientInfo
 
@@ -186,18 +185,6 @@ def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
     assert [path.stat().st_mode & 0o777 for path in (folder.ca_key, Path(folder.files["key"]))] == [0o600, 0o600]
 
 
-def test_a_key_is_private_and_not_overwritten(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("cryptography")
-    monkeypatch.setattr("fl_lightning.flower.site.require_flower", lambda: None)
-    public = create_key(tmp_path / "a.key")
-    assert public == tmp_path / "a.pub"
-    assert public.read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
-    assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
-    with pytest.raises(SystemExit):
-        main(["site", "--create_key", str(tmp_path / "a.key")])
-    assert "not overwritten" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("server", "address"),
     [
@@ -214,20 +201,6 @@ def test_addresses(server, address):
 def test_addresses_without_tls_are_refused(server):
     with pytest.raises(ConfigurationError, match="Use https"):
         address_of(server)
-
-
-def test_service_and_proxy_files(tmp_path, monkeypatch, capsys):
-    for module in ("site", "serve"):
-        monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
-    main(["site", "--name", "a", "--server", "https://h:1", "--key", "a.key", "--data", "data.yaml", "--print", "systemd"])
-    unit = capsys.readouterr().out
-    assert "fl_lightning site --name a --server https://h:1 --key a.key --data data.yaml\n" in unit
-    assert "TimeoutStopSec=20" in unit
-    serve(["serve", "--host", "fed.example.org", "--folder", str(tmp_path), "--print", "nginx"])
-    proxy = capsys.readouterr().out
-    assert "client_max_body_size 0;" in proxy
-    assert "proxy_request_buffering off;" in proxy
-    assert proxy.count("{") == proxy.count("}")
 
 
 @pytest.mark.parametrize("found", [None, (1, 40)])

@@ -113,13 +113,17 @@ class ControlLink:
         )
 
     def register(self, public_key: bytes, name: str) -> int:
-        """Register a site by its public key (OpenSSH or PEM), and return its node id."""
-        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        """Register a site by its public key in OpenSSH's format, and return its node id."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
-        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-        key = public_key_to_bytes(load_ssh_public_key(public_key))
-        return int(self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id)
+        return int(self.client.RegisterNode(RegisterNodeRequest(public_key=_flower_key(public_key), name=name)).node_id)
+
+    def knows(self, public_key: bytes) -> bool:
+        """Return whether a key in OpenSSH's format was ever registered, which makes Flower refuse it."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        key = _flower_key(public_key)
+        return any(node.public_key == key for node in self.client.ListNodes(ListNodesRequest()).nodes_info)
 
     def unregister(self, node_id: int) -> None:
         """Revoke a site's registration."""
@@ -159,6 +163,15 @@ class ControlLink:
     def close(self) -> None:
         """Close the connection."""
         self.client.close()
+
+
+def _flower_key(public_key: bytes) -> bytes:
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    key: Any = load_ssh_public_key(public_key)
+    found: bytes = public_key_to_bytes(key)
+    return found
 
 
 class ServerLink:

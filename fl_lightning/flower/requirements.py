@@ -20,3 +20,13 @@ def require_flower() -> None:
             "pip install 'fl_lightning[flower]' (Python 3.11 or later)."
         )
     prepare_environment()
+
+
+def require_name(name: str) -> None:
+    """Check the name of a site, which also names its folder.
+
+    Raises:
+        ConfigurationError: if it has other characters than letters, digits, ``-`` and ``_``.
+    """
+    if not name.replace("_", "").replace("-", "").isalnum():
+        raise ConfigurationError(f"The name is {name!r}. Use letters, digits, '-' and '_' only.")

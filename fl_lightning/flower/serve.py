@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import fl_lightning
+from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower import ControlLink, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.front import OnlyFleet
-from fl_lightning.flower.requirements import require_flower
+from fl_lightning.flower.keys import read_public_key
+from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.server_folder import ServerFolder
 
 NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
@@ -45,8 +49,11 @@ def serve(arguments: argparse.Namespace) -> None:
     """Run the server's SuperLink in the foreground."""
     folder = ServerFolder(Path(arguments.folder))
     if arguments.print == "nginx":
-        print(NGINX.format(folder=arguments.folder, host=arguments.host, port=arguments.port, **folder.files), end="")
+        quoted = {name: f'"{path}"' for name, path in folder.files.items()}
+        print(NGINX.format(folder=shlex.quote(arguments.folder), host=arguments.host, port=arguments.port, **quoted), end="")
         return
+    if arguments.port == arguments.local_port != 0:
+        raise ConfigurationError(f"'--port' and '--local_port' are both {arguments.port}. Choose different ports.")
     import uvicorn
 
     listening = [_listen(arguments.bind, arguments.port), _listen("127.0.0.1", arguments.local_port)]
@@ -63,12 +70,13 @@ def serve(arguments: argparse.Namespace) -> None:
         log_level="warning",
         timeout_graceful_shutdown=3,
     )
+    where = shlex.quote(arguments.folder)
     print(
         f"Serving sites at https://{arguments.host}:{port}\n"
         f"Give each site: this address and {files['ca']} (not secret).\n"
         f"Each site runs 'fl-lightning site --create_key NAME.key' and returns NAME.pub; then:\n"
-        f"  fl-lightning register NAME.pub --folder {arguments.folder}\n"
-        f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {arguments.folder}",
+        f"  fl-lightning register NAME.pub --folder {where}\n"
+        f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",
         flush=True,
     )
     uvicorn.Server(config).run(sockets=listening)
@@ -88,17 +96,16 @@ def register(arguments: argparse.Namespace) -> None:
     """Register a site by its public key."""
     folder, path = ServerFolder(Path(arguments.folder)), Path(arguments.public_key)
     name = arguments.name or path.stem
-    if not name.replace("_", "").replace("-", "").isalnum():
-        raise ConfigurationError(f"The name is {name!r}. Use letters, digits, '-' and '_' only.")
-    try:
-        key = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"Cannot read '{path}' ({error.strerror}). Pass the site's public key.") from error
-    if b"PRIVATE" in key:
-        raise ConfigurationError(f"'{path}' is a private key, which must not leave the site. Ask for the file '.pub'.")
+    require_name(name)
+    key = read_public_key(path)
     with _control(folder) as link:
         if any(node.name == name for node in link.nodes()):
             raise ConfigurationError(f"A site named '{name}' is registered already. Revoke it first, or choose another name.")
+        if link.knows(key):
+            raise ConfigurationError(
+                f"The key in '{path}' was registered before, and each key can be registered once. Ask for a new one: "
+                "fl-lightning site --create_key NAME.key"
+            )
         link.register(key, name)
     print(f"Registered {name} as client {folder.number(name)}.")
 
@@ -115,6 +122,8 @@ def sites(arguments: argparse.Namespace) -> None:
                 status = "revoked" if name not in nodes else "online" if nodes[name].online else "offline"
                 print(f"{number:>6}  {name:<24}{status}")
             return
+        if arguments.name is None:
+            raise ConfigurationError(f"'revoke' needs the name of a site. Sites: {', '.join(nodes) or 'none'}.")
         if arguments.name not in nodes:
             raise ConfigurationError(f"No site named {arguments.name!r} is registered. Sites: {', '.join(nodes) or 'none'}.")
         link.unregister(nodes[arguments.name].node_id)
@@ -141,11 +150,24 @@ class _control:  # noqa: N801
             ) from error
 
 
+def _host(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Za-z]([0-9A-Za-z.-]*[0-9A-Za-z])?|[0-9A-Fa-f:]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name or an address without 'https://' and port")
+    return text
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() else -1
+    if not 0 <= port < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, a number from 0 to 65535")
+    return port
+
+
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", required=True, help="The name or address by which sites reach this machine.")
+    parser.add_argument("--host", type=_host, required=True, help="The name or address by which sites reach this machine.")
     parser.add_argument("--bind", default="0.0.0.0", help="The address to listen on; 127.0.0.1 behind a proxy.")
-    parser.add_argument("--port", type=int, default=8443, help="The port for sites; 0 for any free one.")
-    parser.add_argument("--local_port", type=int, default=8444, help="The port on loopback, for 'fit' and 'register'.")
+    parser.add_argument("--port", type=_port, default=8443, help="The port for sites; 0 for any free one.")
+    parser.add_argument("--local_port", type=_port, default=8444, help="The port on loopback, for 'fit' and 'register'.")
     parser.add_argument("--print", choices=["nginx"], help="Print a configuration for a proxy of your own, and exit.")
 
 
@@ -170,7 +192,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run one of the server's commands."""
     command, rest = arguments[0], arguments[1:]
     run, add = _COMMANDS[command]
-    parser = argparse.ArgumentParser(prog=f"fl-lightning {command}", description=run.__doc__)
+    parser = ArgumentParser(prog=f"fl-lightning {command}", description=run.__doc__)
     parser.add_argument("--folder", default="fed", help="The server's folder.")
     add(parser)
     try:

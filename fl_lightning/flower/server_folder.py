@@ -89,17 +89,37 @@ class ServerFolder:
         return Path(self.files["secret"]).read_bytes()
 
     def prepare(self, host: str, port: int, local_port: int) -> list[str]:
-        """Create what is missing, and return what was created, in words."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Create what is missing, and return what was created, in words.
+
+        Raises:
+            ConfigurationError: if the folder cannot be created, or its certificate is for another host.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot create the folder '{self.path}' ({error.strerror}). Choose another.") from error
         made = []
         if not Path(self.files["certificate"]).exists():
             create_certificates(self.files, self.ca_key, host)
             made.append(f"certificate for {host}, CA key {self.ca_key} (keep it offline)")
+        self._require_certificate_for(host)
         if not Path(self.files["secret"]).exists():
             write_private(Path(self.files["secret"]), secrets.token_bytes(32))
         text = json.dumps({"host": host, "port": port, "local_port": local_port})
         write_whole(self.path / "server.json", text.encode())
         return made
+
+    def _require_certificate_for(self, host: str) -> None:
+        from cryptography import x509
+
+        certificate = x509.load_pem_x509_certificate(Path(self.files["certificate"]).read_bytes())
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        known = [str(name.value) for name in names]
+        if not any(host == name or (name.startswith("*.") and host.partition(".")[2] == name[2:]) for name in known):
+            raise ConfigurationError(
+                f"'--host' is '{host}', but '{self.files['certificate']}' is for {', '.join(known)}, so no site would connect. "
+                "Use one of these, or another folder, which gets a new certificate and CA."
+            )
 
     # ---------------------------------------------------------------- the numbers of sites
 
@@ -183,21 +203,3 @@ def _general_name(host: str) -> Any:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def create_key(path: Path) -> Path:
-    """Create the key pair of a site, EC P-384 as Flower requires, and return the file of the public key.
-
-    Args:
-        path: the file of the private key, readable by this account only; the public one has the suffix ``.pub``.
-    """
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP384R1())
-    pem, openssh = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
-    write_private(path, key.private_bytes(pem, openssh, serialization.NoEncryption()))
-    public = path.with_name(path.name + ".pub") if path.suffix != ".key" else path.with_suffix(".pub")
-    form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    public.write_bytes(key.public_key().public_bytes(*form) + b"\n")
-    return public

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower_site import supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.processes import Child, Supervisor
-from fl_lightning.flower.requirements import require_flower
-from fl_lightning.flower.server_folder import create_key, write_private
+from fl_lightning.flower.requirements import require_flower, require_name
+from fl_lightning.flower.server_folder import write_private
 
 SYSTEMD = """[Unit]
 Description=fl_lightning site {name}
@@ -55,13 +57,11 @@ def run(arguments: argparse.Namespace) -> None:
     """Run the site in the foreground until SIGTERM or Ctrl-C."""
     folder = Path(arguments.folder or f"site_{arguments.name}").resolve()
     key, data = Path(arguments.key), Path(arguments.data)
-    for path, what in ((key, "--key"), (data, "--data")):
-        if not path.is_file():
-            raise ConfigurationError(f"'{what}' is '{path}', which does not exist.")
-    if os.name == "posix" and key.stat().st_mode & 0o077:
-        raise ConfigurationError(f"Other accounts can read the private key '{key}'. Run: chmod 600 {key}")
-    if arguments.ca and not Path(arguments.ca).is_file():
-        raise ConfigurationError(f"'--ca' is '{arguments.ca}', which does not exist. Use the ca.crt that the server gave you.")
+    read_private_key(key)
+    if not data.is_file():
+        raise ConfigurationError(f"'--data' is '{data}', which does not exist. Write one; see docs/real_federation.md.")
+    if arguments.ca:
+        require_certificate(arguments.ca)
     address = address_of(arguments.server)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     secret = folder / "secret"
@@ -98,7 +98,7 @@ def _free_port() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fl-lightning site", description="Take part in a federation with your own data.")
+    parser = ArgumentParser(prog="fl-lightning site", description="Take part in a federation with your own data.")
     parser.add_argument("--name", help="The name under which the server registered this site.")
     parser.add_argument("--server", help="The server's address, https://HOST:PORT.")
     parser.add_argument("--key", help="The file of the private key.")
@@ -111,31 +111,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _unit(arguments: argparse.Namespace, given: Sequence[str]) -> str:
-    kept = [word for number, word in enumerate(given) if word != "--print" and (number == 0 or given[number - 1] != "--print")]
-    command = f"{sys.executable} -m fl_lightning site {' '.join(kept)}"
-    return SYSTEMD.format(name=arguments.name, cwd=Path.cwd(), command=command)
+def _unit(arguments: argparse.Namespace) -> str:
+    """Return a service file that runs the site; systemd replaces what follows ``%`` or ``$`` unless it is doubled."""
+    given = [(name, getattr(arguments, name)) for name in ("name", "server", "key", "data", "ca", "folder")]
+    options = [word for name, value in given if value for word in (f"--{name}", value)]
+    command = shlex.join([sys.executable, "-m", "fl_lightning", "site", *options]).replace("%", "%%").replace("$", "$$")
+    return SYSTEMD.format(name=arguments.name, cwd=str(Path.cwd()).replace("%", "%%"), command=command)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
-    given = list(arguments[1:])
     parser = _parser()
-    parsed = parser.parse_args(given)
+    parsed = parser.parse_args(arguments[1:])
     try:
         require_flower()
         if parsed.create_key:
-            path = Path(parsed.create_key)
-            if path.exists():
-                raise ConfigurationError(f"'{path}' exists already. Choose another name; a key is not overwritten.")
-            public = create_key(path)
-            print(f"Created {path} (private, keep it here) and {public} (give it to the server).")
+            public = create_key(Path(parsed.create_key))
+            print(f"Created {parsed.create_key} (private, keep it here) and {public} (give it to the server).")
             return
         missing = [f"--{name}" for name in ("name", "server", "key", "data") if not getattr(parsed, name)]
         if missing:
             parser.error(f"the following arguments are required: {', '.join(missing)}")
+        require_name(parsed.name)
         if parsed.print == "systemd":
-            print(_unit(parsed, given), end="")
+            print(_unit(parsed), end="")
         elif parsed.check:
             from fl_lightning.flower.site_check import check
 

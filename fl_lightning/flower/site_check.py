@@ -22,6 +22,7 @@ from fl_lightning.compat.flower_site import RunWatch
 from fl_lightning.errors import FederationError
 from fl_lightning.flower.envelope import minor
 from fl_lightning.flower.front import VERSION
+from fl_lightning.flower.keys import read_private_key, require_certificate
 from fl_lightning.flower.site import address_of
 from fl_lightning.flower.site_data import SiteData, read_settings
 
@@ -124,6 +125,8 @@ def _connects(server: _Server) -> str:
 
 def _certificate(server: _Server) -> str:
     """Check chain, name and expiry, also of the CA, and note the server's time and version."""
+    if server.ca:
+        require_certificate(server.ca)
     context = ssl.create_default_context(cafile=server.ca)
     try:
         with server.connect() as plain, context.wrap_socket(plain, server_hostname=server.host) as tls:
@@ -170,7 +173,7 @@ def _clock(server: _Server) -> str:
 
 def _registered(arguments: argparse.Namespace) -> str:
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None
-    key = Path(arguments.key).read_bytes()
+    key = read_private_key(Path(arguments.key))
     if not RunWatch(address_of(arguments.server), roots, key).registered():
         raise _Failed("The server does not know this key. Send it the public key: fl-lightning register NAME.pub")
     return "the server knows this key"
@@ -178,6 +181,7 @@ def _registered(arguments: argparse.Namespace) -> str:
 
 def _data(arguments: argparse.Namespace) -> str:
     settings = read_settings(Path(arguments.data))
+    device = settings.torch_device()
     data = SiteData(settings)
     info = data.info(arguments.name, settings.policy.label_counts)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
@@ -185,4 +189,5 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
     lines += [f"the names of the classes: {', '.join(info.classes)}"] if info.classes else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
+    lines += [f"training would run on {device}"]
     return "; ".join(lines)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset
 
+from fl_lightning.cli_messages import in_words
+from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.null_settings import refuse_null
@@ -40,7 +44,10 @@ class SiteSettings:
         client_validation: the share of the training set held back for validation, in [0, 1), instead of ``validation``.
         client_test: the share held back for a test, in [0, 1), instead of ``test``.
         policy: what a server may have this site do.
-        device: the device to train on, ``auto``, ``cpu`` or ``cuda``.
+        device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
+
+    Raises:
+        ConfigurationError: if the device is not one of these.
     """
 
     datamodule: LightningDataModule
@@ -51,10 +58,21 @@ class SiteSettings:
     policy: Policy = field(default_factory=Policy)
     device: str = "auto"
 
+    def __post_init__(self) -> None:
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
+        require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
+
     def torch_device(self) -> torch.device:
-        """Return the device."""
+        """Return the device.
+
+        Raises:
+            ConfigurationError: if this machine does not have it.
+        """
         found = "cuda" if self.device == "auto" and torch.cuda.is_available() else self.device
-        return torch.device("cpu" if found == "auto" else found)
+        device, number = torch.device("cpu" if found == "auto" else found), torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= number:
+            raise ConfigurationError(f"'device' is '{self.device}', but torch finds {number} GPUs here. Set 'device: auto'.")
+        return device
 
 
 def read_settings(path: Path) -> SiteSettings:
@@ -63,12 +81,12 @@ def read_settings(path: Path) -> SiteSettings:
     Raises:
         ConfigurationError: if it cannot be read.
     """
-    from jsonargparse import ArgumentParser
-
     import fl_lightning.data  # noqa: F401 (so that short names of its datamodules are known)
 
     if not path.is_file():
         raise ConfigurationError(f"'{path}' does not exist. Write a data.yaml; see docs/real_federation.md.")
+    if not path.read_bytes().strip():
+        raise ConfigurationError(f"'{path}' is empty. Set 'datamodule' in it; see docs/real_federation.md.")
     parser = ArgumentParser(prog="data.yaml", exit_on_error=False)
     parser.add_class_arguments(SiteSettings, None, fail_untyped=False)
     try:
@@ -76,8 +94,15 @@ def read_settings(path: Path) -> SiteSettings:
         refuse_null(parsed, parser)
         return SiteSettings(**vars(parser.instantiate(parsed)))
     except Exception as error:
-        cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigurationError(f"'{path}' cannot be read: {' '.join(line.strip() for line in cause)[:600]}") from error
+        raise ConfigurationError(f"'{path}' cannot be read: {_cause(error, parser)}") from error
+
+
+def _cause(error: Exception, parser: ArgumentParser) -> str:
+    """Return what is wrong with the settings, with the nearest name of one that does not exist."""
+    text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
+    wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
+    near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""
+    return f"{text}.{near}"
 
 
 def _whole(settings: SiteSettings) -> FederatedDataModule:

@@ -42,11 +42,12 @@ def main() -> None:
 
     try:
         settings = read_settings(Path(arguments.data))
+        device = settings.torch_device()
         data = SiteData(settings)
     except FederationError as error:
         say(f"error: {error}")
         sys.exit(1)
-    server = SiteServer(arguments.name, data, settings.policy, Path(arguments.folder), settings.torch_device(), say)
+    server = SiteServer(arguments.name, data, settings.policy, Path(arguments.folder), device, say)
     say(f"{data.size('training')} training examples. Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
     roots = Path(arguments.ca).read_bytes() if arguments.ca else None

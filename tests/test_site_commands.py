@@ -1,0 +1,158 @@
+"""The commands of sites and their server, up to where they would connect: arguments, keys, certificates and printed files."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
+from fl_lightning.flower.serve import main as serve
+from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.site import main as site
+from fl_lightning.flower.site_data import read_settings
+
+RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
+EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
+
+
+@pytest.fixture(autouse=True)
+def without_flower(monkeypatch, tmp_path):
+    pytest.importorskip("cryptography")
+    for module in ("site", "serve"):
+        monkeypatch.setattr(f"fl_lightning.flower.{module}.require_flower", lambda: None)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, command, *words: str) -> str:
+    """Return the one line that a refused command prints."""
+    with pytest.raises(SystemExit) as ended:
+        command([*words])
+    assert ended.value.code in (1, 2)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1, said
+    return said[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        (serve, "serve", "the following arguments are required: --host. All settings: fl-lightning serve --help."),
+        (serve, "serve --host h --port 99999", "argument --port: '99999' is not a port, a number from 0 to 65535."),
+        (serve, "serve --host h --local_port -1", "argument --local_port: '-1' is not a port"),
+        (serve, "serve --host h --port x", "argument --port: 'x' is not a port"),
+        (serve, "serve --host https://h:8443", "'https://h:8443' is not a name or an address without 'https://' and port."),
+        (serve, "serve --hos h --print nginx", "the following arguments are required: --host."),
+        (serve, "serve --host h --port 9 --local_port 9", "'--port' and '--local_port' are both 9. Choose different ports."),
+        (serve, "register none.pub", "Cannot read 'none.pub' (No such file or directory). Pass the site's public key."),
+        (serve, "register taken", "'taken' is not a site's public key. Ask for the file '.pub' that"),
+        (serve, "register rsa.pub", "'rsa.pub' is not a site's public key."),
+        (serve, "register a.key", "'a.key' is a private key, which must not leave the site. Ask for the file '.pub'."),
+        (serve, "register a.pub --name ../a", "The name is '../a'. Use letters, digits, '-' and '_' only."),
+        (site, "site", "the following arguments are required: --name, --server, --key, --data. All settings:"),
+        (site, "site foo", "unrecognized arguments: foo."),
+        (site, "site --name ../a --server h --key a.key --data d", "The name is '../a'. Use letters, digits,"),
+        (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which does not exist. Create one:"),
+        (site, "site --name a --server h --key a.pub --data d", "Other accounts can read the private key 'a.pub'. Run: chmod"),
+        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which does not exist. Write one;"),
+        (site, "site --name a --server h --key a.key --data taken --ca x", "'--ca' is 'x', which does not exist. Use the"),
+        (
+            site,
+            "site --name a --server h --key a.key --data taken --ca a.pub",
+            "'--ca' is 'a.pub', which is not a certificate.",
+        ),
+        (site, "site --create_key a.key", "'a.key' exists already. Choose another name; a key is not overwritten."),
+        (site, "site --create_key a", "'a.pub' exists already. Choose another name; a key is not overwritten."),
+        (site, "site --create_key taken/a.key", "Cannot write 'taken/a.key' (File exists). Choose another folder."),
+    ],
+)
+def test_wrong_arguments_are_one_message(command, words, said, capsys):
+    create_key(Path("a.key"))
+    Path("taken").write_text("not a folder, a key or a certificate")
+    Path("rsa.pub").write_text(RSA)
+    assert said in refused(capsys, command, *words.split())
+
+
+def test_a_key_is_private_and_its_pair_is_complete():
+    assert create_key(Path("a.key")) == Path("a.pub")
+    assert Path("a.pub").read_bytes().startswith(b"ecdsa-sha2-nistp384 ")
+    assert Path("a.key").stat().st_mode & 0o777 == 0o600
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+    private = load_ssh_private_key(read_private_key(Path("a.key")), None)
+    assert private.public_key() == load_ssh_public_key(read_public_key(Path("a.pub")))
+
+
+def test_another_file_is_no_private_key():
+    create_key(Path("a.key"))
+    Path("a.pub").chmod(0o600)
+    with pytest.raises(ConfigurationError, match=r"'a.pub', which is not a private key that this program created"):
+        read_private_key(Path("a.pub"))
+
+
+def test_a_server_keeps_its_host():
+    folder = ServerFolder(Path("fed"))
+    assert "certificate for fed.example.org" in folder.prepare("fed.example.org", 1, 2)[0]
+    require_certificate(folder.files["ca"])
+    for host in ("fed.example.org", "localhost", "127.0.0.1"):
+        assert folder.prepare(host, 3, 4) == []
+    with pytest.raises(ConfigurationError, match=r"'--host' is 'example.org', but .* is for fed.example.org, localhost, 127"):
+        folder.prepare("example.org", 1, 2)
+    assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
+
+
+def test_a_folder_that_is_a_file_is_refused():
+    Path("taken").write_text("")
+    with pytest.raises(ConfigurationError, match=r"Cannot create the folder 'taken' \(File exists\). Choose another."):
+        ServerFolder(Path("taken")).prepare("h", 1, 2)
+
+
+@pytest.mark.parametrize("form", [["--print", "systemd"], ["--print=systemd"], ["--check", "--print", "systemd"]])
+def test_a_service_file_runs_the_site(form, capsys):
+    given = ["--name", "a", "--server", "https://h:1", "--key", "a.key", "--data", "my data 5%.yaml"]
+    site(["site", *form, *given])
+    unit = capsys.readouterr().out
+    command = unit.partition("ExecStart=")[2].splitlines()[0]
+    assert shlex.split(command.replace("%%", "%")) == [sys.executable, "-m", "fl_lightning", "site", *given]
+    assert "TimeoutStopSec=20" in unit
+
+
+def test_a_proxy_file_names_the_folder(tmp_path, capsys):
+    serve(["serve", "--host", "fed.example.org", "--folder", "my fed", "--print", "nginx"])
+    proxy = capsys.readouterr().out
+    assert "fl-lightning serve --folder 'my fed' --host fed.example.org" in proxy
+    assert f'ssl_certificate     "{tmp_path}/my fed/server.crt";' in proxy
+    assert "client_max_body_size 0;" in proxy
+    assert "proxy_request_buffering off;" in proxy
+    assert proxy.count("{") == proxy.count("}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty. Set 'datamodule' in it"),
+        ("client_test: 0.2\n", "the following arguments are required: datamodule."),
+        (EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
+        (EMBEDDED + "client_test: many\n", "Expected a number. Got value: many."),
+        (EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
+    ],
+)
+def test_a_wrong_data_file_says_what_to_change(text, said):
+    Path("data.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"data\.yaml") as caught:
+        read_settings(Path("data.yaml"))
+    assert said in str(caught.value)
+
+
+def test_a_device_that_is_missing_is_refused(monkeypatch):
+    Path("data.yaml").write_text(EMBEDDED + "device: cuda:1\n")
+    settings = read_settings(Path("data.yaml"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigurationError, match=r"'device' is 'cuda:1', but torch finds 1 GPUs here. Set 'device: auto'."):
+        settings.torch_device()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert settings.torch_device() == torch.device("cuda:1")
