@@ -10,19 +10,29 @@ from fl_lightning.config_files import ConfigFile, arrange, find, read
 from fl_lightning.errors import ConfigurationError
 
 _FLAG, _SHORT = "--config", "-c"
+_OF_A_RUN = {"model", "data", "trainer", "federation"}
 
 
-def name_files(arguments: Sequence[str], group: str = "") -> list[str]:
-    """Return the arguments with the path of its file for each ``--config``.
+def name_files(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a command on studies with the path of its file for each ``--config``.
 
     Args:
         arguments: arguments of a command.
-        group: folder of the package's configurations to search first, such as ``studies``.
 
     Raises:
-        ConfigurationError: if a file is missing or is not YAML.
+        ConfigurationError: if a file is missing, is not YAML, or configures a single run.
     """
-    return _replace(arguments, lambda given: ([], [[read(find(name, group=group)).path] for name in given]))
+    return _replace(arguments, lambda given: ([], [[_of_a_study(name).path] for name in given]))
+
+
+def _of_a_study(name: str) -> ConfigFile:
+    file = read(find(name, group="studies"))
+    if "over" not in file.settings and file.settings.keys() & _OF_A_RUN:
+        raise ConfigurationError(
+            f"'{name}' configures one run, not a study. Run it with: fl-lightning fit --config {name}; or compare settings of "
+            f"it: fl-lightning compare --base {name} --over.learning_rate '[0.01, 0.1]'"
+        )
+    return file
 
 
 def expand(arguments: Sequence[str]) -> list[str]:

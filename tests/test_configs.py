@@ -124,7 +124,7 @@ def test_every_way_to_give_a_configuration(files):
     untouched = ["--config", "{trainer: {max_epochs: 3}}", "--config=https://a.b/c.yaml", "--config", "/dev/null"]
     assert expand(untouched) == untouched
     assert expand(["--config", "{a: 1}", "--config", "on_a"]) == ["--config=a.yaml", "--config", "{a: 1}", "--config=on_a.yaml"]
-    assert name_files(["--config", "mocha"], "studies") == [f"--config={ROOT}/configs/studies/mocha.yaml"]
+    assert name_files(["--config", "mocha"]) == [f"--config={ROOT}/configs/studies/mocha.yaml"]
     Path("sections.yaml").write_text("fit: {trainer: {max_epochs: 1}}")
     nested = ["--config=sections.yaml", "fit", "--config=a.yaml"]
     assert behind_subcommand(["-c", "sections.yaml", "-c", "a", "fit"], ["fit", "test"]) == nested
@@ -336,6 +336,15 @@ def test_a_wrong_file_ends_in_one_message(given, message, wrong):
         expand(["--config", given])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["adafed_mnist", "fedavg_mnist", f"{ROOT}/configs/fedloss_cifar10.yaml"])
+def test_the_configuration_of_one_run_is_no_study(given):
+    said = (
+        rf"'{given}' configures one run, .* fit --config {given}; or compare settings of it: .* compare --base {given} --over"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        name_files(["--config", given])
 
 
 def test_sections_of_subcommands_have_no_base(wrong):

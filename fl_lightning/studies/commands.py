@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     command, *options = arguments
     try:
-        options, own = _own_options(name_files(options, "studies"))
+        options, own = _own_options(name_files(options))
     except FederationError as error:
         _refuse(command, error)
     _Parser.files = config_files(options)
