@@ -499,6 +499,22 @@ def test_a_server_of_another_minor_version_is_refused_with_both(tmp_path, monkey
     assert fl_lightning.__version__ in error
 
 
+def test_a_site_under_another_name_is_refused(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    SERVERS["south"] = SERVERS["west"]
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    assert "Site south calls itself 'west'. Start it with --name south." in capsys.readouterr().err
+
+
+def test_a_site_without_examples_is_refused(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda name, consent: ClientInfo(name, 0))
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    assert "Site west has no training examples. Check the data.yaml there." in capsys.readouterr().err
+
+
 def test_sites_that_number_classes_differently_are_refused(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     rows = (tmp_path / "south" / "own.csv").read_text().splitlines()

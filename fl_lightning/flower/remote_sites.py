@@ -104,9 +104,11 @@ class RemoteSites(RemoteClients):
         for client in online:
             info: Any = found[client].get("info")
             require_message(info, ClientInfo)
-            if info.name != names[client] or info.num_examples < 1:
+            if info.name != names[client]:
                 called = envelope.printable(info.name)[:60]
-                raise ConfigurationError(f"Site {names[client]} calls itself '{called}', with {info.num_examples} examples.")
+                raise ConfigurationError(f"Site {names[client]} calls itself '{called}'. Start it with --name {names[client]}.")
+            if info.num_examples < 1:
+                raise ConfigurationError(f"Site {names[client]} has no training examples. Check the data.yaml there.")
             infos[client] = info
         return infos
 
