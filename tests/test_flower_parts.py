@@ -16,11 +16,12 @@ import pytest
 from fl_lightning.compat.flower import TESTED, Node, Reply
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import requirements
+from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
-from fl_lightning.flower.server_folder import ServerFolder, create_certificates
+from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.site import address_of
 from fl_lightning.flower.transport import Answer
 from fl_lightning.messages import ClientInfo
@@ -174,7 +175,7 @@ def test_the_certificate_names_host_and_loopback_and_verifies(tmp_path):
     x509 = pytest.importorskip("cryptography.x509")
     folder = ServerFolder(tmp_path / "fed")
     folder.path.mkdir()
-    create_certificates(folder.files, folder.ca_key, "fed.example.org")
+    create_certificates(folder.public, folder.ca_key, "fed.example.org")
     found = {name: Path(path).read_bytes() for name, path in folder.files.items() if name in ("ca", "certificate")}
     ca, server = (x509.load_pem_x509_certificate(found[name]) for name in ("ca", "certificate"))
     server.verify_directly_issued_by(ca)

@@ -14,8 +14,9 @@ import pytest
 
 import fl_lightning
 from fl_lightning.flower import site_check
+from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import VERSION
-from fl_lightning.flower.server_folder import ServerFolder, create_certificates
+from fl_lightning.flower.server_folder import ServerFolder
 
 pytest.importorskip("cryptography")
 
@@ -88,7 +89,7 @@ def _copy(one: socket.socket, other: socket.socket) -> None:
 @pytest.fixture(scope="module")
 def certified(tmp_path_factory) -> ServerFolder:
     folder = ServerFolder(tmp_path_factory.mktemp("fed"))
-    create_certificates(folder.files, folder.ca_key, "localhost")
+    create_certificates(folder.public, folder.ca_key, "localhost")
     return folder
 
 

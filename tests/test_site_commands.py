@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import shlex
+import ssl
 import sys
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
 from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder
@@ -103,6 +107,93 @@ def test_a_server_keeps_its_host():
     with pytest.raises(ConfigurationError, match=r"'--host' is 'example.org', but .* is for fed.example.org, localhost, 127"):
         folder.prepare("example.org", 1, 2)
     assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
+
+
+def put_certificate(folder: ServerFolder, *names: str) -> None:
+    """Put a CA and a certificate for some names into the folder, as the server's owner does."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    def signed(name: str, key, issuer: str, by, *extensions) -> bytes:
+        who, whose = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, issuer))
+        now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+        draft = x509.CertificateBuilder(whose, who, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        for extension in extensions:
+            draft = draft.add_extension(extension, critical=False)
+        return draft.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    alternatives = [x509.SubjectAlternativeName([x509.DNSName(name) for name in names])] if names else []
+    folder.path.mkdir(exist_ok=True)
+    ca = signed("Root", authority, "Root", authority, x509.BasicConstraints(True, None))
+    Path(folder.public.ca).write_bytes(ca)
+    Path(folder.public.certificate).write_bytes(signed("server", key, "Root", authority, *alternatives))
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    Path(folder.public.key).write_bytes(key.private_bytes(*form))
+
+
+def connect(server: ssl.SSLContext, ca: str, name: str) -> list[str]:
+    """Return the names in the certificate that a client sees and verifies."""
+    client_in, server_in = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=ca).wrap_bio(client_in, server_in, server_hostname=name)
+    answering = server.wrap_bio(server_in, client_in, server_side=True)
+    for _ in range(4):
+        for side in (client, answering):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return [value for _, value in (client.getpeercert() or {})["subjectAltName"]]
+
+
+def test_an_owners_certificate_answers_sites_and_another_one_this_machine():
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder, "fed.example.org", "*.clinic.org")
+    made = folder.prepare("fed.example.org", 1, 2)
+    assert len(made) == 1
+    assert made[0].startswith("certificate for connections on this machine, CA key")
+    folder.ca_key.unlink()
+    assert folder.prepare("fed.clinic.org", 1, 2) == []
+    assert folder.local != folder.public
+    assert folder.certificate == Path(folder.local.ca).read_bytes()
+    server = answering(folder.public, folder.local)
+    assert connect(server, folder.public.ca, "fed.example.org") == ["fed.example.org", "*.clinic.org"]
+    assert connect(server, folder.local.ca, "127.0.0.1") == ["localhost", "127.0.0.1"]
+    for host, ca in (("127.0.0.1", folder.public.ca), ("fed.example.org", folder.local.ca)):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            connect(server, ca, host)
+
+
+def test_one_certificate_is_enough_if_it_names_this_machine():
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("fed.example.org", 1, 2)
+    assert folder.local == folder.public
+    server = answering(folder.public, folder.local)
+    for host in ("fed.example.org", "127.0.0.1"):
+        assert connect(server, folder.public.ca, host) == ["fed.example.org", "localhost", "127.0.0.1"]
+
+
+@pytest.mark.parametrize("spoilt", ["ca", "certificate", "key", "another key", "missing key"])
+def test_a_certificate_that_cannot_be_used_is_refused(spoilt):
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder, "h")
+    if spoilt == "another key":
+        kept = Path(folder.public.certificate).read_bytes()
+        put_certificate(folder, "h")
+        Path(folder.public.certificate).write_bytes(kept)
+    elif spoilt == "missing key":
+        Path(folder.public.key).unlink()
+    else:
+        Path(getattr(folder.public, spoilt)).write_text("no PEM")
+    with pytest.raises(ConfigurationError, match=r"server.crt', its key .* cannot be used .* Put PEM files there that belong"):
+        folder.prepare("h", 1, 2)
+
+
+def test_a_certificate_for_no_host_is_refused():
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder)
+    with pytest.raises(ConfigurationError, match=r"server.crt' is for no host, so no site would connect."):
+        folder.prepare("h", 1, 2)
 
 
 def test_a_folder_that_is_a_file_is_refused():

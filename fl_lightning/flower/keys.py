@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower.server_folder import write_private
+from fl_lightning.flower.private_files import write_private
 
 _CREATE = "Create one: fl-lightning site --create_key NAME.key"
 

@@ -16,6 +16,7 @@ import fl_lightning
 from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower import ControlLink, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
@@ -33,7 +34,7 @@ server {{
         limit_except POST {{ deny all; }}
         proxy_pass https://127.0.0.1:{port};
         proxy_ssl_verify on;
-        proxy_ssl_trusted_certificate {ca};
+        proxy_ssl_trusted_certificate {local_ca};
         proxy_ssl_name localhost;
         proxy_http_version 1.1;
         proxy_request_buffering off;
@@ -49,8 +50,10 @@ def serve(arguments: argparse.Namespace) -> None:
     """Run the server's SuperLink in the foreground."""
     folder = ServerFolder(Path(arguments.folder))
     if arguments.print == "nginx":
-        quoted = {name: f'"{path}"' for name, path in folder.files.items()}
-        print(NGINX.format(folder=shlex.quote(arguments.folder), host=arguments.host, port=arguments.port, **quoted), end="")
+        own, where = folder.public, shlex.quote(arguments.folder)
+        paths = {"certificate": own.certificate, "key": own.key, "local_ca": folder.local.ca}
+        quoted = {name: f'"{path}"' for name, path in paths.items()}
+        print(NGINX.format(folder=where, host=arguments.host, port=arguments.port, **quoted), end="")
         return
     if arguments.port == arguments.local_port != 0:
         raise ConfigurationError(f"'--port' and '--local_port' are both {arguments.port}. Choose different ports.")
@@ -62,18 +65,16 @@ def serve(arguments: argparse.Namespace) -> None:
         print(f"Created: {made}")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     app = OnlyFleet(superlink_app(folder.files, "127.0.0.1", local_port), port, fl_lightning.__version__)
-    files = folder.files
     config = uvicorn.Config(
         app,
-        ssl_certfile=files["certificate"],
-        ssl_keyfile=files["key"],
+        ssl_context_factory=lambda config, default: answering(folder.public, folder.local),
         log_level="warning",
         timeout_graceful_shutdown=3,
     )
     where = shlex.quote(arguments.folder)
     print(
         f"Serving sites at https://{arguments.host}:{port}\n"
-        f"Give each site: this address and {files['ca']} (not secret).\n"
+        f"Give each site: this address and {folder.public.ca} (not secret).\n"
         f"Each site runs 'fl-lightning site --create_key NAME.key' and returns NAME.pub; then:\n"
         f"  fl-lightning register NAME.pub --folder {where}\n"
         f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",

@@ -16,9 +16,9 @@ from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower_site import supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
+from fl_lightning.flower.private_files import write_private
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
-from fl_lightning.flower.server_folder import write_private
 
 SYSTEMD = """[Unit]
 Description=fl_lightning site {name}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import WireError
-from fl_lightning.flower.server_folder import write_whole
+from fl_lightning.flower.private_files import write_whole
 from fl_lightning.wire import from_bytes, to_bytes
 
 
