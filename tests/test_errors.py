@@ -185,6 +185,12 @@ def test_a_label_that_is_no_class(label, message, settings):
         run.fit(Plain(), FederatedDataModule(Labelled(label), **settings))
 
 
+def test_an_optimizer_that_rejects_its_settings():
+    task = ClassificationTask(Plain().net, 3, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=-0.5))
+    with pytest.raises(ConfigurationError, match=r"'model.optimizer' rejects its settings: Invalid learning rate: -0.5"):
+        federate(task, 1)
+
+
 @pytest.mark.parametrize("label", [10**12, -1])
 def test_a_label_that_is_no_class_of_the_task(label):
     """Whoever needs no classes divides such data; a task that has classes refuses them before it trains."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import shlex
+import socket
 import ssl
 import sys
 from pathlib import Path
@@ -12,9 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl_lightning.compat.flower import Node
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
+from fl_lightning.flower.pool import FlowerPool
+from fl_lightning.flower.serve import _listen as listen
 from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder
 from fl_lightning.flower.site import main as site
@@ -200,6 +204,52 @@ def test_a_folder_that_is_a_file_is_refused():
     Path("taken").write_text("")
     with pytest.raises(ConfigurationError, match=r"Cannot create the folder 'taken' \(File exists\). Choose another."):
         ServerFolder(Path("taken")).prepare("h", 1, 2)
+
+
+def test_a_port_that_is_taken_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"Cannot listen on 127.0.0.1:{port} \(.*\). Choose another port."):
+            listen("127.0.0.1", port)
+
+
+class Link:
+    """The SuperLink's list of sites."""
+
+    def __init__(self, *_: object) -> None:
+        self.removed: list[int] = []
+
+    def nodes(self) -> list[Node]:
+        return [Node(7, "a", True, b""), Node(8, "b", False, b"")]
+
+    def unregister(self, node_id: int) -> None:
+        print(f"unregistered {node_id}")
+
+    def close(self) -> None:
+        pass
+
+
+def test_sites_are_listed_and_revoked_by_name(monkeypatch, capsys):
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("h", 1, 2)
+    numbers = [folder.number(name) for name in ("a", "b", "gone")]
+    assert numbers == [0, 1, 2]
+    monkeypatch.setattr("fl_lightning.flower.serve.ControlLink", Link)
+    serve(["sites", "list"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1:] == [["0", "a", "online"], ["1", "b", "offline"], ["2", "gone", "revoked"]]
+    serve(["sites", "revoke", "b"])
+    assert capsys.readouterr().out == "unregistered 8\nRevoked b. Its number 1 is not given to another site.\n"
+    assert refused(capsys, serve, "sites", "revoke").endswith("'revoke' needs the name of a site. Sites: a, b.")
+    assert refused(capsys, serve, "sites", "revoke", "c").endswith("No site named 'c' is registered. Sites: a, b.")
+
+
+def test_a_fit_without_registered_sites_is_refused(monkeypatch):
+    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("h", 1, 2)
+    with pytest.raises(ConfigurationError, match=r"No site is registered. Run 'fl-lightning register NAME.pub' for each."):
+        FlowerPool("fed")._connect(None)
 
 
 @pytest.mark.parametrize("form", [["--print", "systemd"], ["--print=systemd"], ["--check", "--print", "systemd"]])

@@ -16,7 +16,7 @@ import fl_lightning
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.recipe import Recipe, default_classes
+from fl_lightning.flower.recipe import Recipe, RefusedError, default_classes
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientJob, EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Pull, Snapshot
@@ -151,6 +151,21 @@ def test_callbacks_are_refused(local, site):
 def test_places_and_unknown_arguments_are_refused(network, site):
     model = {**MODEL, "init_args": {**MODEL["init_args"], "network": network}}
     assert "RefusedError" in str(ask(site, "prepare", contract=contract(model))["error"])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({**MODEL, "args": [1]}, r"'model' has the keys \['args'\]. A class has 'class_path' and 'init_args'."),
+        ({**MODEL, "init_args": {"num classes": 3}}, r"'model' has the key 'num classes'. Use names of arguments."),
+        ({**MODEL, "init_args": {"__class__": 3}}, r"'model' has the key '__class__'. Use names of arguments."),
+        ({**MODEL, "init_args": {"loss": {1, 2}}}, r"'model.loss' is a set. Use plain values."),
+        ({**MODEL, "init_args": [3]}, r"'model.init_args' must be a mapping."),
+    ],
+)
+def test_other_forms_of_values_are_refused(value, said):
+    with pytest.raises(RefusedError, match=said):
+        Recipe(default_classes()).check(value, "model")
 
 
 def test_the_site_decides_about_classes(tmp_path, monkeypatch):
