@@ -113,8 +113,8 @@ def test_a_server_keeps_its_host():
     assert folder.settings() == {"host": "127.0.0.1", "port": 3, "local_port": 4}
 
 
-def put_certificate(folder: ServerFolder, *names: str) -> None:
-    """Put a CA and a certificate for some names into the folder, as the server's owner does."""
+def put_certificate(folder: ServerFolder, *names: str, days: int = 2) -> None:
+    """Put a CA and a certificate of yesterday for some names into the folder, as the server's owner does."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -123,7 +123,9 @@ def put_certificate(folder: ServerFolder, *names: str) -> None:
     def signed(name: str, key, issuer: str, by, *extensions) -> bytes:
         who, whose = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, issuer))
         now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
-        draft = x509.CertificateBuilder(whose, who, key.public_key(), x509.random_serial_number(), now - day, now + day)
+        draft = x509.CertificateBuilder(
+            whose, who, key.public_key(), x509.random_serial_number(), now - day, now + (days - 1) * day
+        )
         for extension in extensions:
             draft = draft.add_extension(extension, critical=False)
         return draft.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -155,8 +157,8 @@ def test_an_owners_certificate_answers_sites_and_another_one_this_machine():
     put_certificate(folder, "fed.example.org", "*.clinic.org")
     made = folder.prepare("fed.example.org", 1, 2)
     assert len(made) == 1
-    assert made[0].startswith("certificate for connections on this machine, CA key")
-    folder.ca_key.unlink()
+    assert made[0].startswith("certificate for connections on this machine, with the CA of key")
+    folder.ca_key.with_name("local_ca.key").unlink()
     assert folder.prepare("fed.clinic.org", 1, 2) == []
     assert folder.local != folder.public
     assert folder.certificate == Path(folder.local.ca).read_bytes()
@@ -166,6 +168,37 @@ def test_an_owners_certificate_answers_sites_and_another_one_this_machine():
     for host, ca in (("127.0.0.1", folder.public.ca), ("fed.example.org", folder.local.ca)):
         with pytest.raises(ssl.SSLCertVerificationError):
             connect(server, ca, host)
+
+
+def test_a_certificate_is_renewed_under_the_same_ca():
+    folder = ServerFolder(Path("fed"))
+    assert "with the CA of key" in folder.prepare("old.org", 1, 2)[0]
+    known = Path(folder.public.ca).read_bytes()
+    Path(folder.public.certificate).unlink()
+    offline = folder.ca_key.rename("ca.key")
+    with pytest.raises(ConfigurationError, match=r"A new certificate needs the key of the CA .*fed/ca.crt'.* Put it there for"):
+        folder.prepare("new.org", 1, 2)
+    offline.rename(folder.ca_key)
+    assert f"certificate for new.org, of the CA of key {folder.ca_key}" in folder.prepare("new.org", 1, 2)[0]
+    assert Path(folder.public.ca).read_bytes() == known
+    assert connect(answering(folder.public, folder.local), folder.public.ca, "new.org")[0] == "new.org"
+
+
+def test_the_key_of_another_ca_is_refused():
+    folder, other = ServerFolder(Path("fed")), ServerFolder(Path("other"))
+    for each in (folder, other):
+        each.prepare("h", 1, 2)
+    Path(folder.public.certificate).unlink()
+    other.ca_key.replace(folder.ca_key)
+    with pytest.raises(ConfigurationError, match=r"needs the key of the CA"):
+        folder.prepare("h", 1, 2)
+
+
+def test_an_expired_certificate_is_refused():
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder, "h", days=1)
+    with pytest.raises(ConfigurationError, match=r"server.crt' expired on 20\d\d-\d\d-\d\d. Put a new one there."):
+        folder.prepare("h", 1, 2)
 
 
 def test_one_certificate_is_enough_if_it_names_this_machine():

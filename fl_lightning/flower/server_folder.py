@@ -92,14 +92,16 @@ class ServerFolder:
         except OSError as error:
             raise ConfigurationError(f"Cannot create the folder '{self.path}' ({error.strerror}). Choose another.") from error
         made = []
-        if not Path(self.files["certificate"]).exists():
-            create_certificates(self.public, self.ca_key, host)
-            made.append(f"certificate for {host}, CA key {self.ca_key} (keep it offline)")
+        if not Path(self.public.certificate).exists():
+            is_new = create_certificates(self.public, self.ca_key, host)
+            made.append(f"certificate for {host}, {'with' if is_new else 'of'} the CA of key {self.ca_key} (keep it offline)")
         names = names_in(self.public)
         require_host(host, names, self.public)
         if LOOPBACK not in names and self.local == self.public:
-            create_certificates(self._own_local, self.ca_key, "localhost")
-            made.append(f"certificate for connections on this machine, CA key {self.ca_key} (delete it)")
+            key = self.ca_key.with_name("local_ca.key")
+            create_certificates(self._own_local, key, "localhost")
+            made.append(f"certificate for connections on this machine, with the CA of key {key} (not needed again)")
+        names_in(self.local)
         if not Path(self.files["secret"]).exists():
             write_private(Path(self.files["secret"]), secrets.token_bytes(32))
         text = json.dumps({"host": host, "port": port, "local_port": local_port})
