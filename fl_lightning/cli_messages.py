@@ -16,6 +16,7 @@ from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
@@ -29,6 +30,7 @@ _BASES = {
     "transforms": Transform,
     "attackers.model": ModelAttack,
     "attackers.labels": LabelAttack,
+    "pool": RemoteClients,
 }
 _SETTINGS = {
     "federation.secure_aggregation": SecureAggregation,
@@ -113,6 +115,9 @@ def _remedy(message: str, options: Sequence[str]) -> str:
     if keys and keys[-1] in _SETTINGS and "dot import path" in message:
         names = inspect.signature(_SETTINGS[keys[-1]]).parameters
         return f" It takes settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
+    base = keys and " is abstract" in message and _base_of(keys[-1])
+    if base:
+        return f" '{keys[-1]}' has settings, but no class. Set it first, for example --{keys[-1]} {_classes(base)[0]}."
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     if choice:
         return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
@@ -133,8 +138,8 @@ def _remedy(message: str, options: Sequence[str]) -> str:
 
 def _on_class(message: str, name: str, key: str) -> str:
     """Suggest what to write in place of a class that does not exist."""
-    base = _BASES.get(key.removeprefix("federation."), _BASES.get(key.split(".")[-1]))
-    known = [own for own in fl_lightning.__all__ if base and _is_concrete(getattr(fl_lightning, own), base)]
+    base = _base_of(key)
+    known = _classes(base) if base else []
     near = did_you_mean(name, known) or nearest_class(name, key.split(".")[-1])
     if known and "dot import path" in message:
         return f"{near} Known: {', '.join(known)}; use any other by its dotted path, package.module.Class."
@@ -142,6 +147,15 @@ def _on_class(message: str, name: str, key: str) -> str:
         advice = "A module of your own must be in this folder or on PYTHONPATH: PYTHONPATH=<its folder> fl-lightning fit ..."
         return f"{near} {advice}"
     return near
+
+
+def _base_of(key: str) -> type | None:
+    return _BASES.get(key.removeprefix("federation."), _BASES.get(key.split(".")[-1]))
+
+
+def _classes(base: type) -> list[str]:
+    """Return the names of this package's classes of a kind."""
+    return [own for own in fl_lightning.__all__ if _is_concrete(getattr(fl_lightning, own), base)]
 
 
 def _on_option(name: str, options: Sequence[str]) -> str:

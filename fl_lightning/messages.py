@@ -201,6 +201,7 @@ class ClientInfo:
         num_test: the number of examples in its own test part, if it is remote.
         classes: the names of the classes in the order of their numbers, if it is remote and its dataset names them.
         streams: whether it reads a stream without a length, so that each update tells how many examples it trained on.
+        features: a digest of the names of its features in their order, if it is remote and its dataset names them.
     """
 
     name: str
@@ -210,3 +211,4 @@ class ClientInfo:
     num_test: int = 0
     classes: tuple[str, ...] | None = None
     streams: bool = False
+    features: str | None = None

@@ -105,10 +105,20 @@ def test_a_fit_waits_for_all_sites_or_for_enough(monkeypatch):
 
 def test_the_transport_names_sites_that_are_offline_or_revoked():
     nodes = [Node(10, "a", True, b""), Node(11, "b", False, b"")]
-    transport = FlowerTransport(SimpleNamespace(nodes=lambda: nodes), [10, 11, None])  # type: ignore[arg-type]
-    assert transport.absent() == {1: "it is offline", 2: "it was revoked"}
+    link: Any = SimpleNamespace(nodes=lambda: nodes, registered=lambda: {10, 11})
+    transport = FlowerTransport(link, [10, 11, None, 12])
+    assert transport.absent() == {1: "it is offline", 2: "it was revoked", 3: "it was revoked"}
     transport.send(2, {}, 0, None)
     assert list(transport.answers()) == [Answer(2, None, "the server's SuperLink refused the order")]
+
+
+def test_a_site_that_is_revoked_in_a_round_is_not_called_offline():
+    link = Link([[Reply("10-1", None, 5), Reply("11-2", None, 5), Reply("12-3", None, 8)]])
+    transport = FlowerTransport(link, [10, 11, 12])  # type: ignore[arg-type]
+    for client in range(3):
+        transport.send(client, {}, 0, None)
+    causes = ["it is offline", "it was revoked", "its worker died"]
+    assert list(transport.answers()) == [Answer(client, None, cause) for client, cause in enumerate(causes)]
 
 
 class Link:
@@ -124,6 +134,9 @@ class Link:
     def pull(self, orders: Any) -> list[Reply]:
         self.asked = sorted(orders)
         return self.replies.pop(0)
+
+    def registered(self) -> set[int]:
+        return {10, 12}
 
     def recovered(self) -> bool:
         died, self.died = self.died, False

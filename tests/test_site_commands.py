@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import shlex
@@ -9,20 +10,25 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fl_lightning.compat.flower import Node
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.compat.flower import TESTED, Node
+from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.flower import requirements, site_check
 from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
 from fl_lightning.flower.pool import FlowerPool
+from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
+from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.serve import _listen as listen
 from fl_lightning.flower.serve import main as serve
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
-from fl_lightning.flower.site_data import read_settings
+from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.plugins.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
@@ -64,15 +70,24 @@ def refused(capsys, command, *words: str) -> str:
         (site, "site", "the following arguments are required: --name, --server, --key, --data. All settings:"),
         (site, "site foo", "unrecognized arguments: foo."),
         (site, "site --name ../a --server h --key a.key --data d", "The name is '../a'. Use letters, digits,"),
-        (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which does not exist. Create one:"),
+        (site, "site --name a --server h --key b.key --data d", "'--key' is 'b.key', which is not a file. Create one:"),
         (site, "site --name a --server h --key a.pub --data d", "Other accounts can read the private key 'a.pub'. Run: chmod"),
-        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which does not exist. Write one;"),
-        (site, "site --name a --server h --key a.key --data taken --ca x", "'--ca' is 'x', which does not exist. Use the"),
+        (site, "site --name a --server h --key a.key --data d", "'--data' is 'd', which is not a file. Write one;"),
+        (site, "site --name a --server h --key a.key --data taken --ca x", "'--ca' is 'x', which is not a file. Use the"),
         (
             site,
             "site --name a --server h --key a.key --data taken --ca a.pub",
             "'--ca' is 'a.pub', which is not a certificate.",
         ),
+        (
+            site,
+            "site --name a --server https://h:99999 --key a.key --data taken",
+            "whose port is not a number from 0 to 65535.",
+        ),
+        (site, "site --name a --server https://h:x --check --key a.key --data taken", "whose port is not a number from"),
+        (site, "site --name a --server h --key . --data taken", "'--key' is '.', which is not a file."),
+        (site, "site --name a --server h --key a.key --data .", "'--data' is '.', which is not a file."),
+        (site, "site --name a --server h --key a.key --data taken --folder taken", "taken' (File exists). Set '--folder'."),
         (site, "site --create_key a.key", "'a.key' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key a", "'a.pub' exists already. Choose another name; a key is not overwritten."),
         (site, "site --create_key taken/a.key", "Cannot write 'taken/a.key' (File exists). Choose another folder."),
@@ -246,6 +261,77 @@ def test_a_port_that_is_taken_is_refused():
             listen("127.0.0.1", port)
 
 
+def test_an_address_of_another_machine_is_refused():
+    with pytest.raises(ConfigurationError, match=r"Cannot listen on 192.0.2.1:0 .* Choose another address for '--bind'"):
+        listen("192.0.2.1", 0)
+
+
+def test_one_server_one_fit_and_one_site_use_a_folder(monkeypatch, capsys):
+    """A second site gave the first's worker a wrong secret, a second fit ended the first, a second server took its place."""
+    create_key(Path("a.key"))
+    Path("data.yaml").write_text(EMBEDDED)
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("h", 1, 2)
+    before = (folder.path / "server.json").read_text()
+    folder.number("a")
+    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    with lock_folder(Path("fed")):
+        assert "Another server is using 'fed' (process" in refused(capsys, serve, "serve", "--host", "h", "--port", "0")
+    with lock_folder(Path("fed/fit")), pytest.raises(ConfigurationError, match=r"Another fit is using 'fed/fit' \(process"):
+        FlowerPool("fed")._connect(None)
+    with lock_folder(Path("site_a")):
+        words = ["site", "--name", "a", "--server", "h", "--key", "a.key", "--data", "data.yaml"]
+        said = refused(capsys, site, *words)
+    assert "Another site is using" in said
+    assert "set '--folder' to another folder." in said
+    assert not Path("site_a/secret").exists()
+    assert (folder.path / "server.json").read_text() == before
+
+
+def test_a_fit_releases_the_folder(monkeypatch):
+    monkeypatch.setattr("fl_lightning.flower.pool.require_flower", lambda: None)
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("h", 1, 2)
+    folder.number("a")
+    monkeypatch.setattr("fl_lightning.flower.pool.ControlLink", Link)
+    monkeypatch.setattr("fl_lightning.flower.pool.ServerLink", lambda *_: SimpleNamespace(close=lambda completed: None))
+    transport, names = FlowerPool("fed")._connect(None)
+    assert names == ["a"]
+    with pytest.raises(ConfigurationError, match="Another fit"):
+        FlowerPool("fed")._connect(None)
+    transport.close(True)
+    FlowerPool("fed")._connect(None)[0].close(True)
+
+
+@pytest.mark.parametrize("wrong", ["socks5://127.0.0.1:9", "foo://x"])
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "all_proxy"])
+def test_other_proxies_are_refused(name, wrong, monkeypatch):
+    for known in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(known, raising=False)
+        monkeypatch.delenv(known.lower(), raising=False)
+    monkeypatch.setattr(requirements, "installed_version", lambda: TESTED)
+    monkeypatch.setattr(requirements, "prepare_environment", lambda: None)
+    require_flower()
+    monkeypatch.setenv(name, wrong)
+    with pytest.raises(
+        ConfigurationError, match=rf"{name.upper()} is '{wrong[:9]}.*, which is not an HTTP proxy. Correct or unset"
+    ):
+        require_flower()
+
+
+def test_an_answer_that_refuses_is_not_called_none():
+    folder = ServerFolder(Path("fed"))
+    folder.prepare("h", 1, 2)
+    errors = {name: type(name, (Exception,), {"__module__": "httpx"}) for name in ("HTTPStatusError", "ConnectError")}
+    with pytest.raises(
+        ConfigurationError, match=r"127.0.0.1:2 refused the request \(401 .*\). Look at its output, and end other"
+    ):
+        refuse_answer(errors["HTTPStatusError"]("401\nUnauthorized"), folder)
+    with pytest.raises(ConfigurationError, match=r"did not answer \(ConnectError: gone\). Start it first: .* --host h"):
+        refuse_answer(errors["ConnectError"]("gone"), folder)
+    refuse_answer(ValueError("another error"), folder)
+
+
 class Link:
     """The SuperLink's list of sites."""
 
@@ -272,7 +358,7 @@ def test_sites_are_listed_and_revoked_by_name(monkeypatch, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[1:] == [["0", "a", "online"], ["1", "b", "offline"], ["2", "gone", "revoked"]]
     serve(["sites", "revoke", "b"])
-    assert capsys.readouterr().out == "unregistered 8\nRevoked b. Its number 1 is not given to another site.\n"
+    assert capsys.readouterr().out == "unregistered 8\nRevoked b. Its number 1 stays with this name.\n"
     assert refused(capsys, serve, "sites", "revoke").endswith("'revoke' needs the name of a site. Sites: a, b.")
     assert refused(capsys, serve, "sites", "revoke", "c").endswith("No site named 'c' is registered. Sites: a, b.")
 
@@ -303,6 +389,47 @@ def test_a_proxy_file_names_the_folder(tmp_path, capsys):
     assert "client_max_body_size 0;" in proxy
     assert "proxy_request_buffering off;" in proxy
     assert proxy.count("{") == proxy.count("}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "'own.csv' is neither a file nor a folder. Set 'data.datamodule.path' to"),
+        ("a,b,target\n", "own.csv' has a header but no rows."),
+        ("a,b,other\n1,2,0\n", "target"),
+        ("a;b;target\n1;2;0\n", "target"),
+        ("a,b,target\n1,NA,0\n", "holds 'NA', which is not a number"),
+        ("a,b,target\n1,,0\n", "is empty"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named(content, said):
+    if content is not None:
+        Path("own.csv").write_text(content)
+    table = "datamodule: {class_path: TableDataModule, init_args: {path: own.csv, kind: classification, test_share: 0}}\n"
+    Path("data.yaml").write_text(table)
+    with pytest.raises(DataError) as caught:
+        SiteData(read_settings(Path("data.yaml")))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_a_site_is_told_how_its_features_are_scaled(standardize):
+    Path("own.csv").write_text("a,b,target\n1,2,0\n2,1,1\n")
+    table = f"{{path: own.csv, kind: classification, test_share: 0, standardize: {str(standardize).lower()}}}"
+    Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n")
+    said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
+    assert said.startswith("the server would learn the name 'a', 2 training examples; ")
+    assert ("standardised by this site's own mean and deviation" in said) == standardize
+
+
+def test_a_worker_that_cannot_use_its_data_ends_the_site():
+    said: list[str] = []
+    running = Child("other", lambda: [sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    ending = Child("worker", lambda: [sys.executable, "-S", "-c", f"import sys; sys.exit({UNUSABLE})"], last=UNUSABLE)
+    assert Supervisor([running, ending], said.append).run()
+    assert said == []
+    assert running.process is not None
+    assert running.process.poll() is not None
 
 
 @pytest.mark.parametrize(

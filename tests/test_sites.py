@@ -31,8 +31,10 @@ from sites_over_bytes import (
 )
 
 import fl_lightning
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope, site_check
+from fl_lightning.flower.checks import require_features
 from fl_lightning.messages import ClientInfo
 from fl_lightning.types import Compressed, Snapshot
 
@@ -505,6 +507,64 @@ def test_a_site_under_another_name_is_refused(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         federate(configuration())
     assert "Site south calls itself 'west'. Start it with --name south." in capsys.readouterr().err
+
+
+def columns(path: Path, order: list[int], names: dict[str, str]) -> None:
+    """Write a table with its columns in another order, and under other names."""
+    rows = [row.split(",") for row in path.read_text().splitlines()]
+    chosen = [[row[k] for k in order] + row[len(order) :] for row in rows]
+    chosen[0] = [names.get(name, name) for name in chosen[0]]
+    path.write_text("\n".join(",".join(row) for row in chosen) + "\n")
+
+
+@pytest.mark.parametrize(("order", "names"), [([1, 0, 2, 3, 4, 5], {}), ([0, 1, 2, 3, 4, 5], {"pixel_0": "age"})])
+@pytest.mark.parametrize("who", [["south"], list(NAMES)])
+def test_a_site_with_other_columns_is_refused(order, names, who, tmp_path, monkeypatch, capsys):
+    """A model reads features by their place, so it would take one for another."""
+    prepare(tmp_path, monkeypatch)
+    assert (tmp_path / "south" / "own.csv").read_text().startswith("pixel_0,pixel_1,pixel_2,")
+    for name in who:
+        columns(tmp_path / name / "own.csv", order, names)
+        start_site(tmp_path, name)
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    said = capsys.readouterr().err
+    assert f"The columns of {', '.join(who)} have other names than the server's, or another order" in said
+    assert "Give the tables of all sites the same columns in the same order." in said
+
+
+def test_features_without_names_are_not_compared():
+    infos = [ClientInfo("a", 1), ClientInfo("b", 1, features="x"), ClientInfo("c", 1, features="x")]
+    require_features(infos, None)
+    require_features(infos, "x")
+    with pytest.raises(ConfigurationError, match=r"The columns of d have other names than those of site a"):
+        require_features([ClientInfo("a", 1, features="x"), ClientInfo("d", 1, features="y")], None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strategy": "FedLoss"}, "'federation.strategy' FedLoss evaluates models on each client's validation examples"),
+        (
+            {"strategy": {"class_path": "AdaFed", "init_args": {"metric": "val_loss", "scored_by": "clients"}}},
+            "'federation.strategy' AdaFed evaluates models on each client's validation examples",
+        ),
+        (
+            {"client_evaluation": {"every_n_rounds": 1, "metric": "val_loss"}},
+            "'federation.client_evaluation' evaluates models on each client's test examples",
+        ),
+    ],
+)
+def test_evaluations_that_a_site_does_not_allow_are_refused_before_training(settings, said, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch, {"evaluations": []})
+    give_parts(tmp_path)
+    with pytest.raises(SystemExit):
+        federate(configuration(**settings))
+    error = capsys.readouterr().err
+    assert said in error
+    assert "to 'policy.evaluations'" in error
+    lines = (tmp_path / "north" / "state" / "audit.jsonl").read_text().splitlines()
+    assert {json.loads(line)["kind"] for line in lines} == {"describe", "prepare"}
 
 
 def test_a_site_without_examples_is_refused(tmp_path, monkeypatch, capsys):

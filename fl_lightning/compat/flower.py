@@ -216,6 +216,10 @@ class ServerLink:
         finally:
             client.close()
 
+    def registered(self) -> set[int]:
+        """Return the node ids of the sites that are registered and not revoked."""
+        return {node.node_id for node in self.control.nodes()}
+
     def nodes(self) -> list[Node]:
         """Return all sites."""
         return [Node(n.node_id, n.name, n.status == ONLINE, n.public_key) for n in self._grid.get_nodes()]

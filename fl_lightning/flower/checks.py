@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,31 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
         raise ConfigurationError(
             f"'federation.pool' is {type(settings.pool).__name__}, so clients train at sites of their own. This does not work "
             f"there: {', '.join(named)}. Remove it, or simulate the clients without 'federation.pool'."
+        )
+
+
+def digest_of_names(names: Sequence[str] | None) -> str | None:
+    """Return a digest of the names of features in their order; None without names."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16] if names else None
+
+
+def require_features(infos: Sequence[ClientInfo], own: str | None) -> None:
+    """Refuse sites whose features have other names than the others', or another order.
+
+    Args:
+        infos: what the sites told.
+        own: the digest of the names of the server's features; None without names.
+
+    Raises:
+        ConfigurationError: naming the sites.
+    """
+    wanted = own if own is not None else next((info.features for info in infos if info.features is not None), None)
+    different = [info.name for info in infos if info.features is not None and info.features != wanted]
+    if different:
+        others = "the server's" if own is not None else f"those of site {infos[0].name}"
+        raise ConfigurationError(
+            f"The columns of {', '.join(different)} have other names than {others}, or another order, so a feature would be "
+            "taken for another one. Give the tables of all sites the same columns in the same order."
         )
 
 

@@ -95,13 +95,14 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
 
     Raises:
-        RefusedError: if the values do not fit, or the settings have less noise than the site requires.
+        RefusedError: if the values do not fit, or the settings have less noise or more evaluations than the site's policy.
     """
     recipe, sections = Recipe(policy.accepted_classes), contract["federation"]
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"])
     owner.transforms = owner.transforms or []
     policy.check_privacy(owner.local, owner.transforms)
+    policy.check_evaluations(owner.strategy, owner.client_evaluation)
     module = recipe.build(contract["model"], LightningModule, "model")
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])

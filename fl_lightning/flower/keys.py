@@ -49,7 +49,7 @@ def read_private_key(path: Path) -> bytes:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     if not path.is_file():
-        raise ConfigurationError(f"'--key' is '{path}', which does not exist. {_CREATE}")
+        raise ConfigurationError(f"'--key' is '{path}', which is not a file. {_CREATE}")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ConfigurationError(f"Other accounts can read the private key '{path}'. Run: chmod 600 {path}")
     content = path.read_bytes()
@@ -98,7 +98,7 @@ def require_certificate(path: str) -> None:
         ConfigurationError: if it is missing, or is not a certificate.
     """
     if not Path(path).is_file():
-        raise ConfigurationError(f"'--ca' is '{path}', which does not exist. Use the ca.crt that the server gave you.")
+        raise ConfigurationError(f"'--ca' is '{path}', which is not a file. Use the ca.crt that the server gave you.")
     try:
         ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:

@@ -9,7 +9,9 @@ from typing import Any, get_args
 from fl_lightning.errors import require
 from fl_lightning.flower.recipe import RefusedError, default_classes
 from fl_lightning.messages import EvalOrder, Part, TrainOrder
+from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
 
@@ -65,6 +67,23 @@ class Policy:
                 f"The noise multiplier at the client is {most}, but this site's policy requires {self.min_noise}."
             )
 
+    def check_evaluations(self, strategy: Strategy, evaluation: ClientEvaluation) -> None:
+        """Refuse settings with which each round would evaluate models on examples that this site does not allow.
+
+        Raises:
+            RefusedError: naming the setting and the part.
+        """
+        needed: dict[str, tuple[bool, Part]] = {
+            f"'federation.strategy' {type(strategy).__name__}": (strategy.local_metric is not None, "validation"),
+            "'federation.client_evaluation'": (evaluation.active, "test"),
+        }
+        for setting, (used, part) in needed.items():
+            if used and part not in self.evaluations:
+                raise RefusedError(
+                    f"{setting} evaluates models on each client's {part} examples, which this site does not allow. The site "
+                    f"would have to add '{part}' to 'policy.evaluations'."
+                )
+
     def check_order(self, order: TrainOrder | EvalOrder) -> None:
         """Refuse rounds and evaluations that this site does not allow.
 
@@ -75,4 +94,7 @@ class Policy:
             if not 0 <= job.round_idx < self.max_rounds:
                 raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {self.max_rounds} rounds.")
         if isinstance(order, EvalOrder) and order.part not in self.evaluations:
-            raise RefusedError(f"This site does not allow evaluation on its {order.part} examples.")
+            raise RefusedError(
+                f"This site does not allow evaluation on its {order.part} examples: '{order.part}' is not in its "
+                "'policy.evaluations'."
+            )

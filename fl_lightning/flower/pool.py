@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,18 @@ from fl_lightning.compat.flower import ControlLink, Reply, ServerLink
 from fl_lightning.errors import ConfigurationError, RankError, require
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.requirements import require_flower
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
+from fl_lightning.plugins.folder_lock import lock_folder
 
 _DAY = 24 * 3600.0
+_OFFLINE, _REVOKED = 5, "it was revoked"
 _CAUSES = {
     2: "its worker ended with an error",
     3: "the order was not delivered in time",
     4: "its reply was lost",
-    5: "it is offline",
+    _OFFLINE: "it is offline",
     8: "its worker died",
 }
 
@@ -61,9 +64,11 @@ class FlowerPool(RemoteSites):
         address, certificate = folder.local_address, folder.certificate
         if not names:
             raise ConfigurationError("No site is registered. Run 'fl-lightning register NAME.pub' for each.")
-        nodes = self._wait(address, certificate, names)
-        link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
-        return FlowerTransport(link, [nodes.get(name) for name in names]), names
+        with ExitStack() as held:  # until the transport is closed
+            held.enter_context(lock_folder(folder.path / "fit", "fit", "federation.pool.folder"))
+            nodes = self._wait(address, certificate, names)
+            link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
+            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all()), names
 
     def _recall(self, name: str) -> ClientInfo | None:
         return ServerFolder(Path(self.folder)).description(name)
@@ -117,11 +122,7 @@ def _link(call: Any, folder: ServerFolder) -> Any:
     try:
         return call()
     except Exception as error:
-        if type(error).__module__.startswith("httpx"):
-            raise ConfigurationError(
-                f"The server at {folder.local_address} did not answer ({type(error).__name__}). Start it first: fl-lightning "
-                f"serve --folder {folder.path} --host {folder.settings()['host']}"
-            ) from error
+        refuse_answer(error, folder)
         raise
 
 
@@ -141,18 +142,20 @@ class FlowerTransport:
     Args:
         link: the connection to the SuperLink.
         nodes: the node id of each client; None if it was revoked.
+        held: what to release when the transport is closed.
     """
 
-    def __init__(self, link: ServerLink, nodes: Sequence[int | None]) -> None:
-        self._link, self._nodes = link, list(nodes)
+    def __init__(self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None) -> None:
+        self._link, self._nodes, self._held = link, list(nodes), held or ExitStack()
         self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
         self._refused: list[int] = []
 
     def absent(self) -> dict[int, str]:
         """See :meth:`Transport.absent`."""
-        online = {node.node_id for node in self._guarded(self._link.nodes) if node.online}
-        gone = {k: "it is offline" for k, node in enumerate(self._nodes) if node is not None and node not in online}
-        return gone | {k: "it was revoked" for k, node in enumerate(self._nodes) if node is None}
+        nodes = self._guarded(self._link.nodes)
+        online, registered = {node.node_id for node in nodes if node.online}, self._guarded(self._link.registered)
+        gone = {k: _CAUSES[_OFFLINE] for k, node in enumerate(self._nodes) if node not in online}
+        return gone | {k: _REVOKED for k, node in enumerate(self._nodes) if node not in registered}
 
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
@@ -181,8 +184,7 @@ class FlowerTransport:
                 if order is None or (reply.content is None and order in self._waiting.values()):
                     continue  # its order was sent again, and the other one has been or will be answered
                 self._drop(order)
-                cause = "" if reply.content is not None else _CAUSES.get(reply.error, f"error {reply.error} of Flower")
-                yield Answer(order.client, reply.content, cause)
+                yield Answer(order.client, reply.content, "" if reply.content is not None else self._cause(order, reply))
             now = time.monotonic()
             for order in set(self._waiting.values()):
                 if now > order.end:
@@ -193,6 +195,11 @@ class FlowerTransport:
             pause = 0.05 if replies else min(0.5, pause * 1.3)
             if self._waiting and not replies:
                 time.sleep(pause)
+
+    def _cause(self, order: _Order, reply: Reply) -> str:
+        if reply.error == _OFFLINE and self._nodes[order.client] not in self._guarded(self._link.registered):
+            return _REVOKED
+        return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
 
     def _drop(self, order: _Order) -> None:
         self._waiting = {message: one for message, one in self._waiting.items() if one is not order}
@@ -222,4 +229,5 @@ class FlowerTransport:
 
     def close(self, completed: bool) -> None:
         """See :meth:`Transport.close`."""
-        self._link.close(completed)
+        with self._held:
+            self._link.close(completed)

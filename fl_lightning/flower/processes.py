@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+UNUSABLE = 78
+"""The exit status of a process whose settings or data cannot be used, so that another start would not help (EX_CONFIG)."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 15.0
 _STABLE = 120.0
@@ -31,12 +33,15 @@ class Child:
         name: its name in messages.
         command: returns its command.
         environment: variables added to this process's.
+        log: the file for its output; None for this process's.
+        last: the exit status after which it is not started again, and all children end; None for no such status.
     """
 
     name: str
     command: Callable[[], Sequence[str]]
     environment: Mapping[str, str] = field(default_factory=dict)
     log: str | None = None
+    last: int | None = None
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
@@ -71,14 +76,18 @@ class Supervisor:
 
     def __init__(self, children: Sequence[Child], say: Callable[[str], None]) -> None:
         self._children, self._say = children, say
-        self._stopping = False
+        self._stopping = self._failed = False
 
     def stop(self, *_: object) -> None:
         """End all children soon; a signal handler."""
         self._stopping = True
 
-    def run(self) -> None:
-        """Run the children; start one that ended again, after 1, 2, 4, 8, then every 15 s."""
+    def run(self) -> bool:
+        """Run the children; start one that ended again, after 1, 2, 4, 8, then every 15 s.
+
+        Returns:
+            Whether a child has ended with its last status.
+        """
         try:
             while not self._stopping:
                 for child in self._children:
@@ -86,6 +95,7 @@ class Supervisor:
                 time.sleep(0.1)
         finally:
             self._end()
+        return self._failed
 
     def _look_after(self, child: Child) -> None:
         now = time.monotonic()
@@ -96,9 +106,13 @@ class Supervisor:
         status = child.process.poll()
         if status is None:
             return
+        if status == child.last:
+            child.process, self._failed, self._stopping = None, True, True
+            return
         child.failures = 1 if now - child.started > _STABLE else child.failures + 1
         wait = min(_LONGEST, 2.0 ** (child.failures - 1))
-        self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.")
+        why = f" See {child.log}." if child.log else ""
+        self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.{why}")
         child.process, child.next_start = None, now + wait
 
     def _end(self) -> None:

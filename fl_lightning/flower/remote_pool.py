@@ -58,6 +58,12 @@ class _Chain:
         self.position, self.attempt = self.position + 1, 1
 
 
+_REMEDY = (
+    "When the site is back, resume with --ckpt_path last; or set 'federation.faults.policy' to 'skip', which continues without "
+    "such a site."
+)
+
+
 class RemotePool:
     """Send orders to sites; see :class:`~fl_lightning.clients.pool.ClientPool`.
 
@@ -168,6 +174,8 @@ class RemotePool:
                 chain.attempt += 1
                 exchange.repeat(client)
                 return False
+            if not self._faults.skips and answer.content is None:
+                raise ClientError(f"{error}. {_REMEDY}") from error
             if not self._faults.skips:
                 raise
             told = error if isinstance(error, SiteError) else SiteError("", str(error))

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
-from fl_lightning.flower.checks import refuse_simulated, require_parts
+from fl_lightning.flower.checks import digest_of_names, refuse_simulated, require_features, require_parts
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.transport import Transport
@@ -93,7 +93,10 @@ class RemoteSites(RemoteClients):
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)
         self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
-        require_parts(settings, [info for info in self._infos if info.num_examples], absent=len(absent))
+        known = [info for info in self._infos if info.num_examples]
+        require_parts(settings, known, absent=len(absent))
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        require_features(known, digest_of_names(getattr(datamodule, "feature_names", None)))
         return self._infos
 
     def _described(self, names: Sequence[str], absent: Collection[int]) -> dict[int, ClientInfo]:

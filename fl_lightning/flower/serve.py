@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import re
 import shlex
@@ -20,7 +21,8 @@ from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
-from fl_lightning.flower.server_folder import ServerFolder
+from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
+from fl_lightning.plugins.folder_lock import lock_folder
 
 NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
 # Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}
@@ -57,6 +59,12 @@ def serve(arguments: argparse.Namespace) -> None:
         return
     if arguments.port == arguments.local_port != 0:
         raise ConfigurationError(f"'--port' and '--local_port' are both {arguments.port}. Choose different ports.")
+    folder.create()
+    with lock_folder(folder.path, "server", "--folder"):
+        _serve(arguments, folder)
+
+
+def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
     import uvicorn
 
     listening = [_listen(arguments.bind, arguments.port), _listen("127.0.0.1", arguments.local_port)]
@@ -89,7 +97,8 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         found.bind((host, port))
     except OSError as error:
-        raise ConfigurationError(f"Cannot listen on {host}:{port} ({error.strerror}). Choose another port.") from error
+        other = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "address for '--bind', such as 0.0.0.0"
+        raise ConfigurationError(f"Cannot listen on {host}:{port} ({error.strerror}). Choose another {other}.") from error
     return found
 
 
@@ -128,7 +137,7 @@ def sites(arguments: argparse.Namespace) -> None:
         if arguments.name not in nodes:
             raise ConfigurationError(f"No site named {arguments.name!r} is registered. Sites: {', '.join(nodes) or 'none'}.")
         link.unregister(nodes[arguments.name].node_id)
-    print(f"Revoked {arguments.name}. Its number {numbers.get(arguments.name)} is not given to another site.")
+    print(f"Revoked {arguments.name}. Its number {numbers.get(arguments.name)} stays with this name.")
 
 
 class _control:  # noqa: N801
@@ -143,12 +152,8 @@ class _control:  # noqa: N801
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._link.close()
-        if isinstance(error, Exception) and type(error).__module__.startswith("httpx"):
-            where = self._folder.local_address
-            raise ConfigurationError(
-                f"The server at {where} did not answer ({type(error).__name__}: {error}). Start it: fl-lightning serve "
-                f"--folder {self._folder.path} --host {self._folder.settings()['host']}"
-            ) from error
+        if isinstance(error, Exception):
+            refuse_answer(error, self._folder)
 
 
 def _host(text: str) -> str:

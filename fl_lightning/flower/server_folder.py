@@ -81,16 +81,24 @@ class ServerFolder:
         """Return the secret of the server's task."""
         return Path(self.files["secret"]).read_bytes()
 
+    def create(self) -> None:
+        """Create the folder, for this account only.
+
+        Raises:
+            ConfigurationError: if it cannot be created.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigurationError(f"Cannot create the folder '{self.path}' ({error.strerror}). Choose another.") from error
+
     def prepare(self, host: str, port: int, local_port: int) -> list[str]:
         """Create what is missing, and return what was created, in words.
 
         Raises:
             ConfigurationError: if the folder cannot be created, or its certificate cannot be used or is for another host.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise ConfigurationError(f"Cannot create the folder '{self.path}' ({error.strerror}). Choose another.") from error
+        self.create()
         made = []
         if not Path(self.public.certificate).exists():
             is_new = create_certificates(self.public, self.ca_key, host)
@@ -143,3 +151,23 @@ class ServerFolder:
     def _descriptions(self) -> dict[str, dict[str, Any]]:
         path = self.path / "described.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def refuse_answer(error: Exception, folder: ServerFolder) -> None:
+    """Explain an error of a connection to the server of a folder; return for others.
+
+    Raises:
+        ConfigurationError: if the server did not answer, or refused the request.
+    """
+    if not type(error).__module__.startswith("httpx"):
+        return
+    where, cause = folder.local_address, " ".join(str(error).split())[:200]
+    if type(error).__name__ == "HTTPStatusError":
+        raise ConfigurationError(
+            f"The server at {where} refused the request ({cause}). Look at its output, and end other servers and fits that use "
+            "its folder."
+        ) from error
+    raise ConfigurationError(
+        f"The server at {where} did not answer ({type(error).__name__}: {cause}). Start it first: fl-lightning serve --folder "
+        f"{folder.path} --host {folder.settings()['host']}"
+    ) from error

@@ -17,8 +17,9 @@ from fl_lightning.compat.flower_site import supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.private_files import write_private
-from fl_lightning.flower.processes import Child, Supervisor
+from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
+from fl_lightning.plugins.folder_lock import lock_folder
 
 SYSTEMD = """[Unit]
 Description=fl_lightning site {name}
@@ -50,7 +51,10 @@ def address_of(server: str) -> str:
     if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/"):
         raise ConfigurationError(f"'--server' is {server!r}. Use https://HOST:PORT, as 'fl-lightning serve' prints it.")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{host}:{parts.port or 443}"
+    try:
+        return f"{host}:{parts.port or 443}"
+    except ValueError as error:
+        raise ConfigurationError(f"'--server' is {server!r}, whose port is not a number from 0 to 65535.") from error
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -59,11 +63,23 @@ def run(arguments: argparse.Namespace) -> None:
     key, data = Path(arguments.key), Path(arguments.data)
     read_private_key(key)
     if not data.is_file():
-        raise ConfigurationError(f"'--data' is '{data}', which does not exist. Write one; see docs/real_federation.md.")
+        raise ConfigurationError(f"'--data' is '{data}', which is not a file. Write one; see docs/real_federation.md.")
     if arguments.ca:
         require_certificate(arguments.ca)
     address = address_of(arguments.server)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot create the folder '{folder}' ({error.strerror}). Set '--folder'.") from error
+    with lock_folder(folder, "site", "--folder"):
+        failed = _supervise(arguments, folder, address, key, data)
+    say("Stopped.")
+    if failed:
+        sys.exit(1)
+
+
+def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: Path, data: Path) -> bool:
+    """Run SuperNode and worker until the site is told to stop, and return whether the worker cannot work."""
     secret = folder / "secret"
     write_private(secret, secrets.token_bytes(32))
     port = _free_port()
@@ -77,13 +93,12 @@ def run(arguments: argparse.Namespace) -> None:
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
         Child("SuperNode", lambda: node, environment, str(folder / "supernode.log")),
-        Child("worker", lambda: worker, environment),
+        Child("worker", lambda: worker, environment, last=UNUSABLE),
     ]
     supervisor = Supervisor(children, say)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, supervisor.stop)
-    supervisor.run()
-    say("Stopped.")
+    return supervisor.run()
 
 
 def say(line: str) -> None:

@@ -95,10 +95,7 @@ def _proxy(server: _Server) -> str:
     if proxy_bypass_environment(server.host):
         return f"none for {server.host} (NO_PROXY)"
     parts = urlsplit(address if "://" in address else f"http://{address}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _Failed(
-            f"HTTPS_PROXY is '{parts.scheme}://{parts.hostname}', which is not an HTTP proxy. Correct it, or unset it."
-        )
+    assert parts.hostname  # checked before
     server.proxy = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     return f"{server.proxy[0]}:{server.proxy[1]} (HTTPS_PROXY)"
 
@@ -190,4 +187,6 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += [f"the names of the classes: {', '.join(info.classes)}"] if info.classes else []
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
     lines += [f"training would run on {device}"]
+    if getattr(settings.datamodule, "standardize", False):
+        lines += ["features are standardised by this site's own mean and deviation, not by those of all sites"]
     return "; ".join(lines)

@@ -17,6 +17,7 @@ from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
+from fl_lightning.flower.checks import digest_of_names
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.null_settings import refuse_null
@@ -113,12 +114,21 @@ def _whole(settings: SiteSettings) -> FederatedDataModule:
     try:
         whole.setup("fit")
     except DataError:
-        loader: Any = settings.datamodule.train_dataloader()
-        if not isinstance(getattr(loader, "dataset", None), IterableDataset):
+        loader = _stream(settings.datamodule)
+        if loader is None:
             raise
         whole = FederatedDataModule.from_clients({"site": loader}, **held)
         whole.setup("fit")
     return whole
+
+
+def _stream(datamodule: LightningDataModule) -> Any:
+    """Return the loader of a datamodule that reads a stream; None if it does not, or its set-up has failed."""
+    try:
+        loader = datamodule.train_dataloader()
+    except Exception:
+        return None
+    return loader if isinstance(getattr(loader, "dataset", None), IterableDataset) else None
 
 
 class SiteData:
@@ -166,7 +176,8 @@ class SiteData:
         names = getattr(dataset, "classes", None)
         classes = None if names is None else tuple(str(name)[:100] for name in names)
         streams = self.whole.client_datasets.size_is_unknown(0)
-        return ClientInfo(name, self.size("training"), counts, self.size("validation"), self.size("test"), classes, streams)
+        sizes = self.size("training"), counts, self.size("validation"), self.size("test")
+        return ClientInfo(name, *sizes, classes, streams, digest_of_names(getattr(dataset, "feature_names", None)))
 
     def _here(self, client: int) -> None:
         if client != self.number:

@@ -36,6 +36,7 @@ def main() -> None:
 
     from fl_lightning.compat.flower_site import RunWatch, SiteLink
     from fl_lightning.errors import FederationError
+    from fl_lightning.flower.processes import UNUSABLE
     from fl_lightning.flower.site import say
     from fl_lightning.flower.site_data import SiteData, read_settings
     from fl_lightning.flower.site_server import SiteServer
@@ -46,7 +47,7 @@ def main() -> None:
         data = SiteData(settings)
     except FederationError as error:
         say(f"error: {error}")
-        sys.exit(1)
+        sys.exit(UNUSABLE)
     server = SiteServer(arguments.name, data, settings.policy, Path(arguments.folder), device, say)
     say(f"{data.size('training')} training examples. Waiting for the server.")
     link = SiteLink(arguments.address, Path(arguments.secret).read_bytes())
