@@ -39,8 +39,8 @@ from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
+from fl_lightning.folder_lock import lock_folder
 from fl_lightning.null_settings import refuse_null
-from fl_lightning.plugins.folder_lock import lock_folder
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
 from fl_lightning.source_version import source_version

@@ -19,10 +19,9 @@ from federations import Blobs, Consecutive, Plain, blobs, every_round, federate,
 from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint, folder_lock
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.plugins import folder_lock
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
 
 EVALUATE = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]

@@ -8,12 +8,14 @@ import datetime
 import shlex
 import socket
 import ssl
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from command_line import ROOT
 
 from fl_lightning.compat.flower import TESTED, Node
 from fl_lightning.errors import ConfigurationError, DataError
@@ -28,7 +30,7 @@ from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
 from fl_lightning.flower.site_data import SiteData, read_settings
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"
@@ -98,6 +100,14 @@ def test_wrong_arguments_are_one_message(command, words, said, capsys):
     Path("taken").write_text("not a folder, a key or a certificate")
     Path("rsa.pub").write_text(RSA)
     assert said in refused(capsys, command, *words.split())
+
+
+@pytest.mark.parametrize("module", ["site", "serve"])
+def test_commands_that_only_supervise_do_not_load_torch(module):
+    """The parent of a site's processes, and the server, stay small: a site's worker has torch for itself."""
+    asked = f"import sys, fl_lightning.flower.{module}; print(sorted({{'torch', 'lightning'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
 
 
 def test_a_key_is_private_and_its_pair_is_complete():

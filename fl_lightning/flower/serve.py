@@ -22,7 +22,7 @@ from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 
 NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
 # Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}

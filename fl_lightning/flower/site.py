@@ -19,7 +19,7 @@ from fl_lightning.flower.keys import create_key, read_private_key, require_certi
 from fl_lightning.flower.private_files import write_private
 from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 
 SYSTEMD = """[Unit]
 Description=fl_lightning site {name}

@@ -18,7 +18,7 @@ from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require
 from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 
 _UNFINISHED = ".*.ckpt.*.partial"
 """Names of checkpoints while they are being written: ``.<name>.<process>.partial``."""

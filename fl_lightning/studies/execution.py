@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.plugins.folder_lock import lock_folder
+from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
 from fl_lightning.studies.worker import context, kill, work
