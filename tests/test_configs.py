@@ -371,6 +371,8 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config {base:adafed_mnist,trainer:{max_epochs:[}}", "config"),
         ("--config={'base':'x'}", "does not accept option 'base'"),
         ("--trainer.max_epochs x", 'error: Parser key "trainer.max_epochs": Expected a whole number. Got: x.'),
+        ("--federation.pool.folder fed", "has settings, but no class. Set it first, for example --federation.pool Fl"),
+        ("--federation.route.period 3", "has settings, but no class. Set it first, for example --federation.route"),
         ("--federation.strategy FedAvgg", "Did you mean FedAvg, FedAvgM or QFedAvg? Known: AFL, APFL, AdaFed"),
         ("--federation.route RingFedd", "Did you mean RingFed? Known"),
         ("--data.partitioner IIDPartitoner", "Did you mean IIDPartitioner? Known"),
