@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 import fl_lightning
 from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
 from fl_lightning.cli_names import nearest_class, nearest_setting, where, wrong_name
+from fl_lightning.compat.jsonargparse import in_words
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
@@ -43,7 +44,6 @@ _SECTIONS = (
     *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability")),
     *("federation.client_evaluation", "federation.server_evaluation"),
 )
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
 _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
     r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
@@ -90,14 +90,6 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
         text += f". Got: {given[1] if len(given[1]) <= 80 else given[1][:75].rstrip() + '[...]'}"
     return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
-
-
-def in_words(text: str) -> str:
-    """Return a message with the types of Python in words, and several expected ones in one sentence."""
-    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
-    text = re.sub(r"\ba (bool|int|float|str)\b", lambda found: _WORDS[found[1]], text)
-    first, expected, others = re.sub(r"\ba typing\.Literal\[(.*?)\]", r"one of \1", text).partition("Expected ")
-    return first + expected + others.replace(" Expected ", " or ")
 
 
 def _lacking(key: str, name: str, needed: str) -> str:

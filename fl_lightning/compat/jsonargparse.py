@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -74,3 +75,14 @@ class Completable:
 
     _action_conflicts: ClassVar[dict[Any, Any]] = {}
     active_actions: ClassVar[list[Any]] = []
+
+
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+
+
+def in_words(text: str) -> str:
+    """Return a message of the parser with the types of Python in words, and several expected ones in one sentence."""
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
+    text = re.sub(r"\ba (bool|int|float|str)\b", lambda found: _WORDS[found[1]], text)
+    first, expected, others = re.sub(r"\ba typing\.Literal\[(.*?)\]", r"one of \1", text).partition("Expected ")
+    return first + expected + others.replace(" Expected ", " or ")

@@ -12,8 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset
 
-from fl_lightning.cli_messages import in_words
-from fl_lightning.compat.jsonargparse import actions_of
+from fl_lightning.compat.jsonargparse import actions_of, in_words
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
