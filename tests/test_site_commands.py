@@ -251,6 +251,16 @@ def test_a_certificate_that_cannot_be_used_is_refused(spoilt):
         folder.prepare("h", 1, 2)
 
 
+def test_an_address_needs_a_certificate_that_names_this_machine():
+    folder = ServerFolder(Path("fed"))
+    put_certificate(folder, "192.0.2.7")
+    with pytest.raises(ConfigurationError, match=r"'--host' is the address '192.0.2.7', but .* does not name 127.0.0.1"):
+        folder.prepare("192.0.2.7", 1, 2)
+    own = ServerFolder(Path("own"))
+    assert len(own.prepare("192.0.2.7", 1, 2)) == 1
+    assert connect(answering(own.public, own.local), own.public.ca, "192.0.2.7") == ["192.0.2.7", "localhost", "127.0.0.1"]
+
+
 def test_a_certificate_for_no_host_is_refused():
     folder = ServerFolder(Path("fed"))
     put_certificate(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import ssl
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def names_in(files: TlsFiles) -> list[str]:
 
 
 def require_host(host: str, names: Collection[str], files: TlsFiles) -> None:
-    """Refuse a host for which a certificate is not.
+    """Refuse a host for which a certificate is not, or an address that connections could not tell from 127.0.0.1.
 
     Raises:
         ConfigurationError: with the hosts for which it is.
@@ -72,6 +73,11 @@ def require_host(host: str, names: Collection[str], files: TlsFiles) -> None:
             f"'--host' is '{host}', but '{files.certificate}' is for {', '.join(names) or 'no host'}, so no site would "
             "connect. Use one of these. To replace a certificate that 'serve' created, delete it, and put the CA's key back "
             "for the next start."
+        )
+    if LOOPBACK not in names and re.fullmatch(r"[0-9.]+|.*:.*", host):
+        raise ConfigurationError(
+            f"'--host' is the address '{host}', but '{files.certificate}' does not name 127.0.0.1, and connections to an "
+            "address do not tell which. Use a host's name, or a certificate that names 127.0.0.1 as well."
         )
 
 
