@@ -281,6 +281,16 @@ def test_a_repeated_order_is_answered_from_the_store(tmp_path, monkeypatch):
     assert set(answered) == {(True, True)}
 
 
+def test_a_lost_site_ends_the_fit_with_the_ways_to_continue(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    HOOK["hook"] = lambda name, parts, ask: None if name == "south" and b'"TrainOrder"' in parts["order"] else ask()
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    said = capsys.readouterr().err
+    assert "Site south (client 1): no answer within its deadline. When the site is back, resume with --ckpt_path last;" in said
+    assert "or set 'federation.faults.policy' to 'skip'" in said
+
+
 def test_a_lost_reply_is_asked_for_again(tmp_path, monkeypatch):
     prepare(tmp_path, monkeypatch)
     config, lost = configuration(**SCAFFOLD, faults={"retries": 1}), []

@@ -174,9 +174,9 @@ class RemotePool:
                 chain.attempt += 1
                 exchange.repeat(client)
                 return False
-            if not self._faults.skips and answer.content is None:
-                raise ClientError(f"{error}. {_REMEDY}") from error
             if not self._faults.skips:
+                if answer.content is None:
+                    raise ClientError(f"{error}. {_REMEDY}") from error
                 raise
             told = error if isinstance(error, SiteError) else SiteError("", str(error))
             chain.lose(told.cause, max(told.attempts, chain.attempt))
