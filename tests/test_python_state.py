@@ -216,6 +216,42 @@ def test_resumed_runs_remember_the_same(make, tmp_path):
     assert same_bits(run(3, ckpt_path=str(tmp_path / "last.ckpt")), whole)
 
 
+class Anchored(Plain):
+    """Stays near the weights of the turn's start, as FedProx does, and counts the batches of a turn."""
+
+    def on_train_start(self) -> None:
+        self.anchors = [p.detach().clone() for p in self.parameters()]
+        self.batches = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.batches += 1
+        SEEN.append((self.trainer.num_training_batches, self.batches))
+        distance = sum((p - anchor).square().sum() for p, anchor in zip(self.parameters(), self.anchors, strict=True))
+        return super().training_step(batch, batch_idx) + distance
+
+
+class AnchoredAndNamed(Anchored):
+    turn_state = ("anchors", "batches")
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_what_every_turn_sets_again_is_not_warned_of(engine, recwarn):
+    found = []
+    for make in (AnchoredAndNamed, Anchored):
+        SEEN.clear()
+        torch.manual_seed(1)
+        module = make()
+        federate(module, 2, local=LocalTraining(engine=engine))
+        assert sorted(SEEN) == sorted((batches, s + 1) for batches in (4, 3, 2) for s in range(batches) for _ in range(2))
+        found.append(([str(w.message) for w in recwarn if "Training changed" in str(w.message)], weights(module)))
+        recwarn.clear()
+    (silent, named), (warned, unnamed) = found
+    assert silent == []
+    assert len(warned) == 1
+    assert warned[0].endswith("If every turn sets it again, for example in 'on_train_start', write turn_state = ('anchors',).")
+    assert same_bits(named, unnamed)
+
+
 def test_what_clients_cannot_keep():
     class Keeps(Plain):
         client_state = "thing"

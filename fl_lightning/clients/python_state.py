@@ -2,7 +2,8 @@
 
 A module may count batches, collect outputs or draw from a generator of its own. Clients share one module per process, so before
 each turn its attributes get the values that they had at the start of the fit. Then numbers and texts continue for each client,
-as in one long training, and so does everything that the module names in ``client_state``.
+as in one long training, and so does everything that the module names in ``client_state``. What it names in ``turn_state`` is
+restored without a warning.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fl_lightning.clients.hook_registers import HookRegisters
 from fl_lightning.clients.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import client_state, is_computed
+from fl_lightning.functional.model_parts import client_state, is_computed, turn_state
 from fl_lightning.functional.seeding import derive_seed, reseed
 
 _INTERNAL = vars(LightningModule()).keys() | {"trainer", "log", "configure_callbacks", "stacked_hooks"}
@@ -207,10 +208,11 @@ class PythonState:
         """
         parts = self._parts()
         own = {(prefix, name) for prefix, part in parts.items() for name in client_state(part)}
+        named = own | {(prefix, name) for prefix, part in parts.items() for name in turn_state(part)}
         changed = [
             (key, value)
             for key, value in self._attributes(parts)
-            if key not in own
+            if key not in named
             and key[1] not in ignored
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
@@ -237,10 +239,12 @@ class PythonState:
         names = [".".join(key).lstrip(".") for key in keys if key not in self._warned]
         self._warned.update(keys)
         if names:
+            name = names[0].rpartition(".")[2]
             rank_zero_warn(
                 f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which every client's turn "
                 "finds as it was at the start of the fit. To let each client keep it, name it in a class attribute of the "
-                f"module: client_state = ({names[0].rpartition('.')[2]!r},)."
+                f"module: client_state = ({name!r},). If every turn sets it again, for example in 'on_train_start', write "
+                f"turn_state = ({name!r},)."
             )
 
 

@@ -50,6 +50,15 @@ def never_averaged(module: nn.Module) -> tuple[str, ...]:
 
 def client_state(part: nn.Module) -> tuple[str, ...]:
     """Return the names of attributes and buffers that each client keeps for itself."""
-    declared = hasattr(type(part), "client_state")  # torch takes long to say that a module lacks an attribute
-    names: Any = part.client_state if declared else vars(part).get("client_state", ())
+    return _declared_names(part, "client_state")
+
+
+def turn_state(part: nn.Module) -> tuple[str, ...]:
+    """Return the names of attributes that every turn of a client sets again, such as a copy of the weights at its start."""
+    return _declared_names(part, "turn_state")
+
+
+def _declared_names(part: nn.Module, attribute: str) -> tuple[str, ...]:
+    declared = hasattr(type(part), attribute)  # torch takes long to say that a module lacks an attribute
+    names: Any = getattr(part, attribute) if declared else vars(part).get(attribute, ())
     return (names,) if isinstance(names, str) else tuple(names)

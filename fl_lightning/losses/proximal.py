@@ -23,6 +23,9 @@ class ProximalLoss(nn.Module):
         mu: the strength, >= 0; 0 leaves the loss unchanged.
     """
 
+    turn_state = ("_anchors",)
+    """What :meth:`anchor` sets at the start of every turn, so that no client keeps it."""
+
     def __init__(self, loss: nn.Module, mu: float = 0.01) -> None:
         super().__init__()
         require(mu >= 0, "mu", "0 or above", mu)
