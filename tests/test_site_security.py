@@ -217,9 +217,105 @@ def test_central_noise_is_not_the_clients(site, tmp_path):
     assert "policy requires 1.0" in str(ask(site, "prepare", contract=contract(transforms=[transform]))["error"])
 
 
+def noisy(noise: float = 50.0) -> dict[str, Any]:
+    return {
+        "class_path": "fl_lightning.ClientPrivacy",
+        "init_args": {"max_norm": 1.0, "noise_multiplier": noise, "noise": "local"},
+    }
+
+
+NOISY_STEPS = {"threads": 1, "privacy": {"noise_multiplier": 50.0, "max_grad_norm": 1.0, "delta": 1e-5}}
+BATCH_NORM = {"class_path": "fl_lightning.LeNet", "init_args": {"num_classes": 3, "batch_norm": True}}
+
+
+def again(site: Any, session: str, *orders: Any, sent: ServerModel | None = None, **settings: Any) -> dict[str, Any]:
+    """A server asks from the start, as after its own restart."""
+    from dataclasses import replace
+
+    parts = {"model": to_bytes(replace(sent or server_model(), session=session))}
+    asked = {"session": session, "model_version": 1, "orders": list(orders), "settlements": []}
+    return ask(site, "work", parts, **asked, contract=contract(**settings))
+
+
+@pytest.mark.parametrize("how", ["transforms", "steps"])
+def test_a_server_that_repeats_a_round_gets_other_noise(how, site, tmp_path):
+    """Otherwise it could subtract two messages. They differ by noise of 50 sqrt(2) in each of 53 numbers: 515.
+
+    In steps, it is divided by the 24 examples of a batch and multiplied by the rate of 0.1, at least once.
+    """
+    site = with_policy(tmp_path, min_noise=1.0)
+    settings = {"transforms": [noisy()]} if how == "transforms" else {"local": NOISY_STEPS}
+    orders = [order(), order(epochs=0)] if how == "transforms" else [order(), order()]  # no epochs: noise and nothing else
+    model = server_model()
+    replies = [again(site, f"s{k}", one, sent=model, **settings) for k, one in enumerate(orders)]
+    first, second = (reply["replies"][0].updates[0].model.vector.double() for reply in replies)
+    assert (first - second).norm() > (250 if how == "transforms" else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"transforms": [noisy()], "strategy": {"class_path": "fl_lightning.Scaffold", "init_args": {}}},
+            "Scaffold's clients send control variates with their models",
+        ),
+        (
+            {"transforms": [noisy()], "strategy": {"class_path": "fl_lightning.FedLoss", "init_args": {}}},
+            "FedLoss reads metrics that clients compute on their own data",
+        ),
+        ({"transforms": [noisy(), noisy()]}, "contains ClientPrivacy more than once"),
+        ({"transforms": [noisy()], "local": {"threads": 1, "precision": "bf16-true"}}, "at least 32 bits with ClientPrivacy"),
+        ({"local": {**NOISY_STEPS, "engine": "stacked"}}, "'federation.local.engine' must be one of trainer, fabric, auto"),
+        ({"local": {**NOISY_STEPS, "accumulate_grad_batches": 4}}, "'federation.local.accumulate_grad_batches' must be 1"),
+        (
+            {"local": NOISY_STEPS, "model": {**MODEL, "init_args": {**MODEL["init_args"], "network": BATCH_NORM}}},
+            "cannot separate an example's gradient from the others",
+        ),
+    ],
+)
+def test_settings_that_the_required_noise_does_not_cover_are_refused(settings, message, site, tmp_path):
+    site = with_policy(tmp_path, min_noise=1.0)
+    told = str(ask(site, "prepare", contract=contract(**settings))["error"])
+    assert "This site's policy requires noise at the client." in told
+    assert message in told
+
+
+def test_buffers_without_the_required_noise_are_not_sent(site, tmp_path):
+    site = with_policy(tmp_path, min_noise=1.0)
+    model = {**MODEL, "init_args": {**MODEL["init_args"], "network": BATCH_NORM}}
+    module = Recipe(default_classes()).build(model, fl_lightning.ClassificationTask, "model")
+    state = ModelState(client_copy(module))
+    sent = ServerModel(1, 0, state.tensors(), state.layout, session="s")
+    reply = again(site, "s", order(), sent=sent, model=model, transforms=[noisy()])
+    assert "The clients send the buffers network." in str(reply["error"])
+
+
+def test_a_model_past_the_transforms_has_no_noise(site, tmp_path):
+    site = with_policy(tmp_path, min_noise=1.0)
+    told = str(again(site, "s", order(delivers=False), transforms=[noisy()])["error"])
+    assert "The order asks for a model that passes no transforms" in told
+    assert "error" not in again(site, "s", order(delivers=False), local=NOISY_STEPS)
+
+
+def test_a_site_trains_as_often_as_it_allows(site, tmp_path):
+    """Under whatever session, round and period a server asks, and after a restart of the site."""
+    site = with_policy(tmp_path, max_rounds=3)
+    assert "error" not in again(site, "a", order())
+    assert "error" not in again(site, "a", order())  # the same request: answered from the store
+    assert "error" not in again(site, "b", order())
+    site = with_policy(tmp_path, max_rounds=3)
+    assert "error" not in again(site, "b", order(period=1))
+    for session, asked in (("b", order(period=2)), ("c", order()), ("c", order(round_idx=1))):
+        told = str(again(site, session, asked)["error"])
+        assert "This site has trained 3 times in this federation, and its 'policy.max_rounds' is 3." in told
+
+
 def test_more_rounds_and_other_evaluations_are_refused(site, tmp_path):
     site = with_policy(tmp_path, max_rounds=3, evaluations=["test"])
     assert "allows 3" in str(ask(site, "prepare", contract=contract(rounds=4))["error"])
+    ring = {"class_path": "fl_lightning.RingFed", "init_args": {"periods": 2}}
+    told = str(ask(site, "prepare", contract=contract(rounds=2, route=ring))["error"])
+    assert "plans 2 rounds of 2 periods, but this site allows 3" in told
     assert "beyond this site's limit" in str(work(site, order(round_idx=3))["error"])
     asked = EvalOrder(1, 0, "training", "evaluation")
     assert "does not allow evaluation on its training" in str(work(site, asked)["error"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Coins = Callable[[int, int], Tensor]
-"""Return ``count`` numbers in [0, 1), shape (count,), for a batch's number, from 0; repeated calls return the same ones."""
+"""Return ``count`` numbers in [0, 1), shape (count,), for a batch's number, from 0; it is asked once for each number."""
 
 
 class PoissonBatches:

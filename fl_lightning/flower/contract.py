@@ -17,7 +17,7 @@ from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
 from fl_lightning.server.assembly import client_settings
 from fl_lightning.server.checks.compatibility import check_batch_norm
@@ -80,8 +80,7 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
             raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
     if not 0 <= client < contract["num_clients"] <= 10**6 or not 1 <= contract["threads"] <= 1024:
         raise RefusedError("The server's number of clients or threads is outside its range.")
-    if contract["rounds"] > policy.max_rounds:
-        raise RefusedError(f"The server plans {contract['rounds']} rounds, but this site allows {policy.max_rounds}.")
+    policy.check_plan(contract["rounds"])
     recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
         raise RefusedError("The server's 'model' must be a class with 'class_path'.")
@@ -101,13 +100,16 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
     owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"])
     owner.transforms = owner.transforms or []
-    policy.check_privacy(owner.local, owner.transforms)
+    policy.check_privacy(owner.local, owner.transforms, owner.strategy, owner.route)
+    policy.check_plan(contract["rounds"], getattr(owner.route, "periods", 1))
     policy.check_evaluations(owner.strategy, owner.client_evaluation)
     module = recipe.build(contract["model"], LightningModule, "model")
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])
+    precision = resolve_precision(owner.local, contract["precision"], device)
+    policy.check_module(owner.transforms, owner.local, precision, module)
     place = Workplace(
-        precision=resolve_precision(owner.local, contract["precision"], device),
+        precision=precision,
         device=device,
         logger=contract["logger"],
         inference_mode=contract["inference_mode"],
@@ -120,7 +122,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
         settings=settings,
         place=place,
         memory=ClientMemory(),
-        secret=SecretKey.draw(),  # the site's own: the server cannot know its noise
+        secret=OneTimeKey(),  # the site's own: the server cannot know its noise, nor have it drawn again
         drop_single=check_batch_norm(module, data.whole),
         tell=tell,
     )

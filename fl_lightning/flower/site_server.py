@@ -38,6 +38,8 @@ class _Work:
     built: Built
     site: Site
     store: SiteStore
+    turns: int
+    """How many trained models the site has sent in this federation, in earlier processes as well."""
     model: ServerModel | None = None
 
 
@@ -130,7 +132,8 @@ class SiteServer:
         kept = store.load()
         if kept is not None:
             site.load_state_dict(kept)
-        self._work = _Work(federation, contract, built, site, store)
+        turns = 0 if kept is None else int(kept.get("turns", 0))
+        self._work = _Work(federation, contract, built, site, store, turns)
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
 
     def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> bytes:
@@ -149,7 +152,8 @@ class SiteServer:
             require_message(settlement, Settlement)
         for order in orders:
             require_message(order, TrainOrder, EvalOrder)
-            self._policy.check_order(order)
+            self._policy.check_order(order, work.built.settings.local)
+        self._policy.check_turns(work.turns, sum(isinstance(order, TrainOrder) for order in orders))
         model = self._received(work, parts)
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
@@ -165,8 +169,10 @@ class SiteServer:
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
         reply = envelope.reply(replies=replies, releases=told)
         self._audit.record("out", "work", reply, {"replies": replies})
-        final = all(not one.failures for one in replies if isinstance(one, ChainReport))
-        work.store.save(work.site.state_dict(), key, reply if final else None)
+        reports = [one for one in replies if isinstance(one, ChainReport)]
+        work.turns += sum(bool(one.updates) for one in reports)
+        final = all(not one.failures for one in reports)
+        work.store.save({**work.site.state_dict(), "turns": work.turns}, key, reply if final else None)
         return reply
 
     def _received(self, work: _Work, parts: Parts) -> ServerModel | None:
@@ -188,6 +194,8 @@ class SiteServer:
         client = self._data.number
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
+        settings = work.built.settings
+        self._policy.check_buffers(settings.transforms, settings.local, resident.view())
         result = work.site.handle(order)
         assert result is not None
         if isinstance(result, ChainReport):

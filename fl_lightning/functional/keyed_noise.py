@@ -74,6 +74,20 @@ class SecretKey:
         raise TypeError("The key of privacy noise must not be in any file, so it cannot be pickled.")
 
 
+class OneTimeKey(SecretKey):
+    """Generate streams that never repeat, whatever they are asked for.
+
+    A site uses it: a server that could make it draw the same noise twice, by repeating a round, could subtract the noise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(secrets.token_bytes(KEY_BYTES))
+
+    def stream(self, purpose: str, round_idx: int, client: int = -1, step: int = 0, attempt: int = 0) -> KeyedStream:
+        """Return random numbers from a key of their own; see :meth:`SecretKey.stream`."""
+        return SecretKey.draw().stream(purpose, round_idx, client, step, attempt)
+
+
 class KeyedStream:
     """Generate random numbers from SHAKE-256 of a key and of their purpose; each call returns new ones.
 

@@ -36,10 +36,21 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
         ConfigurationError: if the settings break privacy; it names them.
     """
     cohort = cohort_size(data.num_clients, owner.clients_per_round)
-    _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability, data)
-    _check_examples(owner.local, owner.strategy, owner.route, data)
+    check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
+    _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability)
+    _check_data(owner.transforms, owner.local, data)
     _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
     _check_noise_seeds(owner.transforms, owner.local)
+
+
+def check_private_settings(transforms: Sequence[Transform], local: LocalTraining, strategy: Strategy, route: Route) -> None:
+    """Refuse settings with which no data and no module would be as private as reported; sites check them themselves, too.
+
+    Raises:
+        ConfigurationError: naming the settings.
+    """
+    _check_messages(transforms, strategy)
+    _check_examples(local, strategy, route)
 
 
 def check_private_model(
@@ -50,8 +61,8 @@ def check_private_model(
     Raises:
         ConfigurationError: if the module breaks privacy; it gives the reason.
     """
-    _check_training(local, precision, module)
-    _check_sent_state(transforms, local, precision, server)
+    check_private_training(transforms, local, precision, module)
+    check_sent_buffers(transforms, local, server)
 
 
 def warn_unprotected(owner: FederationSettings) -> None:
@@ -89,15 +100,13 @@ def _check_noise_seeds(transforms: Sequence[Transform], local: LocalTraining) ->
         )
 
 
-def _check_clients(
-    transforms: Sequence[Transform],
-    attackers: Attackers,
-    strategy: Strategy,
-    availability: Availability,
-    data: FederatedDataModule,
-) -> None:
-    """Refuse settings by which a client has influence beyond its clipped change, or which the accountant does not cover."""
-    private = [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
+def _of_clients(transforms: Sequence[Transform]) -> list[ClientPrivacy]:
+    return [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
+
+
+def _check_messages(transforms: Sequence[Transform], strategy: Strategy) -> None:
+    """Refuse messages that contain more than the clipped and noisy change."""
+    private = _of_clients(transforms)
     if not private:
         return
     if len(private) > 1:
@@ -107,12 +116,16 @@ def _check_clients(
             "Scaffold's clients send control variates with their models, but ClientPrivacy covers only the models. "
             + _ELSEWHERE
         )
-    _check_own_metrics(strategy, "ClientPrivacy", data)
-    if data.rebalancing is not None:
-        raise ConfigurationError(
-            "'data.rebalancing' lets each client's label counts influence the training of other clients, which ClientPrivacy "
-            "does not cover. Remove one of them."
-        )
+    _check_own_metrics(strategy, "ClientPrivacy")
+
+
+def _check_clients(
+    transforms: Sequence[Transform], attackers: Attackers, strategy: Strategy, availability: Availability
+) -> None:
+    """Refuse settings by which a client has influence beyond its clipped change, or which the accountant does not cover."""
+    private = _of_clients(transforms)
+    if not private:
+        return
     if attackers.model is not None and attackers.model.needs_crowd:
         raise ConfigurationError(
             f"{type(attackers.model).__name__} reads the honest clients' changes before ClientPrivacy protects them, and sends "
@@ -143,7 +156,30 @@ def _check_central(transforms: Sequence[Transform], strategy: Strategy, availabi
         )
 
 
-def _check_examples(local: LocalTraining, strategy: Strategy, route: Route, data: FederatedDataModule) -> None:
+def _check_data(transforms: Sequence[Transform], local: LocalTraining, data: FederatedDataModule) -> None:
+    """Refuse data that clients learn of each other, or by which an example counts more than once."""
+    hides_clients = bool(_of_clients(transforms))
+    if not hides_clients and local.privacy is None:
+        return
+    if data.server_set == "clients":
+        privacy = "ClientPrivacy" if hides_clients else "'federation.local.privacy'"
+        raise ConfigurationError(
+            f"'data.server_set' is clients, so the server's metrics depend on the clients' own data, which {privacy} does not "
+            "cover. Set it to datamodule."
+        )
+    if data.rebalancing is not None and hides_clients:
+        raise ConfigurationError(
+            "'data.rebalancing' lets each client's label counts influence the training of other clients, which ClientPrivacy "
+            "does not cover. Remove one of them."
+        )
+    if data.rebalancing is not None:
+        raise ConfigurationError(
+            "'data.rebalancing' repeats examples, but 'federation.local.privacy' needs each example to occur only once. Remove "
+            "one of them."
+        )
+
+
+def _check_examples(local: LocalTraining, strategy: Strategy, route: Route) -> None:
     """Refuse settings under which an example has more influence than its clipped gradient."""
     if local.privacy is None:
         return
@@ -152,21 +188,25 @@ def _check_examples(local: LocalTraining, strategy: Strategy, route: Route, data
     require(alone, "federation.local.engine", known, local.engine)
     batches = local.accumulate_grad_batches
     require(batches == 1, "federation.local.accumulate_grad_batches", "1 with 'federation.local.privacy'", batches)
-    if data.rebalancing is not None:
-        raise ConfigurationError(
-            "'data.rebalancing' repeats examples, but 'federation.local.privacy' needs each example to occur only once. Remove "
-            "one of them."
-        )
     if route.reads_data:
         raise ConfigurationError(
             f"The route {type(route).__name__} evaluates clients' models on their training examples, or counts their labels, "
             "which 'federation.local.privacy' does not cover. Use another route, such as ServerRoute."
         )
-    _check_own_metrics(strategy, "'federation.local.privacy'", data)
+    _check_own_metrics(strategy, "'federation.local.privacy'")
 
 
-def _check_training(local: LocalTraining, precision: str, module: LightningModule) -> None:
-    """Refuse a precision or a module with which examples' gradients are not separate or not clipped correctly."""
+def check_private_training(
+    transforms: Sequence[Transform], local: LocalTraining, precision: str, module: LightningModule
+) -> None:
+    """Refuse a precision or a module with which examples' gradients are not separate, or clipping is not exact.
+
+    Raises:
+        ConfigurationError: naming the precision or the layers.
+    """
+    if _of_clients(transforms):
+        known = "one of at least 32 bits with ClientPrivacy, because rounding could increase the norm of changes"
+        require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)
     if local.privacy is None:
         return
     allowed = ("32-true", "64-true", "bf16-mixed")
@@ -198,13 +238,8 @@ def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: 
         )
 
 
-def _check_own_metrics(strategy: Strategy, privacy: str, data: FederatedDataModule) -> None:
+def _check_own_metrics(strategy: Strategy, privacy: str) -> None:
     """Refuse metrics of the clients' own data that influence the model."""
-    if data.server_set == "clients":
-        raise ConfigurationError(
-            f"'data.server_set' is clients, so the server's metrics depend on the clients' own data, which {privacy} does not "
-            "cover. Set it to datamodule."
-        )
     if strategy.local_metric is not None or strategy.global_metric is not None:
         raise ConfigurationError(
             f"{type(strategy).__name__} reads metrics that clients compute on their own data, which {privacy} does not cover. "
@@ -212,10 +247,13 @@ def _check_own_metrics(strategy: Strategy, privacy: str, data: FederatedDataModu
         )
 
 
-def _check_sent_state(transforms: Sequence[Transform], local: LocalTraining, precision: str, server: ModelState) -> None:
-    """Refuse a module that sends unprotected tensors."""
-    hides_clients = any(isinstance(transform, ClientPrivacy) for transform in transforms)
-    if not hides_clients and local.privacy is None:
+def check_sent_buffers(transforms: Sequence[Transform], local: LocalTraining, server: ModelState) -> None:
+    """Refuse a module that sends unprotected buffers.
+
+    Raises:
+        ConfigurationError: naming the buffers.
+    """
+    if not _of_clients(transforms) and local.privacy is None:
         return
     _, floats, counters, _ = server.names()
     if floats or counters:
@@ -223,7 +261,3 @@ def _check_sent_state(transforms: Sequence[Transform], local: LocalTraining, pre
             f"The clients send the buffers {', '.join([*floats, *counters][:3])} with the parameters, but privacy covers only "
             "the parameters. Use a network without BatchNorm (GroupNorm has no such buffers)."
         )
-    if not hides_clients:
-        return
-    known = "one of at least 32 bits with ClientPrivacy, because rounding could increase the norm of changes"
-    require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)
