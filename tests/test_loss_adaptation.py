@@ -155,6 +155,44 @@ def test_a_figure_that_nobody_logs():
         federate(Own(Tempered("val_mae")))
 
 
+class Forgetful(Tempered):
+    """Adapts an attribute that is not a buffer, and gives its figure as a number."""
+
+    server_buffers = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = 1.0
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, target) * self.strength
+
+    def adapt(self, signal: Tensor) -> None:
+        self.strength = float(signal)
+
+    def figures(self) -> dict[str, Any]:
+        return {"strength": self.strength}
+
+
+def test_what_clients_do_not_receive_is_named():
+    message = (
+        r"'adapt' of Forgetful changed the attribute 'strength', which clients do not receive.*register_buffer\('strength'"
+    )
+    with pytest.warns(UserWarning, match=message):
+        running = federate(Own(Forgetful()), 1)
+    assert float(running.callback_metrics["strength"]) == pytest.approx(float(running.callback_metrics["val_loss"]))
+
+
+@pytest.mark.parametrize("task", [False, True])
+def test_a_misspelt_buffer_of_the_server(task):
+    class Misspelt(Tempered):
+        server_buffers = "faktor"  # a single name needs no comma
+
+    message = r"'server_buffers' of Misspelt names 'faktor', but its buffers are: factor. Correct the name, or call"
+    with pytest.raises(ConfigurationError, match=message):
+        _ = ClassificationTask(3, nn.Linear(4, 3), Misspelt()) if task else federate(Own(Misspelt()), 1)
+
+
 def test_a_loss_that_does_not_say_what_it_adapts_to():
     class Silent(Tempered):
         def __init__(self) -> None:

@@ -53,6 +53,11 @@ def client_state(part: nn.Module) -> tuple[str, ...]:
     return _declared_names(part, "client_state")
 
 
+def server_buffers(part: nn.Module) -> tuple[str, ...]:
+    """Return the names of buffers that the server sets and clients only receive."""
+    return _declared_names(part, "server_buffers")
+
+
 def turn_state(part: nn.Module) -> tuple[str, ...]:
     """Return the names of attributes that every turn of a client sets again, such as a copy of the weights at its start."""
     return _declared_names(part, "turn_state")

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import client_state, constant_modules
+from fl_lightning.functional.model_parts import client_state, constant_modules, server_buffers
 
 Slot = tuple[nn.Module, str]
 """The owner of a tensor, and its name there, through which a tensor that user code has replaced is found."""
@@ -82,7 +82,7 @@ def find_slots(
     _add_parameters(module, constant, moving, kept_by_clients, found)
     persistent = module.state_dict().keys()
     for prefix, owner in module.named_modules():
-        owned = (*getattr(owner, "server_buffers", ()), *client_state(owner))
+        owned = (*server_buffers(owner), *client_state(owner))
         for name, buffer in owner.named_buffers(recurse=False):
             path = f"{prefix}.{name}".lstrip(".")
             if id(owner) in constant:

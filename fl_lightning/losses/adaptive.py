@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torchmetrics import Metric
 
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.model_parts import server_buffers
+
 
 class AdaptiveLoss(nn.Module, ABC):
     """Compute a loss whose buffers the server sets after evaluating the aggregated model on its own set.
@@ -23,6 +26,7 @@ class AdaptiveLoss(nn.Module, ABC):
             the module calls the loss in validation; the name of a metric that the module logs in validation; or None, for a
             loss that never adapts.
         server_buffers: names of the buffers that :meth:`adapt` sets: sent to the clients, kept in checkpoints, never averaged.
+            Clients do not receive anything else that it changes, and a warning names such attributes.
         observed: whether calls count towards a metric in ``signal``.
     """
 
@@ -47,6 +51,23 @@ class AdaptiveLoss(nn.Module, ABC):
         return {}
 
 
+def adapted_buffers(loss: AdaptiveLoss) -> dict[str, Tensor]:
+    """Return the buffers that the server sets, by name.
+
+    Raises:
+        ConfigurationError: if ``server_buffers`` names one that the loss does not have.
+    """
+    own = dict(loss.named_buffers(recurse=False))
+    names = server_buffers(loss)
+    missing = [name for name in names if name not in own]
+    if missing:
+        raise ConfigurationError(
+            f"'server_buffers' of {type(loss).__name__} names '{missing[0]}', but its buffers are: "
+            f"{', '.join(own) or 'none'}. Correct the name, or call self.register_buffer('{missing[0]}', ...) in '__init__'."
+        )
+    return {name: own[name] for name in names}
+
+
 class PlainLoss:
     """Evaluate a loss as it was before the server adapted any part of it, so that rounds and strategies can be compared.
 
@@ -58,10 +79,10 @@ class PlainLoss:
 
     def __init__(self, loss: nn.Module) -> None:
         self._first = {
-            f"{name}.{buffer}".lstrip("."): getattr(part, buffer).detach().clone()
+            f"{name}.{buffer}".lstrip("."): value.detach().clone()
             for name, part in loss.named_modules()
             if isinstance(part, AdaptiveLoss)
-            for buffer in part.server_buffers
+            for buffer, value in adapted_buffers(part).items()
         }
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import ConfigurationError, did_you_mean
-from fl_lightning.functional.model_parts import client_state
+from fl_lightning.functional.model_parts import client_state, server_buffers
 
 _NAME = "federation.personal"
 
@@ -80,7 +80,7 @@ def personal_names(module: nn.Module, parts: Sequence[PersonalPart]) -> tuple[st
 
 
 def _owned(part: nn.Module) -> tuple[str, ...]:
-    return (*getattr(part, "server_buffers", ()), *client_state(part))
+    return (*server_buffers(part), *client_state(part))
 
 
 def _tensors(module: nn.Module) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torchmetrics import Metric
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.losses.adaptive import AdaptiveLoss
+from fl_lightning.losses.adaptive import AdaptiveLoss, adapted_buffers
 from fl_lightning.metrics.update import update_metric
 
 
@@ -31,9 +32,10 @@ class LossAdaptation(Callback):
         """Reject a loss that would never see a validation.
 
         Raises:
-            ConfigurationError: if validation is disabled; the message names the loss.
+            ConfigurationError: if validation is disabled, or a buffer of the server's is missing; the message names the loss.
         """
         for part in _adaptive(pl_module):
+            adapted_buffers(part)
             if not trainer.enable_validation:
                 raise ConfigurationError(
                     f"{type(part).__name__} adapts to {_in_words(part.signal)} on the server's validation set, but there is no "
@@ -68,7 +70,7 @@ class LossAdaptation(Callback):
                         f"{type(pl_module).__name__} did not call it. Compute the loss in 'validation_step': "
                         "self.loss(outputs, target)."
                     )
-                part.adapt(part.signal.compute())
+                _adapt(part, part.signal.compute())
                 pl_module.log_dict(dict(part.figures()), batch_size=1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,8 +83,8 @@ class LossAdaptation(Callback):
             return
         for part in _adaptive(pl_module):
             if isinstance(part.signal, str):
-                part.adapt(_figure(part, trainer, pl_module))
-                figures = {name: value.detach() for name, value in part.figures().items()}
+                _adapt(part, _figure(part, trainer, pl_module))
+                figures = {name: torch.as_tensor(value).detach() for name, value in part.figures().items()}
                 trainer.callback_metrics.update(figures)
                 rounds = {"round": float(trainer.current_epoch)} if "round" in trainer.callback_metrics else {}
                 for logger in trainer.loggers:
@@ -110,6 +112,19 @@ def _signal(loss: AdaptiveLoss) -> Metric | str | None:
             f"{type(loss).__name__} has no signal to adapt to. Set self.signal in its __init__ to a torchmetrics metric "
             "of (outputs, target), or to the name of a metric that the module logs in validation."
         ) from error
+
+
+def _adapt(loss: AdaptiveLoss, signal: Tensor) -> None:
+    """Adapt a loss, and warn if that changes attributes, which neither clients nor checkpoints get."""
+    before = dict(vars(loss))
+    loss.adapt(signal)
+    changed = [name for name, value in vars(loss).items() if before.get(name, loss) is not value]
+    if changed:
+        rank_zero_warn(
+            f"'adapt' of {type(loss).__name__} changed the attribute '{changed[0]}', which clients do not receive and "
+            f"checkpoints do not contain. Make it a buffer: self.register_buffer('{changed[0]}', torch.tensor(...)) in "
+            f"'__init__', server_buffers = ('{changed[0]}',) in the class, and self.{changed[0]}.fill_(...) in 'adapt'."
+        )
 
 
 @torch.no_grad()
