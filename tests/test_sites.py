@@ -682,6 +682,8 @@ def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
     assert len(sent) == 3
     assert all(tensors["replies[0].updates[0].model.vector"] == ["float32", parameters] for tensors in sent)
     assert all(len(line["sha256"]) == 64 for line in lines)
+    (folder,) = (tmp_path / "west" / "state" / "federations").iterdir()
+    assert {line["federation"] for line in lines if line["kind"] != "describe"} == {folder.name}
 
 
 # ---------------------------------------------------------------- hostile sites

@@ -29,16 +29,16 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class AuditLog:
-    """Append a line of JSON for each message: time, direction, kind, bytes, digest, and name and shape of each tensor.
+    """Append a line of JSON for each message: time, federation, direction, kind, bytes, digest, name and shape of each tensor.
 
     Args:
-        path: the file; None records nothing.
+        path: the file.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
 
-    def record(self, direction: str, kind: str, content: bytes, messages: Any) -> None:
+    def record(self, direction: str, kind: str, content: bytes, messages: Any, federation: object = "") -> None:
         """Append a line.
 
         Args:
@@ -46,16 +46,16 @@ class AuditLog:
             kind: the kind of the message.
             content: the bytes as they crossed the border.
             messages: the decoded messages.
+            federation: the id of the federation that the server names.
         """
-        if self._path is None:
-            return
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "federation": str(federation)[:32],
             "direction": direction,
             "kind": kind,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             "tensors": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors_in(messages)},
         }
-        with open(self._path, "a") as file:
+        with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -50,7 +50,7 @@ class SiteServer:
         name: the site's name.
         data: the site's data.
         policy: what a server may have this site do.
-        folder: the site's folder, for state, audit log and the details of errors; None keeps nothing.
+        folder: the site's folder, for state, audit log and the details of errors.
         device: the device to train on.
         say: prints a line for the site's staff.
     """
@@ -90,7 +90,7 @@ class SiteServer:
             self._say(f"Refused: {error}")
             return f"{type(error).__name__}: {error}"
         code = secrets.token_hex(4)
-        with open(self._folder / "errors.log", "a") as file:
+        with open(self._folder / "errors.log", "a", encoding="utf-8") as file:
             file.write(f"--- code {code}\n{''.join(traceback.format_exception(error))}")
         self._say(f"{type(error).__name__} (code {code}): see {self._folder / 'errors.log'}")
         return f"{type(error).__name__} (code {code}; its text is in the site's errors.log)"
@@ -102,7 +102,8 @@ class SiteServer:
         if set(parts) not in ({"order"}, {"order", "model"}):
             raise WireError("The message does not have the expected parts.")
         asked = envelope.opened(parts["order"], envelope.KINDS)
-        self._audit.record("in", asked["kind"], parts["order"], asked)
+        federation = asked.get("federation")
+        self._audit.record("in", asked["kind"], parts["order"], asked, federation)
         if asked["kind"] == "describe":
             reply = envelope.reply(info=self._data.info(self._name, self._policy.label_counts))
         elif asked["kind"] == "prepare":
@@ -110,7 +111,7 @@ class SiteServer:
             reply = envelope.reply()
         else:
             return self._carry_out(asked, parts)
-        self._audit.record("out", asked["kind"], reply, ())
+        self._audit.record("out", asked["kind"], reply, (), federation)
         return reply
 
     # ---------------------------------------------------------------- the federation
@@ -168,7 +169,7 @@ class SiteServer:
         releases = work.built.runtime.releases()
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
         reply = envelope.reply(replies=replies, releases=told)
-        self._audit.record("out", "work", reply, {"replies": replies})
+        self._audit.record("out", "work", reply, {"replies": replies}, work.federation)
         reports = [one for one in replies if isinstance(one, ChainReport)]
         work.turns += sum(bool(one.updates) for one in reports)
         final = all(not one.failures for one in reports)
@@ -181,7 +182,7 @@ class SiteServer:
             return None
         model, known = from_bytes(parts["model"]), work.model
         require_message(model, ServerModel)
-        self._audit.record("in", "model", parts["model"], model)
+        self._audit.record("in", "model", parts["model"], model, work.federation)
         if model.base:
             if known is None or known.version != model.base:
                 return None
