@@ -130,6 +130,7 @@ class Workers:
 class BytesPool:
     """The clients of :class:`Workers`; see :class:`ClientPool`."""
 
+    simulated = False
     engine = "trainer"
 
     def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:

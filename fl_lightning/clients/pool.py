@@ -17,9 +17,11 @@ class ClientPool(Protocol):
 
     Attributes:
         comm: the ranks of the server; a single one over a network.
+        simulated: whether the clients run in the processes of the server, so that it can read their state.
     """
 
     comm: Collectives
+    simulated: bool
 
     @property
     def engine(self) -> str:

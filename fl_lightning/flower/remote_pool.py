@@ -77,6 +77,8 @@ class RemotePool:
         prepares: whether the sites change an update before they send it.
     """
 
+    simulated = False
+
     def __init__(
         self,
         *,
