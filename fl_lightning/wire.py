@@ -65,7 +65,7 @@ def from_bytes(content: bytes) -> Any:
         size = int.from_bytes(content[:8], "little")
         envelope = json.loads(content[8 : 8 + size])
         tensors = load(content[8 + size :])
-    except (ValueError, RecursionError, SafetensorError) as error:
+    except (ValueError, KeyError, RecursionError, SafetensorError) as error:  # KeyError: a type that torch does not have
         raise WireError(f"The bytes are not a message of fl_lightning ({error}).") from error
     if not isinstance(envelope, dict) or envelope.get("format") != FORMAT:
         came = envelope.get("format") if isinstance(envelope, dict) else envelope

@@ -37,6 +37,7 @@ from fl_lightning.flower import envelope, site_check
 from fl_lightning.flower.checks import require_features
 from fl_lightning.messages import ClientInfo
 from fl_lightning.types import Compressed, Snapshot
+from fl_lightning.wire import FORMAT
 
 ADAPTIVE = {"class_path": "F1WeightedCrossEntropy", "init_args": {"num_classes": 3, "epsilon": 0.1}}
 
@@ -713,6 +714,24 @@ def badly_compressed(reply: bytes, **changes: Any) -> bytes:
     return forged(reply, model=None, compressed=replace(good, **changes))
 
 
+def of_a_dtype_that_torch_reads_under_no_name(reply: bytes) -> bytes:
+    header = json.dumps({"0": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    text = json.dumps({"format": FORMAT, "content": {"tensor": "0"}}).encode()
+    return len(text).to_bytes(8, "little") + text + len(header).to_bytes(8, "little") + header + b"\0" * 4
+
+
+def moving(model: Snapshot, moved: dict[str, torch.Tensor]) -> Snapshot:
+    return Snapshot(model.vector, model.counters, moved)
+
+
+def releasing(reply: bytes, releases: Any) -> bytes:
+    return envelope.reply(replies=envelope.opened(reply, ("reply",))["replies"], releases=releases)
+
+
+WEIGHT = "network.layers.1.weight"
+BIG = 10**400
+"""A whole number that no float holds."""
+
 HOSTILE = {
     "noise": lambda reply: b"\x80\x04" + bytes(range(200)),
     "nothing": lambda reply: b"",
@@ -738,6 +757,26 @@ HOSTILE = {
     "further buffers": lambda r: badly_compressed(r, rest=torch.zeros(9)),
     "integers": lambda r: broken_model(r, lambda m: Snapshot(m.vector.long(), m.counters)),
     "extras": lambda reply: forged(reply, extras={"control": torch.full((53,), math.inf)}),
+    "extras of another shape": lambda reply: forged(reply, extras={"control": torch.zeros(53, 1)}),
+    "extras of 8 bits": lambda reply: forged(reply, extras={"control": torch.zeros(53).to(torch.float8_e4m3fn)}),
+    "an unknown type of tensor": of_a_dtype_that_torch_reads_under_no_name,
+    "other counters": lambda r: broken_model(r, lambda m: Snapshot(m.vector, torch.zeros(3, dtype=torch.int64))),
+    "a frozen tensor without a name here": lambda r: broken_model(r, lambda m: moving(m, {"no.such": torch.zeros(2)})),
+    "a trained tensor as a frozen one": lambda r: broken_model(r, lambda m: moving(m, {WEIGHT: torch.zeros(5, 6)})),
+    "a model of 8 bits": lambda r: broken_model(r, lambda m: Snapshot(m.vector.to(torch.float8_e4m3fn), m.counters)),
+    "a model of another type": lambda r: broken_model(r, lambda m: Snapshot(m.vector.double(), m.counters)),
+    "endless steps": lambda reply: forged(reply, num_steps=BIG),
+    "more steps than a round has": lambda reply: forged(reply, num_steps=2**62),
+    "an endless score": lambda reply: forged(reply, local_score=BIG),
+    "endless seconds": lambda reply: forged(reply, seconds=BIG),
+    "negative seconds": lambda reply: forged(reply, seconds=-5.0),
+    "an endless loss": lambda reply: forged(reply, train_loss=BIG),
+    "an endless metric": lambda reply: forged(reply, metrics={"train_loss": BIG}),
+    "an endless normalizer": lambda reply: forged(reply, normalizer=BIG),
+    "an optimizer with control characters": lambda reply: forged(reply, optimizer="\x1b[2J"),
+    "a metric with control characters": lambda reply: forged(reply, metrics={"\x1b[2J": 1.0}),
+    "releases that are no mapping": lambda reply: releasing(reply, {"sent": 7, "steps": {}}),
+    "endless releases": lambda reply: releasing(reply, {"sent": {"1": BIG}, "steps": {"1": BIG}}),
     "an error with control characters": lambda reply: envelope.reply(error="\x1b[2J" + "x" * 5000),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 from fl_lightning.errors import ClientError, WireError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.transport import Answer, Transport
+from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
 from fl_lightning.messages import EvalOrder, ServerModel, Settlement, TrainOrder
 from fl_lightning.types import ClientUpdate
@@ -159,28 +160,31 @@ class Exchange:
         try:
             found = envelope.opened(answer.content, ("reply",))
         except WireError as error:
-            raise SiteError(who, str(error)) from error
+            raise SiteError(who, envelope.printable(error)) from error
         request = self._requests[client]
         if found.get("needs") == "model" and (not request.model or request.base):
             self.repeat(client)
             return None
         if "error" in found or "needs" in found:
             raise SiteError(who, envelope.printable(found.get("error", "it lacks the model")))
+        releases = found.get("releases", {})
+        if not conforms(releases, Mapping[str, Mapping[str, int]]):
+            raise SiteError(who, "its reply does not count what it has released.")
         assert self._model is not None
         if request.model:
             self._has[client] = self._model.version
         self._settlements.pop(client, None)
-        self._count(client, found.get("releases"))
+        self._count(client, releases)
         return found
 
     def sized(self, update: ClientUpdate, answer: Answer) -> ClientUpdate:
         """Return an update with the bytes that were sent for it in both directions."""
         return replace(update, bytes_down=self._requests[answer.client].size, bytes_up=len(answer.content or b""))
 
-    def _count(self, client: int, releases: Any) -> None:
+    def _count(self, client: int, releases: Mapping[str, Mapping[str, int]]) -> None:
         for kind, counts in self._releases.items():
-            told = releases.get(kind, {}).get(str(client), 0) if isinstance(releases, Mapping) else 0
-            if type(told) is int and told > 0:
+            told = releases.get(kind, {}).get(str(client), 0)
+            if told > 0:
                 counts[client] = counts.get(client, 0) + told
 
     def take_releases(self) -> dict[str, dict[int, int]]:

@@ -12,7 +12,7 @@ from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import evaluations_in, update_in
+from fl_lightning.flower.replies import TensorCheck, evaluations_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
@@ -94,7 +94,7 @@ class RemotePool:
         self._view, self._engine, self._prepares = view, engine, prepares
         self._model: ServerModel | None = None
         self._between_rounds = False
-        self._check: UpdateCheck | None = None
+        self._checks: tuple[TensorCheck, UpdateCheck] | None = None
         self._absent: Mapping[int, str] = {}
 
     @property
@@ -108,7 +108,7 @@ class RemotePool:
 
     def publish(self, model: ServerModel) -> None:
         """See :meth:`ClientPool.publish`. The model travels with the next order to each site."""
-        self._model, self._check = model, None
+        self._model, self._checks = model, None
         self._exchange.publish(model)
 
     # ---------------------------------------------------------------- training
@@ -116,7 +116,7 @@ class RemotePool:
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
         """See :meth:`ClientPool.train`."""
         assert self._model is not None
-        self._check = self._check or UpdateCheck(self._view(), self._model)
+        self._checks = self._checks or (TensorCheck(self._view(), self._model), UpdateCheck(self._view(), self._model))
         self._between_rounds = False
         self._absent = self._missing() if self._faults.skips else {}
         chains, lost = {}, []
@@ -164,10 +164,10 @@ class RemotePool:
             found = exchange.opened(answer)
             if found is None:
                 return False
-            assert self._check is not None
+            assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            update = update_in(found, exchange.who(client), chain.job, examples, self._check)
+            update = update_in(found, exchange.who(client), chain.job, examples, *self._checks)
             chain.take(exchange.sized(update, answer))
         except ClientError as error:
             if answer.content is None and chain.attempt <= self._faults.retries:

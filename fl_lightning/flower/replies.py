@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,14 +17,59 @@ from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.messages import ChainReport, ClientJob, EvalReport
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ChainReport, ClientJob, EvalReport, ServerModel
 from fl_lightning.types import ClientUpdate
 
 _MOST_EXAMPLES = 2**40
 """The most training examples that a site may claim."""
+_MOST_STEPS = 2**40
+"""The most steps in a round that a site may claim."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The types in which torch calculates; it stores others, of 8 bits, but does not add them."""
 
 
-def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int | None, check: UpdateCheck) -> ClientUpdate:
+class TensorCheck:
+    """Refuse tensors of an update that do not fit the model.
+
+    Args:
+        state: a view of any copy of the module, of which only the layout is read.
+        server: the global model of the round.
+    """
+
+    def __init__(self, state: ModelState, server: ServerModel) -> None:
+        parameters, floats, counters, local = state.names()
+        self._size = state.num_parameters
+        self._dtypes = [server.tensors[name].dtype for name in (*parameters, *floats)]
+        self._counters = sum(server.tensors[name].numel() for name in counters)
+        averaged = {*parameters, *floats, *counters, *local}
+        self._frozen = {name: tensor for name, tensor in server.tensors.items() if name not in averaged}
+
+    def __call__(self, who: str, update: ClientUpdate) -> None:
+        """Check the types and shapes.
+
+        Raises:
+            ClientError: naming the tensor.
+        """
+        model = update.snapshot
+        if self._dtypes and model.vector.dtype != (wanted := functools.reduce(torch.promote_types, self._dtypes)):
+            raise SiteError(who, f"its model is {model.vector.dtype}, but must be {wanted}.")
+        if model.counters.dtype != torch.int64 or model.counters.shape != (self._counters,):
+            came = f"{model.counters.dtype} of shape {tuple(model.counters.shape)}"
+            raise SiteError(who, f"its counters are {came}, but must be {self._counters} of int64.")
+        for name, tensor in model.moved.items():
+            frozen = self._frozen.get(name)
+            if frozen is None or tensor.shape != frozen.shape or tensor.dtype != frozen.dtype:
+                raise SiteError(who, f"'{printable(name)[:40]}' is not a frozen tensor of the model, of its shape and type.")
+        for name, tensor in update.extras.items():
+            fits = tensor.shape == (self._size,) and tensor.dtype in _FLOATS and bool(torch.isfinite(tensor).all())
+            if not fits:
+                raise SiteError(who, f"'{printable(name)[:40]}' must be {self._size} finite numbers.")
+
+
+def update_in(
+    found: Mapping[str, Any], who: str, job: ClientJob, examples: int | None, tensors: TensorCheck, check: UpdateCheck
+) -> ClientUpdate:
     """Return the update in a reply.
 
     Args:
@@ -31,6 +77,7 @@ def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int 
         who: the site, for messages.
         job: the turn that the site was asked for.
         examples: the number of training examples that the site has told; None if it learns it in training.
+        tensors: refuses tensors that do not fit the model.
         check: refuses updates that cannot be aggregated.
 
     Raises:
@@ -52,7 +99,7 @@ def update_in(found: Mapping[str, Any], who: str, job: ClientJob, examples: int 
     expected = (job.client, job.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:
         raise SiteError(who, "its update is for another client, round or number of examples.")
-    _require_tensors(who, update, check.num_parameters)
+    tensors(who, update)
     return check(update)
 
 
@@ -63,10 +110,15 @@ def evaluations_in(found: Mapping[str, Any], who: str, client: int, count: int) 
         ClientError: if these are not ``count`` results of this client.
     """
     replies = found.get("replies")
-    fits = isinstance(replies, tuple) and len(replies) == count
-    if not fits or not all(type(r) is EvalReport and r.client == client for r in replies):  # type: ignore[union-attr]
+    reports: list[EvalReport] = [*replies] if isinstance(replies, tuple) else []
+    try:
+        for one in reports:
+            require_message(one, EvalReport)
+    except WireError as error:
+        raise SiteError(who, f"its reply is not a report of an evaluation ({error}).") from error
+    if [one.client for one in reports] != [client] * count:
         raise SiteError(who, "its reply is not a report of an evaluation.")
-    return [EvalReport(client, float(one.value)) for one in replies]  # type: ignore[union-attr]
+    return [EvalReport(client, float(one.value)) for one in reports]
 
 
 def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdate:
@@ -82,25 +134,19 @@ def _restored(update: ClientUpdate, who: str, check: UpdateCheck) -> ClientUpdat
     return replace(update, model=restore(update.compressed, start, state.dtype), compressed=None)
 
 
-def _require_tensors(who: str, update: ClientUpdate, size: int) -> None:
-    for name, tensor in update.extras.items():
-        fits = tensor.numel() == size and tensor.is_floating_point() and bool(torch.isfinite(tensor).all())
-        if not fits:
-            raise SiteError(who, f"'{name[:40]}' must be {size} finite numbers.")
-    if update.snapshot.counters.dtype != torch.int64:
-        raise SiteError(who, "its counters are not int64.")
-
-
 def _require_numbers(who: str, update: ClientUpdate) -> None:
-    """Refuse numbers by which a site could gain weight or end the run.
+    """Refuse numbers by which a site could gain weight or end the run, and names that could control the terminal.
 
     Raises:
-        ClientError: naming the number.
+        ClientError: naming the number or name.
     """
     finite = {"local_score": update.local_score, "global_score": update.global_score, "seconds": update.seconds}
     broken = [name for name, value in finite.items() if value is not None and not math.isfinite(value)]
-    broken += ["num_steps"] if update.num_steps < 0 else []
+    broken += ["num_steps"] if not 0 <= update.num_steps <= _MOST_STEPS else []
+    broken += ["seconds"] if update.seconds < 0 else []
     broken += ["num_examples"] if not 0 < update.num_examples <= _MOST_EXAMPLES else []
     broken += ["normalizer"] if update.normalizer is not None and not 0 < update.normalizer < math.inf else []
     if broken:
         raise SiteError(who, f"'{broken[0]}' is outside its range.")
+    if any(printable(text) != text for text in (update.optimizer, *update.metrics)):
+        raise SiteError(who, "the name of its optimizer or of a metric has control characters or is too long.")

@@ -17,6 +17,9 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Snapshot
 
+LARGEST_INT = 2**63
+"""The limit of whole numbers in messages; JSON allows any number of digits, which neither a float nor an int64 holds."""
+
 _HINTS: dict[Any, dict[str, Any]] = {}
 
 
@@ -45,8 +48,10 @@ def conforms(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(conforms(item, arguments[1]) for item in value.values())
     if is_dataclass(hint) and isinstance(hint, type):
         return type(value) is hint and all(conforms(getattr(value, f.name), _hints(hint)[f.name]) for f in fields(hint))
+    if hint in (int, float) and type(value) is int:
+        return -LARGEST_INT < value < LARGEST_INT
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        return isinstance(value, float)
     if hint in (int, bool, str, type(None)):
         return type(value) is hint
     return isinstance(hint, type) and isinstance(value, hint)
