@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fl_lightning.compat.flower import TESTED, ServerLink, installed_version
+from fl_lightning.compat.flower import TESTED, Reply, ServerLink, installed_version
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import patient
 
@@ -113,6 +114,23 @@ def test_an_order_whose_contents_were_lost_is_pushed_again(monkeypatch):
     assert link.push(3, {"order": b"content"}, "0", 60.0) == "second"
     assert [as_parts(message.content) for message in Grid.pushed] == [{"order": b"content"}] * 2
     assert Grid.pushed[0].object_id != Grid.pushed[1].object_id
+
+
+@pytest.mark.parametrize("strange", ["no reply", "no bytes"])
+def test_a_reply_that_is_not_named_bytes_is_the_sites_own_error(strange):
+    """An exception here would look like a lost SuperLink, and end the run of all sites."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    records = {"no reply": {"other": ConfigRecord({"bytes": b"content"})}, "no bytes": {"reply": ConfigRecord({"bytes": 1.0})}}
+    contents = {"strange": RecordDict(records[strange]), "good": as_record({"reply": b"content"})}
+
+    def message(order: str) -> Any:
+        told = SimpleNamespace(reply_to_message_id=order)
+        return SimpleNamespace(metadata=told, content=contents[order], has_error=lambda: False)
+
+    link = object.__new__(ServerLink)
+    link._grid = SimpleNamespace(pull_messages=lambda orders: [message(order) for order in orders])
+    assert list(link.pull(["strange", "good"])) == [Reply("strange", b""), Reply("good", b"content")]
 
 
 def test_a_superlink_that_was_lost_and_found_is_noticed_once():

@@ -31,11 +31,12 @@ from sites_over_bytes import (
 )
 
 import fl_lightning
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope, site_check
 from fl_lightning.flower.checks import require_features
-from fl_lightning.messages import ClientInfo
+from fl_lightning.flower.replies import evaluations_in
+from fl_lightning.messages import ClientInfo, EvalReport
 from fl_lightning.types import Compressed, Snapshot
 from fl_lightning.wire import FORMAT
 
@@ -810,6 +811,43 @@ def test_a_hostile_site_harms_only_itself(case, silent, tmp_path, monkeypatch):
     """With 'skip', the others' round counts as if the site had been silent."""
     prepare(tmp_path, monkeypatch)
     assert same_bits(round_with(lambda ask: HOSTILE[case](ask())), silent)
+
+
+@pytest.mark.parametrize("value", ["0.5", torch.zeros(2), None, True, BIG], ids=lambda value: type(value).__name__)
+def test_a_hostile_evaluation_is_its_sites_error(value):
+    for reports in ([EvalReport(1, value)], [EvalReport(1, 0.5), EvalReport(1, value)], [value]):
+        found = envelope.opened(envelope.reply(replies=reports), ("reply",))
+        with pytest.raises(ClientError, match="Site south: its reply is not a report of an evaluation"):
+            evaluations_in(found, "Site south", 1, len(reports))
+
+
+def test_an_evaluation_may_have_no_finite_value():
+    found = envelope.opened(envelope.reply(replies=[EvalReport(1, -math.inf), EvalReport(1, 3)]), ("reply",))
+    assert evaluations_in(found, "Site south", 1, 2) == [EvalReport(1, -math.inf), EvalReport(1, 3.0)]
+
+
+IMPOSSIBLE = {
+    "endless examples": {"num_examples": BIG},
+    "more examples than a site can have": {"num_examples": 2**50},
+    "endless counts": {"label_counts": (1, BIG)},
+    "negative counts": {"label_counts": (30, -6)},
+    "a negative validation part": {"num_validation": -1},
+    "a negative test part": {"num_test": -1},
+    "a description of another type": {"streams": "yes"},
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_a_site_that_tells_impossible_counts_is_refused_by_name(case, tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    data = SERVERS["west"]._data
+    told = replace(data.info("west", False), **IMPOSSIBLE[case])
+    monkeypatch.setattr(data, "info", lambda name, consent: told)
+    with pytest.raises(SystemExit):
+        federate(configuration())
+    said = capsys.readouterr().err
+    assert "Site west" in said
+    assert "Check the data.yaml there" in said or "has the wrong type" in said
 
 
 def test_a_sites_text_cannot_control_the_terminal():

@@ -174,6 +174,14 @@ def _flower_key(public_key: bytes) -> bytes:
     return found
 
 
+def _replied(record: Any) -> bytes:
+    """Return the bytes that a site replied; none from a record of another kind, which is the site's error, not the link's."""
+    try:
+        return as_parts(record)["reply"]
+    except (KeyError, ValueError):
+        return b""
+
+
 class ServerLink:
     """Be the ServerApp of a run in this process, in place of ``flwr-serverapp``.
 
@@ -258,7 +266,7 @@ class ServerLink:
             if message.has_error():
                 yield Reply(order, None, message.error.code)
             else:
-                yield Reply(order, as_parts(message.content)["reply"])
+                yield Reply(order, _replied(message.content))
 
     def close(self, completed: bool) -> None:
         """End the run, so that sites stop working on it."""

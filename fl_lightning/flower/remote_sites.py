@@ -16,8 +16,8 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import digest_of_names, refuse_simulated, require_features, require_parts
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
+from fl_lightning.flower.replies import info_in
 from fl_lightning.flower.transport import Transport
-from fl_lightning.flower.validation import require_message
 from fl_lightning.flower.values import build_model, configuration
 from fl_lightning.messages import ClientInfo
 from fl_lightning.settings.pool import RemoteClients
@@ -105,14 +105,7 @@ class RemoteSites(RemoteClients):
         found = self._ask_all({client: envelope.request("describe") for client in online}, names)
         infos: dict[int, ClientInfo] = {}
         for client in online:
-            info: Any = found[client].get("info")
-            require_message(info, ClientInfo)
-            if info.name != names[client]:
-                called = envelope.printable(info.name)[:60]
-                raise ConfigurationError(f"Site {names[client]} calls itself '{called}'. Start it with --name {names[client]}.")
-            if info.num_examples < 1:
-                raise ConfigurationError(f"Site {names[client]} has no training examples. Check the data.yaml there.")
-            infos[client] = info
+            infos[client] = info_in(found[client], names[client])
         return infos
 
     def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:

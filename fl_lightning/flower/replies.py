@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from fl_lightning.clients.failures import UpdateCheck
-from fl_lightning.errors import WireError
+from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ChainReport, ClientJob, EvalReport, ServerModel
+from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalReport, ServerModel
 from fl_lightning.types import ClientUpdate
 
 _MOST_EXAMPLES = 2**40
@@ -65,6 +65,35 @@ class TensorCheck:
             fits = tensor.shape == (self._size,) and tensor.dtype in _FLOATS and bool(torch.isfinite(tensor).all())
             if not fits:
                 raise SiteError(who, f"'{printable(name)[:40]}' must be {self._size} finite numbers.")
+
+
+def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:
+    """Return what a site tells about its data.
+
+    Args:
+        found: the contents of the reply.
+        name: the registered name of the site.
+
+    Raises:
+        ConfigurationError: if it is not a description of this site, or has impossible counts.
+    """
+    info: Any = found.get("info")
+    try:
+        require_message(info, ClientInfo)
+    except WireError as error:
+        raise ConfigurationError(f"Site {name} does not describe its data: {error}") from error
+    if info.name != name:
+        raise ConfigurationError(f"Site {name} calls itself '{printable(info.name)[:60]}'. Start it with --name {name}.")
+    if not info.num_examples:
+        raise ConfigurationError(f"Site {name} has no training examples. Check the data.yaml there.")
+    told = {"num_examples": info.num_examples, "num_validation": info.num_validation, "num_test": info.num_test}
+    told |= {f"label_counts[{k}]": count for k, count in enumerate(info.label_counts or ())}
+    for which, count in told.items():
+        if not 0 <= count <= _MOST_EXAMPLES:
+            raise ConfigurationError(
+                f"Site {name} tells a '{which}' of {count}, but it must be from 0 to 2**40. Check the data.yaml there."
+            )
+    return info  # type: ignore[no-any-return]
 
 
 def update_in(
