@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -450,6 +451,19 @@ def test_a_worker_that_cannot_use_its_data_ends_the_site():
     assert said == []
     assert running.process is not None
     assert running.process.poll() is not None
+
+
+def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
+    """2.0 ** 1024 is no float: a site would have ended after a night of crashes."""
+    said: list[str] = []
+    child = Child("worker", lambda: [])
+    monkeypatch.setattr(child, "start", lambda: None)
+    supervisor = Supervisor([child], said.append)
+    for _ in range(1100):
+        child.process, child.started = SimpleNamespace(poll=lambda: 1), time.monotonic()  # type: ignore[assignment]
+        supervisor._look_after(child)
+    waits = [line.removeprefix("The worker ended with status 1; it starts again in ") for line in said]
+    assert waits == [f"{wait} s." for wait in (1, 2, 4, 8, *[15] * 1096)]
 
 
 @pytest.mark.parametrize(

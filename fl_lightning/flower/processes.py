@@ -110,7 +110,7 @@ class Supervisor:
             child.process, self._failed, self._stopping = None, True, True
             return
         child.failures = 1 if now - child.started > _STABLE else child.failures + 1
-        wait = min(_LONGEST, 2.0 ** (child.failures - 1))
+        wait = min(_LONGEST, 2.0 ** min(child.failures - 1, 4))  # the power of a thousand failures is no float
         why = f" See {child.log}." if child.log else ""
         self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.{why}")
         child.process, child.next_start = None, now + wait
