@@ -24,6 +24,7 @@ from fl_lightning.flower import requirements, site_check
 from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
 from fl_lightning.flower.pool import FlowerPool
+from fl_lightning.flower.private_files import write_whole
 from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.serve import _listen as listen
@@ -382,6 +383,59 @@ def test_sites_are_listed_and_revoked_by_name(monkeypatch, capsys):
     assert capsys.readouterr().out == "unregistered 8\nRevoked b. Its number 1 stays with this name.\n"
     assert refused(capsys, serve, "sites", "revoke").endswith("'revoke' needs the name of a site. Sites: a, b.")
     assert refused(capsys, serve, "sites", "revoke", "c").endswith("No site named 'c' is registered. Sites: a, b.")
+
+
+class Registry(Link):
+    """A SuperLink on which keys are spent."""
+
+    spent: list[str] = []
+
+    def knows(self, public_key: bytes) -> bool:
+        return False
+
+    def register(self, public_key: bytes, name: str) -> int:
+        self.spent.append(name)
+        return 9
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr("fl_lightning.flower.serve.ControlLink", Registry)
+    monkeypatch.setattr(Registry, "spent", [])
+    ServerFolder(Path("fed")).prepare("h", 1, 2)
+    create_key(Path("c.key"))
+    return Registry
+
+
+def test_one_registration_at_a_time(registry, capsys):
+    """Two would take the same number, after the keys are spent."""
+    with lock_folder(Path("fed/register")):
+        said = refused(capsys, serve, "register", "c.pub")
+    assert "Another registration is using 'fed/register' (process" in said
+    assert "Wait until it has finished" in said
+    assert (registry.spent, ServerFolder(Path("fed")).numbers()) == ([], {})
+    serve(["register", "c.pub"])
+    assert capsys.readouterr().out == "Registered c as client 0.\n"
+    assert (registry.spent, ServerFolder(Path("fed")).numbers()) == (["c"], {"c": 0})
+
+
+def test_a_key_is_spent_after_its_site_has_a_number(registry, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("fl_lightning.flower.server_folder.write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        serve(["register", "c.pub"])
+    assert registry.spent == []
+
+
+def test_two_processes_that_write_a_file_do_not_disturb_each_other(monkeypatch):
+    other = "from pathlib import Path; from fl_lightning.flower.private_files import write_whole; write_whole(Path('x'), b'b')"
+    syncs = iter([lambda: subprocess.run([sys.executable, "-c", other], check=True)])
+    monkeypatch.setattr("os.fsync", lambda _: next(syncs)())
+    write_whole(Path("x"), b"a")
+    assert Path("x").read_bytes() == b"a"
+    assert [path.name for path in Path().iterdir()] == ["x"]
 
 
 def test_a_fit_without_registered_sites_is_refused(monkeypatch):

@@ -16,7 +16,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file's content at once, so that a crash leaves the old or the new one."""
-    beside = path.with_name(path.name + ".new")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")  # another process may write the same file
     with open(beside, "wb") as file:
         file.write(content)
         file.flush()

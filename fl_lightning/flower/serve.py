@@ -108,7 +108,7 @@ def register(arguments: argparse.Namespace) -> None:
     name = arguments.name or path.stem
     require_name(name)
     key = read_public_key(path)
-    with _control(folder) as link:
+    with _control(folder) as link, lock_folder(folder.path / "register", "registration", "--folder"):
         if any(node.name == name for node in link.nodes()):
             raise ConfigurationError(f"A site named '{name}' is registered already. Revoke it first, or choose another name.")
         if link.knows(key):
@@ -116,8 +116,9 @@ def register(arguments: argparse.Namespace) -> None:
                 f"The key in '{path}' was registered before, and each key can be registered once. Ask for a new one: "
                 "fl-lightning site --create_key NAME.key"
             )
+        number = folder.number(name)  # first, because a key can be registered only once
         link.register(key, name)
-    print(f"Registered {name} as client {folder.number(name)}.")
+    print(f"Registered {name} as client {number}.")
 
 
 def sites(arguments: argparse.Namespace) -> None:
