@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import math
 from collections.abc import Callable
@@ -811,6 +812,105 @@ def test_a_hostile_site_harms_only_itself(case, silent, tmp_path, monkeypatch):
     """With 'skip', the others' round counts as if the site had been silent."""
     prepare(tmp_path, monkeypatch)
     assert same_bits(round_with(lambda ask: HOSTILE[case](ask())), silent)
+
+
+def evaluations(folder: Path) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the rows of both tables of the client evaluation."""
+    first, second = (folder / f"client_{name}.csv" for name in ("evaluation", "comparison"))
+    return [row.split(",") for row in first.read_text().splitlines()], [
+        row.split(",") for row in second.read_text().splitlines()[1:]
+    ]
+
+
+def disturb(answer: Callable[[Callable[[], bytes]], bytes | None]) -> list[str]:
+    """Replace the replies of south to evaluations; return the list to which each is added."""
+    asked: list[str] = []
+
+    def hook(name: str, parts: Any, ask: Callable[[], bytes]) -> bytes | None:
+        if name != "south" or b'"EvalOrder"' not in parts["order"]:
+            return ask()
+        asked.append(name)
+        return answer(ask)
+
+    HOOK["hook"] = hook
+    return asked
+
+
+COMPARED = {"every_n_rounds": 1, "metric": "val_loss", "compare_alone": True}
+
+
+def test_a_lost_evaluation_is_asked_for_again(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    give_parts(tmp_path)
+    config = configuration(client_evaluation=COMPARED, faults={"retries": 1})
+    whole = federate(config, "whole")
+    asked = disturb(lambda ask: None if len(asked) % 2 else ask())
+    for name in NAMES:
+        start_site(tmp_path, name)
+    assert same_bits(whole, federate(config))
+    assert evaluations(tmp_path / "real") == evaluations(tmp_path / "whole")
+    assert len(asked) == 2 * 4  # three rounds, and each client alone at the end
+
+
+LOST_EVALUATIONS = {
+    "silence": lambda ask: None,
+    "noise": lambda ask: b"",
+    "an error": lambda ask: envelope.reply(error="OSError"),
+    "text": lambda ask: envelope.reply(replies=[EvalReport(1, "0.5")], releases={}),
+    "not a number": lambda ask: envelope.reply(replies=[EvalReport(1, math.nan)], releases={}),
+}
+
+
+@pytest.mark.parametrize("case", LOST_EVALUATIONS)
+def test_an_evaluation_continues_without_a_site(case, tmp_path, monkeypatch):
+    """With 'skip', the others' values are those of a fit in which the site answers; means are over the others."""
+    prepare(tmp_path, monkeypatch)
+    give_parts(tmp_path)
+    config = configuration(client_evaluation=COMPARED, **SKIP)
+    config["trainer"] |= {"max_epochs": 1, "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "log"}}}
+    whole = federate(config, "whole")
+    disturb(LOST_EVALUATIONS[case])
+    for name in NAMES:
+        start_site(tmp_path, name)
+    if case == "not a number":
+        assert same_bits(whole, federate(config))
+    else:
+        with pytest.warns(UserWarning, match=r"The evaluation continues without site south \(client 1\): "):
+            assert same_bits(whole, federate(config))
+    (full, compared), (rows, table) = evaluations(tmp_path / "whole"), evaluations(tmp_path / "real")
+    assert [rows[k] for k in (0, 1, 3)] == [full[k] for k in (0, 1, 3)]
+    assert rows[2] == ["south", "nan"]
+    assert [table[k] for k in (0, 2)] == [compared[k] for k in (0, 2)]
+    assert table[1][2:] == ["nan"] * 3
+    north, west, mean = ([float(x) for x in table[k][1:]] for k in (0, 2, 3))
+    assert mean[0] == north[0] + west[0]
+    for column in (1, 2):
+        assert mean[column] == pytest.approx((north[0] * north[column] + west[0] * west[column]) / mean[0])
+    logged = csv.DictReader(sorted(Path("log").rglob("metrics.csv"))[-1].open())
+    found = next(row for row in logged if row["federation/client_mean"])
+    assert float(found["federation/client_mean"]) == pytest.approx(mean[2], rel=1e-5)
+    assert float(found["federation/client_worst"]) == pytest.approx(max(north[2], west[2]), rel=1e-5)
+
+
+def test_no_evaluation_without_any_site(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    give_parts(tmp_path)
+    config = configuration(client_evaluation=EVERY, **SKIP)
+    config["trainer"]["max_epochs"] = 1
+    HOOK["hook"] = lambda name, parts, ask: None if b'"EvalOrder"' in parts["order"] else ask()
+    with pytest.warns(UserWarning, match="The evaluation continues without site west"):
+        federate(config)
+    assert (tmp_path / "real" / "client_evaluation.csv").read_text().splitlines()[1:] == ["north,nan", "south,nan", "west,nan"]
+
+
+def test_a_lost_evaluation_ends_the_fit_with_the_ways_to_continue(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    give_parts(tmp_path)
+    disturb(lambda ask: None)
+    with pytest.raises(SystemExit):
+        federate(configuration(client_evaluation=COMPARED))
+    said = capsys.readouterr().err
+    assert "Site south (client 1): no answer within its deadline. When the site is back, resume with --ckpt_path last;" in said
 
 
 @pytest.mark.parametrize("value", ["0.5", torch.zeros(2), None, True, BIG], ids=lambda value: type(value).__name__)

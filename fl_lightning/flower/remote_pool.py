@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -174,13 +175,15 @@ class RemotePool:
                 chain.attempt += 1
                 exchange.repeat(client)
                 return False
-            if not self._faults.skips:
-                if answer.content is None:
-                    raise ClientError(f"{error}. {_REMEDY}") from error
-                raise
-            told = error if isinstance(error, SiteError) else SiteError("", str(error))
+            told = self._skipped(error, answer)
             chain.lose(told.cause, max(told.attempts, chain.attempt))
         return True
+
+    def _skipped(self, error: ClientError, answer: Answer) -> SiteError:
+        """Return the error of a site that is left out, or raise it if the policy does not leave sites out."""
+        if not self._faults.skips:
+            raise ClientError(f"{error}. {_REMEDY}") if answer.content is None else error
+        return error if isinstance(error, SiteError) else SiteError("", str(error))
 
     def _report(self, chain: _Chain) -> ChainReport:
         """Return the report of a chain.
@@ -201,24 +204,53 @@ class RemotePool:
     # ---------------------------------------------------------------- evaluation
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
-        """See :meth:`ClientPool.evaluate`."""
+        """See :meth:`ClientPool.evaluate`. With 'skip', a client that fails in the client evaluation has the value NaN.
+
+        Raises:
+            ClientError: if a client fails and is not left out, or if no client has a value and one reports an error.
+        """
         by_client: dict[int, list[int]] = defaultdict(list)
         for number, order in enumerate(orders):
             by_client[order.client].append(number)
-        for client, numbers in by_client.items():
-            self._exchange.send(client, [orders[number] for number in numbers])
+        skips = self._faults.skips and all(order.metric == "evaluation" for order in orders)
+        lost = {client: cause for client, cause in self._missing().items() if client in by_client} if skips else {}
+        for client in by_client.keys() - lost.keys():
+            self._exchange.send(client, [orders[number] for number in by_client[client]])
         reports: dict[int, EvalReport] = {}
         try:
-            for answer in self._exchange.answers():
-                found = self._exchange.opened(answer)
-                if found is not None:
-                    numbers = by_client[answer.client]
-                    values = evaluations_in(found, self._exchange.who(answer.client), answer.client, len(numbers))
-                    reports |= dict(zip(numbers, values, strict=True))
+            for client, values in self._evaluations({k: len(numbers) for k, numbers in by_client.items()}, skips, lost):
+                reports |= dict(zip(by_client[client], values, strict=True))
         except BaseException:
             self._exchange.forget()
             raise
-        return [reports[number] for number in range(len(orders))]
+        for client, cause in sorted(lost.items()):
+            who = self._exchange.who(client)
+            warnings.warn(f"The evaluation continues without {who[0].lower()}{who[1:]}: {cause}.", stacklevel=2)
+        return [reports.get(number) or EvalReport(order.client, math.nan) for number, order in enumerate(orders)]
+
+    def _evaluations(
+        self, counts: Mapping[int, int], skips: bool, lost: dict[int, str]
+    ) -> Iterator[tuple[int, list[EvalReport]]]:
+        """Yield the results of each client, and add the cause to ``lost`` for a client that is left out."""
+        attempts, refused, found_any = dict.fromkeys(counts, 1), None, False
+        for answer in self._exchange.answers():
+            client = answer.client
+            try:
+                found = self._exchange.opened(answer)
+                if found is not None:
+                    yield client, evaluations_in(found, self._exchange.who(client), client, counts[client])
+                    found_any = True
+            except ClientError as error:
+                if answer.content is None and attempts[client] <= self._faults.retries:
+                    attempts[client] += 1
+                    self._exchange.repeat(client)
+                    continue
+                told = self._skipped(error, answer)
+                if not skips:
+                    raise
+                lost[client], refused = told.cause, refused if answer.content is None else told
+        if refused is not None and not found_any:  # more likely a wrong setting than a failure of all sites
+            raise refused
 
     # ---------------------------------------------------------------- what clients keep
 

@@ -32,7 +32,11 @@ def spread_of_clients(values: Tensor, sizes: Tensor, higher_is_better: bool) -> 
 
 
 def comparison_table(
-    names: Sequence[str], sizes: Tensor, columns: Mapping[str, Tensor], higher_is_better: bool
+    names: Sequence[str],
+    sizes: Tensor,
+    columns: Mapping[str, Tensor],
+    higher_is_better: bool,
+    counted: Tensor | None = None,
 ) -> tuple[list[str], list[list[Any]]]:
     """Tabulate each client's test examples and scores, with a last row of means (Fed-Star thesis, Table 5.8).
 
@@ -43,6 +47,7 @@ def comparison_table(
             ``global``) over ``local only`` (or, without it, over ``global``); above 0 is better. On routes where clients keep
             their own models, ``own`` replaces ``global``.
         higher_is_better: determines the sign of the gain.
+        counted: the clients over which the means are taken, bool, shape (K,); None for all.
 
     Returns:
         Header and rows; means are weighted by test examples.
@@ -55,6 +60,7 @@ def comparison_table(
     rows: list[list[Any]] = [
         [name, int(sizes[k]), *(float(column[k]) for column in shown.values())] for k, name in enumerate(names)
     ]
-    total = sizes.sum()
-    means = [float((column * sizes).sum() / total) for column in shown.values()]
+    chosen = slice(None) if counted is None else counted
+    total = sizes[chosen].sum()
+    means = [float((column * sizes)[chosen].sum() / total) for column in shown.values()]
     return ["client", "test examples", *shown], [*rows, ["all", int(total), *means]]

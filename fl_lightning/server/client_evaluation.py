@@ -133,7 +133,18 @@ class ClientEvaluator:
         if not every or (round_idx + 1) % every:
             return {}
         values = self._scores.rounds[round_idx] = self._now()
-        return spread_of_clients(values, self._sizes, self._settings.higher_is_better)
+        counted = self._counted(values)
+        if not counted.any():
+            return {}
+        return spread_of_clients(values[counted], self._sizes[counted], self._settings.higher_is_better)
+
+    def _counted(self, *columns: Tensor) -> Tensor:
+        """Return the clients over which means are taken, bool, shape (K,): all in a simulation, where NaN is a result.
+
+        A site without a value did not answer, or says that it has none, which must not hide the others' values.
+        """
+        known = ~torch.stack(columns).isnan().any(dim=0)
+        return torch.ones_like(known) if self._parts.pool.simulated else known
 
     def _now(self) -> Tensor:
         return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._own))
@@ -164,7 +175,9 @@ class ClientEvaluator:
             columns["personalised"] = self._personal(rounds)
         data = self._parts.data
         names = [data.client_name(client) for client in range(data.num_clients)]
-        header, rows = comparison_table(names, self._sizes, columns, self._settings.higher_is_better)
+        header, rows = comparison_table(
+            names, self._sizes, columns, self._settings.higher_is_better, self._counted(*columns.values())
+        )
         table = [[names[k], *(float(v[k]) for v in self._scores.rounds.values())] for k in range(len(names))]
         trainer = self._parts.trainer
         self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self._scores.rounds)], table)
