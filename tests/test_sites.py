@@ -814,6 +814,37 @@ def test_a_hostile_site_harms_only_itself(case, silent, tmp_path, monkeypatch):
     assert same_bits(round_with(lambda ask: HOSTILE[case](ask())), silent)
 
 
+LACKING = {
+    "Scaffold": {"extras": {}},
+    "Scaffold, too large": {"extras": {"control": torch.full((53,), 1e300, dtype=torch.float64)}},
+    "QFedAvg": {"global_score": None},
+    "FedLoss": {"local_score": None},
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_a_site_that_does_not_send_what_its_strategy_reads_harms_only_itself(case, tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch)
+    give_parts(tmp_path)
+    strategy = {"FedLoss": {"class_path": "FedLoss", "init_args": {"loss": "val_loss"}}}.get(case, case.split(",")[0])
+    config = configuration(strategy=strategy, **SKIP)
+    config["trainer"]["max_epochs"] = 1
+    results = []
+    for changes in (None, LACKING[case]):
+        for name in NAMES:
+            start_site(tmp_path, name)
+        HOOK["hook"] = lambda name, parts, ask, changes=changes: (
+            ask()
+            if name != "south" or b'"TrainOrder"' not in parts["order"]
+            else None
+            if changes is None
+            else forged(ask(), **changes)
+        )
+        with pytest.warns(UserWarning, match="Round 0 continues without client south"):
+            results.append(federate(config, str(len(results))))
+    assert same_bits(*results)
+
+
 def evaluations(folder: Path) -> tuple[list[list[str]], list[list[str]]]:
     """Return the rows of both tables of the client evaluation."""
     first, second = (folder / f"client_{name}.csv" for name in ("evaluation", "comparison"))

@@ -13,7 +13,7 @@ from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
-from fl_lightning.flower.replies import TensorCheck, evaluations_in, update_in
+from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
@@ -76,6 +76,7 @@ class RemotePool:
         view: returns a view of a copy of the module, to check updates against.
         engine: the engine that trains the clients.
         prepares: whether the sites change an update before they send it.
+        needs: what the strategy reads of every update.
     """
 
     simulated = False
@@ -90,9 +91,11 @@ class RemotePool:
         view: Callable[[], ModelState],
         engine: str,
         prepares: bool,
+        needs: Needs,
     ) -> None:
         self._exchange, self._infos, self.comm, self._faults = exchange, tuple(infos), comm, faults
         self._view, self._engine, self._prepares = view, engine, prepares
+        self._needs = needs
         self._model: ServerModel | None = None
         self._between_rounds = False
         self._checks: tuple[TensorCheck, UpdateCheck] | None = None
@@ -117,7 +120,9 @@ class RemotePool:
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
         """See :meth:`ClientPool.train`."""
         assert self._model is not None
-        self._checks = self._checks or (TensorCheck(self._view(), self._model), UpdateCheck(self._view(), self._model))
+        if self._checks is None:
+            view = self._view()
+            self._checks = TensorCheck(view, self._model, self._needs), UpdateCheck(view, self._model)
         self._between_rounds = False
         self._absent = self._missing() if self._faults.skips else {}
         chains, lost = {}, []

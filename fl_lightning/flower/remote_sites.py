@@ -16,11 +16,14 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import digest_of_names, refuse_simulated, require_features, require_parts
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
-from fl_lightning.flower.replies import info_in
+from fl_lightning.flower.replies import Needs, info_in
 from fl_lightning.flower.transport import Transport
 from fl_lightning.flower.values import build_model, configuration
 from fl_lightning.messages import ClientInfo
+from fl_lightning.routes.base import Route
+from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.pool import RemoteClients
+from fl_lightning.strategies.base import Strategy
 
 _WAIT = 300.0
 """The seconds for which a site may load its data or build the model."""
@@ -164,6 +167,7 @@ class RemoteSites(RemoteClients):
             view=assembly.view,
             engine=assembly.engine,
             prepares=bool(settings.transforms) or settings.strategy.local_metric is not None,
+            needs=_needs(settings.strategy, settings.route),
         )
 
     def close(self) -> None:
@@ -171,3 +175,10 @@ class RemoteSites(RemoteClients):
         if self._transport is not None:
             self._transport.close(False)
             self._transport = None
+
+
+def _needs(strategy: Strategy, route: Route) -> Needs:
+    """Return what a strategy reads of every update; on routes other than the server's, it asks for scores itself."""
+    rule, metrics = strategy.client_rule(), {"local_score": strategy.local_metric, "global_score": strategy.global_metric}
+    scores = [name for name, metric in metrics.items() if metric is not None and isinstance(route, ServerRoute)]
+    return Needs(() if rule is None else rule.sends_along, tuple(scores))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.exchange import SiteError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
-from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalReport, ServerModel
 from fl_lightning.types import ClientUpdate
@@ -25,19 +25,36 @@ _MOST_EXAMPLES = 2**40
 """The most training examples that a site may claim."""
 _MOST_STEPS = 2**40
 """The most steps in a round that a site may claim."""
+_LARGEST_EXTRA = 2.0**40
+"""The largest number in an extra tensor; sums of larger ones are not exact, and end the run."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """The types in which torch calculates; it stores others, of 8 bits, but does not add them."""
 
 
+@dataclass(frozen=True)
+class Needs:
+    """Name what a strategy reads of every update, beside the model.
+
+    Attributes:
+        extras: the names of tensors in ``update.extras``.
+        scores: the fields of the update that must not be None.
+    """
+
+    extras: tuple[str, ...] = ()
+    scores: tuple[str, ...] = ()
+
+
 class TensorCheck:
-    """Refuse tensors of an update that do not fit the model.
+    """Refuse an update whose tensors do not fit the model, or that lacks what the strategy reads.
 
     Args:
         state: a view of any copy of the module, of which only the layout is read.
         server: the global model of the round.
+        needs: what the strategy reads.
     """
 
-    def __init__(self, state: ModelState, server: ServerModel) -> None:
+    def __init__(self, state: ModelState, server: ServerModel, needs: Needs) -> None:
+        self._needs = needs
         parameters, floats, counters, local = state.names()
         self._size = state.num_parameters
         self._dtypes = [server.tensors[name].dtype for name in (*parameters, *floats)]
@@ -62,9 +79,13 @@ class TensorCheck:
             if frozen is None or tensor.shape != frozen.shape or tensor.dtype != frozen.dtype:
                 raise SiteError(who, f"'{printable(name)[:40]}' is not a frozen tensor of the model, of its shape and type.")
         for name, tensor in update.extras.items():
-            fits = tensor.shape == (self._size,) and tensor.dtype in _FLOATS and bool(torch.isfinite(tensor).all())
-            if not fits:
-                raise SiteError(who, f"'{printable(name)[:40]}' must be {self._size} finite numbers.")
+            fits = tensor.shape == (self._size,) and tensor.dtype in _FLOATS
+            if not fits or not magnitude(tensor) <= _LARGEST_EXTRA:  # NaN is not below it either
+                raise SiteError(who, f"'{printable(name)[:40]}' must be {self._size} numbers up to 2**40.")
+        missing = [name for name in self._needs.extras if name not in update.extras]
+        missing += [name for name in self._needs.scores if getattr(update, name) is None]
+        if missing:
+            raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
 
 
 def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:

@@ -71,6 +71,7 @@ class ClientRule(ABC):
         own_model: whether each client keeps a complete model of its own: the trained one, if :meth:`sends` replaces it in the
             message, or what :meth:`keeps_model` returns, or otherwise one that it trains after each turn, with a pull of
             ``pull_strength`` towards the start.
+        sends_along: the names of the tensors of :meth:`finish`; the update of a site without one of them is refused.
         listens: the full names of parts of the module whose outputs :meth:`loss_term` reads; set it in :meth:`begin`.
     """
 
@@ -78,6 +79,7 @@ class ClientRule(ABC):
     stacks: bool = True
     own_model: bool = False
     pull_strength: float = 0.0
+    sends_along: tuple[str, ...] = ()
     listens: tuple[str, ...] = ()
 
     @abstractmethod

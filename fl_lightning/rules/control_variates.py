@@ -22,6 +22,7 @@ class ControlVariates(ClientRule):
     """
 
     kept_like_parameters = ("control",)
+    sends_along = ("control",)
 
     def begin(self, start: LocalStart) -> list[Tensor]:
         """Return c - c_k in the parameters' shapes, with c_k = 0 in a client's first round; empty until the server sends c."""
