@@ -32,6 +32,7 @@ from fl_lightning.flower.serve import main as serve
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
 from fl_lightning.flower.site_data import SiteData, read_settings
+from fl_lightning.flower.site_state import SiteStore
 from fl_lightning.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
@@ -436,6 +437,15 @@ def test_two_processes_that_write_a_file_do_not_disturb_each_other(monkeypatch):
     write_whole(Path("x"), b"a")
     assert Path("x").read_bytes() == b"a"
     assert [path.name for path in Path().iterdir()] == ["x"]
+
+
+def test_a_site_removes_what_a_killed_worker_left():
+    """Each worker writes under its own name, so that a site which is killed again and again would fill its disk."""
+    SiteStore(Path(), "0" * 32).save({}, "key", b"reply")
+    folder = Path("federations") / ("0" * 32)
+    (folder / "state.bin.7.new").write_bytes(b"half a st")
+    assert SiteStore(Path(), "0" * 32).reply("key") == b"reply"
+    assert {path.name for path in folder.iterdir()} == {"state.bin", "reply-key"}
 
 
 def test_a_fit_without_registered_sites_is_refused(monkeypatch):
