@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torch.nn import functional as F
 
 from fl_lightning import (
     AFL,
+    ClientError,
+    ClientUpdate,
     ConfigurationError,
     Faults,
     FedAdagrad,
@@ -24,8 +28,12 @@ from fl_lightning import (
     FedExP,
     LocalTraining,
     QFedAvg,
+    SecureAggregation,
 )
+from fl_lightning.functional import Sums, grid_of
+from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.simplex import project_to_simplex
+from fl_lightning.types import RoundStart, Snapshot
 
 ALPHA = 0.3
 
@@ -110,6 +118,85 @@ def test_qfedavg_weighs_by_powers_of_the_loss(q, dtype):
 
     tolerance = {"tolerance": 1e-6}  # losses are logged in float32
     assert_follows(dtype, step, strategy=QFedAvg(q, 0.1), **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("q", "losses"),
+    [
+        (1.0, [0.1, 0.2, 0.3]),
+        (15.0, [0.05, 0.06, 0.07]),
+        (15.0, [0.03, 0.04, 0.05]),
+        (15.0, [50.0, 60.0, 70.0]),
+        (15.0, [1e-6, 1e-3, 40.0]),
+        (2.0, [1e-9, 2e-9, 1e-9]),
+        (15.0, [0.0, 0.0, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_qfedavg_is_right_for_any_losses_within_the_papers_range_of_q(q, losses, ranks):
+    """Algorithm 2 in exact rationals but for the power, with models that differ by 0.1."""
+    generator, lr = torch.Generator().manual_seed(0), 0.1
+    w = torch.randn(5, generator=generator)
+    models = [w + 0.1 * torch.randn(5, generator=generator) for _ in losses]
+    powers = [Fraction((loss + 1e-10) ** q) for loss in losses]
+    w64, rate = [Fraction(float(x)) for x in w], Fraction(lr)
+    gradients = [[(a - Fraction(float(b))) / rate for a, b in zip(w64, model, strict=True)] for model in models]
+    scale = sum(
+        Fraction(q) * p / Fraction(loss + 1e-10) * sum(x * x for x in g) + p / rate
+        for p, loss, g in zip(powers, losses, gradients, strict=True)
+    )
+    steps = [float(sum(p * g[i] for p, g in zip(powers, gradients, strict=True)) / scale) for i in range(5)]
+    strategy = QFedAvg(q, lr)
+    strategy.start_round(RoundStart(0, (0, 1, 2), 3, w, 5))
+    grids = strategy.grids([10, 10, 10], lambda largest: grid_of([(5, magnitude(w))], 0, largest))
+    shares = [Sums(grids=grids) for _ in range(ranks)]
+    for k, (loss, model) in enumerate(zip(losses, models, strict=True)):
+        snapshot = Snapshot(model, torch.zeros(0, dtype=torch.int64))
+        strategy.accumulate(ClientUpdate(k, 0, 10, 1, global_score=loss, model=snapshot), shares[k % ranks])
+    for other in shares[1:]:
+        shares[0].merge(other)
+    moved = w.double() - strategy.aggregate(shares[0])
+    np.testing.assert_allclose(moved.numpy(), steps, rtol=1e-8, atol=1e-9 * max(map(abs, steps)) + 1e-15)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(("q", "loss", "power"), [(400.0, 0.1, "1e-400"), (400.0, 10.0, "1e400"), (15.0, 0.05, "1e-20")])
+def test_a_power_that_cannot_be_summed_names_q_and_the_loss(q, loss, power, secure):
+    """In float64 it is 0 or infinite; masked sums have a single grid, which ends at 2**-62."""
+
+    class Constant(Plain):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", torch.tensor(loss), batch_size=1)
+
+    settings = {"secure_aggregation": SecureAggregation()} if secure else {}
+    if power == "1e-20" and not secure:
+        return federate(Constant(), 1, strategy=QFedAvg(q))
+    with pytest.raises(ClientError, match=rf"its loss {loss}\d* to the power of q = {q} is about {power},.* Lower"):
+        return federate(Constant(), 1, strategy=QFedAvg(q), **settings)
+
+
+def test_qfedavg_follows_the_formula_where_powers_are_tiny():
+    """Losses of about 0.02 to the power 15, 1e-25, from the first round to the last."""
+
+    class Small(Plain):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", 0.02 * F.cross_entropy(self(batch[0]), batch[1]), batch_size=len(batch[1]))
+
+    L.seed_everything(3, verbose=False)
+    module = Small(lr=0.1, batchnorm=False).double()
+    net, world = copy.deepcopy(module.net), World(torch.float64)
+    data = Blobs(shuffle=False, dtype=torch.float64)
+    flags = {"precision": "64-true"}
+    federate(module, 3, data=data, partitioner=Consecutive(), flags=flags, strategy=QFedAvg(15.0, 0.1))
+    for _ in range(3):
+        w, clients = flat(net)[0], clients_of(net, world)
+        losses = [0.02 * world.on_client(net, F.cross_entropy, k) + 1e-10 for k in range(3)]
+        gradients = [(w - flat(client)[0]) / 0.1 for client in clients]
+        numerator = sum(loss**15 * g for loss, g in zip(losses, gradients, strict=True))
+        scale = sum(15 * loss**14 * (g @ g) + loss**15 / 0.1 for loss, g in zip(losses, gradients, strict=True))
+        net = build(net, w - numerator / scale, *flat(net)[1:])
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_without_fairness_they_are_the_plain_average():

@@ -125,6 +125,31 @@ def test_targets_are_averaged_with_the_strategys_weights_and_set(make):
     assert up[20] - up[7] == (size if make is OneMoves else 0)
 
 
+class Faint(WeightedAverage):
+    """FedAvg with a common factor on its weights."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def largest_weight(self, examples: Any) -> float:
+        return 1.0
+
+    def weight(self, update: Any) -> float:
+        return update.num_examples * self.factor
+
+
+def test_targets_do_not_depend_on_a_common_factor_of_the_weights():
+    """With 2**-70, every weight is below the absolute grid of 2**-62."""
+    ends = []
+    for factor in (1.0, 2.0**-70):
+        torch.manual_seed(1)
+        module = OneMoves()
+        federate(module, 1, data=Blobs(shuffle=False), strategy=Faint(factor), local=LocalTraining())
+        ends.append(weights(module))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("make", [Following, Resting, OneMoves])
 def test_resumed_runs_have_the_same_targets(make, tmp_path):
     def run(rounds: int, **more: Any) -> dict[str, Tensor]:

@@ -169,8 +169,41 @@ def test_adafed_with_hopeless_scores_still_averages():
 
 
 @pytest.mark.parametrize("strategy", [AdaFed("val_loss", power=200.0), FedLoss(examples=200.0)])
-def test_a_power_that_leaves_the_numbers_leaves_the_finest_grid(strategy):
-    assert strategy.grids([1000, 2000], lambda largest: None if largest is None else Grid(((1, 1.0),), largest)) == {}
+def test_a_power_that_leaves_the_numbers_expects_the_largest_weight_that_is_accepted(strategy):
+    grids = strategy.grids([1000, 2000], lambda largest: None if largest is None else Grid(((1, 1.0),), largest))
+    assert {grid.largest for grid in grids.values()} == {2.0**36}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weigh", "scores"),
+    [
+        (AdaFed(power=30.0), lambda score: score**30, [0.05, 0.06, 0.07]),
+        (AdaFed("val_loss", power=12.0), lambda score: (score + Fraction(1e-3)) ** -12, [2.0, 2.3, 2.4]),
+        (AdaFed("val_loss", power=60.0), lambda score: (score + Fraction(1e-3)) ** -60, [2.0, 2.3, 2.4]),
+    ],
+)
+def test_a_high_power_of_the_score_weighs_as_it_says(strategy, weigh, scores):
+    """Weights of 1e-4 where a score of 0 would weigh 1e36, and weights of 1e-39: against exact rationals."""
+    grids = strategy.grids([10, 10, 10], lambda largest: grid_of([(2, 1.0)], 0, largest))
+    sums, states = Sums(grids=grids), torch.tensor([[0.1, -0.2], [0.3, 0.4], [-0.7, 0.9]])
+    for client, (state, score) in enumerate(zip(states, scores, strict=True)):
+        model = Snapshot(state, torch.zeros(0, dtype=torch.int64))
+        strategy.accumulate(ClientUpdate(client, 0, 10, 1, model=model, score=score), sums)
+    weights = [weigh(Fraction(score)) for score in scores]
+    expected = [sum(w * Fraction(float(x)) for w, x in zip(weights, column, strict=True)) / sum(weights) for column in states.T]
+    assert strategy.aggregate(sums).tolist() == pytest.approx([float(value) for value in expected], rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1, width=32), st.integers(-900, 900)), min_size=1, max_size=8))
+def test_weights_of_any_size_keep_their_digits(terms):
+    """From 2**-900 to 2**900, far on both sides of the expected weight of 1."""
+    sums = Sums(grids={"state": grid_of([(1, 1.0)], 0, 1.0), "weight": Grid(((1, None),), 1.0)})
+    for value, exponent in terms:
+        sums.add("state", torch.tensor([value]), 2.0**exponent)
+        sums.add("weight", 1.0, 2.0**exponent)
+    total = sum(Fraction(2) ** exponent for _, exponent in terms)
+    exact = sum(Fraction(value) * Fraction(2) ** exponent for value, exponent in terms) / total
+    assert abs(sums.value("state").item() / sums.scalar("weight") - float(exact)) < 2.0**-36
 
 
 def test_the_aggregate_lies_in_the_memory_of_the_sum():

@@ -293,12 +293,13 @@ class ModelState:
         self._fill(self._slots.counters, counters)
 
     def grid(self, largest: float | None) -> Grid | None:
-        """Return the grid on which such models are summed with weights up to ``largest``; None if the finest is needed."""
+        """Return the grid on which such models are summed with weights of about ``largest``; None if that is unknown."""
         parameters = [parameter.detach() for parameter in self.parameters()]
-        if largest is None or not parameters or any(parameter.dtype == torch.float64 for parameter in parameters):
+        if largest is None or not parameters:
             return None
-        magnitudes = [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
-        return grid_of(magnitudes, self.size - self.num_parameters, largest)
+        finest = any(parameter.dtype == torch.float64 for parameter in parameters)
+        magnitudes = [] if finest else [(parameter.numel(), magnitude(parameter)) for parameter in parameters]
+        return grid_of(magnitudes, self.size if finest else self.size - self.num_parameters, largest)
 
     def nbytes(self, *, upward: bool) -> int:
         """Return the bytes of a message in the tensors' own dtypes: frozen tensors excluded, upward also local buffers."""

@@ -13,8 +13,10 @@ from fl_lightning.functional.exact_sum import FRACTION, ExactNumber, ExactSum, m
 from fl_lightning.functional.recycling import large_empty
 
 _BITS = 50
+_PRECISE = 37
 _TIER = 12
-_TIERS = 6
+_DEEPEST = 80
+"""The last tier in either direction: 2**(12 * 80) is still a float64."""
 
 Loads = dict[tuple[str, int], list[tuple[int, float, bool]]]
 """By name and tier, for each piece of a vector: its length, the load of its low integers, whether it has high ones."""
@@ -27,7 +29,7 @@ class Grid:
     A piece takes one int64 a number, and a summand is rounded by at most ``2**-49 * magnitude * largest``. Summands that are
     larger than expected are still exact, in two int64. Weights below ``2**-12 * largest`` are summed separately, on a
     grid finer by that factor, and so on; the error of a summand stays below ``2**-37`` of its own weight times
-    the magnitude.
+    the magnitude. Weights above ``2**12 * largest`` are summed on coarser grids in the same way.
 
     Args:
         pieces: the length and expected magnitude of consecutive pieces of the vector; None selects the finest grid.
@@ -46,10 +48,11 @@ class Grid:
         ]
 
     def tier(self, weight: float) -> int:
-        """Return how many factors of 2**12 the weight is below the largest, at most 5."""
+        """Return how many factors of 2**12 the weight is below the largest; negative if it is far above."""
         if not weight:
             return 0
-        return min(_TIERS - 1, max(0, (math.frexp(self.largest / abs(weight))[1] - 1) // _TIER))
+        tier = (math.frexp(self.largest / abs(weight))[1] - 1) // _TIER
+        return 0 if tier == -1 else max(-_DEEPEST, min(_DEEPEST, tier))  # somewhat above: a second integer has room
 
 
 def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: float | None) -> Grid | None:
@@ -117,6 +120,10 @@ class Sums:
             grid = self._grids.get(key[0])
             self._sums[key] = _Vector([(size, None)] if grid is None else grid.fractions(), self.device)
         return self._sums[key]
+
+    def resolves(self, name: str, weight: float) -> bool:
+        """Return whether a summand of this weight, > 0, and magnitude 1 keeps 37 bits of the sum of that name."""
+        return name in self._grids or 2.0 ** (_PRECISE - FRACTION) <= weight <= 2.0**_PRECISE
 
     def merge(self, other: Sums) -> None:
         """Add another's sums, name by name; they may be masked."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.functional.sums import Sums
+from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_store import UpdateStore
@@ -64,7 +64,11 @@ class UpdateBuffer:
         """
         if not isinstance(self._strategy, RunningStrategy) or self._masked is not None:  # masks need sums of the same kind
             return
-        self._sums = Sums(self._sums.device, self._strategy.grids(examples, self._server.grid))
+        grids = self._strategy.grids(examples, self._server.grid)
+        if "weight" in grids:
+            pieces = {name: ((tensor.numel(), None),) for name, tensor in self._server.tensors().items()}
+            grids = {_MOVED + name: Grid(piece, grids["weight"].largest) for name, piece in pieces.items()} | grids
+        self._sums = Sums(self._sums.device, grids)
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update, and return it with its weight if the strategy sets one immediately."""

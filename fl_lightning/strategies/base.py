@@ -142,8 +142,10 @@ class RunningStrategy(Strategy, ABC):
         """
         try:
             largest = self.largest_weight(examples) if examples else None
-        except OverflowError:  # a huge power: such weights are rejected when the updates arrive
-            largest = None
+        except OverflowError:  # a huge power
+            largest = _LARGEST
+        if largest is not None and largest > _LARGEST:  # larger weights are rejected, and smaller ones need a finer grid
+            largest = _LARGEST
         models = model_grid(largest)
         return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
 

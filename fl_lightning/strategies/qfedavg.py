@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 from torchmetrics import Metric
@@ -11,12 +12,14 @@ from fl_lightning.errors import ClientError, require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.metric_mode import known_direction
 from fl_lightning.functional.spread import squared_distance
-from fl_lightning.functional.sums import Sums
-from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.functional.sums import Grid, Sums
+from fl_lightning.strategies.base import ModelGrid, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
 _TINY = 1e-10
 """Added to the loss, as in the authors' code, so that a client without any loss has a finite weight."""
+_DIGITS = 280
+"""Powers of a loss from 1e-280 to 1e280 leave room for sums of their products in float64."""
 
 
 class QFedAvg(RunningStrategy):
@@ -46,11 +49,20 @@ class QFedAvg(RunningStrategy):
         """Note w_t."""
         self._start = start.server_state[: start.num_parameters]
 
+    def largest_weight(self, examples: Sequence[int]) -> float:
+        """Return the weight of a loss of 1; losses far from it are summed on finer or coarser grids."""
+        return 1.0
+
+    def grids(self, examples: Sequence[int], model_grid: ModelGrid) -> dict[str, Grid]:
+        """Return the grids of the models and of their weights, and one for h_k."""
+        found = super().grids(examples, model_grid)
+        return found | ({"scale": found["weight"]} if found else {})
+
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
         """Add an update, and return F_k^q.
 
         Raises:
-            ClientError: if the loss is negative or not finite.
+            ClientError: if the loss is negative or not finite, or if its power is too small or too large for an exact sum.
         """
         assert update.state is not None
         assert update.global_score is not None
@@ -60,11 +72,18 @@ class QFedAvg(RunningStrategy):
                 f"q-FedAvg cannot weigh client {update.client} in round {update.round_idx}: its loss is {update.global_score}. "
                 "Lower the clients' learning rate, or check its data."
             )
-        squares = squared_distance(update.state[: len(self._start)], self._start) / self.lr**2
-        weight = float(loss**self.q)
+        exponent = self.q * math.log10(loss)
+        weight = loss**self.q if abs(exponent) < _DIGITS else math.inf
+        if not sums.resolves("state", weight) or math.isinf(weight):
+            raise ClientError(
+                f"q-FedAvg cannot weigh client {update.client} in round {update.round_idx}: its loss {update.global_score} to "
+                f"the power of q = {self.q} is about 1e{exponent:.0f}, which cannot be summed exactly. Lower "
+                "'federation.strategy.q', or scale the loss that the module logs towards 1."
+            )
+        squares = squared_distance(update.state[: len(self._start)], self._start)
         sums.add("state", update.state, weight)
-        sums.add("weight", weight)
-        sums.add("scale", self.q * loss ** (self.q - 1) * squares + weight / self.lr)
+        sums.add("weight", 1.0, weight)
+        sums.add("scale", 1.0, weight * (1 + self.q * squares / (self.lr * loss)))  # lr * h_k
         return weight
 
     def aggregate(self, sums: Sums) -> Tensor:
@@ -72,5 +91,5 @@ class QFedAvg(RunningStrategy):
         weight, scale = sums.scalar("weight"), sums.scalar("scale")
         mean = sums.take("state").div_(weight)
         start = to_float64(self._start).to(mean.device)
-        mean[: len(start)] = start + (mean[: len(start)] - start) * (weight / (self.lr * scale))
+        mean[: len(start)] = start + (mean[: len(start)] - start) * (weight / scale)
         return mean
