@@ -35,6 +35,7 @@ from fl_lightning import (
     FedLoss,
     Focus,
     JointStrategy,
+    LastClient,
     LocalTraining,
     Mediators,
     PartialWork,
@@ -45,6 +46,7 @@ from fl_lightning import (
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
+from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.sampling import ClientSampler
 from fl_lightning.settings import availability as availability_module
@@ -298,6 +300,15 @@ class Sees(Heard):
     def on_client_failed(self, trainer, pl_module, failure):
         super().on_client_failed(trainer, pl_module, failure)
         assert trainer.datamodule.datamodule.trainer is trainer
+
+
+def test_the_last_client_must_not_fail():
+    """With this seed client 1, the marked one, is drawn as the last one first; the rounds in which it is not go on."""
+    drawn = [derive_seed(0, round_idx, "last") % 3 for round_idx in range(8)]
+    first = drawn.index(1)
+    federate(failing(WRONG["an exception"][0]), first, data=Marked(), strategy=LastClient(), faults=SKIP)
+    with pytest.raises(ClientError, match=rf"LastClient drew client 1 as the last one of round {first}, but .* 'federation"):
+        federate(failing(WRONG["an exception"][0]), first + 1, data=Marked(), strategy=LastClient(), faults=SKIP)
 
 
 def test_stacked_clients_fail_each_for_itself():

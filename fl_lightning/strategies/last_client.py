@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.sums import Sums
 from fl_lightning.strategies.base import RunningStrategy
@@ -29,6 +30,7 @@ class LastClient(RunningStrategy):
 
     def start_round(self, start: RoundStart) -> None:
         """Draw the last client."""
+        self._round_idx = start.round_idx
         self._last = start.cohort[derive_seed(self.seed, start.round_idx, "last") % len(start.cohort)]
 
     def largest_weight(self, examples: Sequence[int]) -> float:
@@ -44,5 +46,14 @@ class LastClient(RunningStrategy):
         return 1.0
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """Return the last client's state."""
+        """Return the last client's state.
+
+        Raises:
+            ClientError: if the last client's update is missing.
+        """
+        if not sums.sizes():
+            raise ClientError(
+                f"LastClient drew client {self._last} as the last one of round {self._round_idx}, but has no update from it: "
+                "the client failed. Let it try again with 'federation.faults.retries', or use FedAvg."
+            )
         return sums.take("state")
