@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from against_hand import Updates, clients_of
-from algorithms import prepare
+from algorithms import Following, prepare
 from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
 from scipy.special import softmax
@@ -74,6 +74,60 @@ def test_the_same_orchestrator_starts_anew(name):
         trainer(3, federation).fit(module, data)
         finals.append(weights(module))
     assert same_bits(*finals)
+
+
+class Manual(Plain):
+    """Steps its optimizer itself, which only the engine ``trainer`` follows."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+
+
+@pytest.mark.parametrize(("first", "engine", "second"), [(Following, "auto", Plain), (Plain, "fastest", Manual)])
+def test_a_fit_takes_nothing_from_one_of_another_module(first, engine, second):
+    """Neither the names of its moving targets, nor the engine that was the fastest for it."""
+    used = FederatedOrchestrator(local=LocalTraining(engine=engine))
+    trainer(1, used).fit(first(), FederatedDataModule(Blobs(), Consecutive()))
+    ends = []
+    for federation in (used, FederatedOrchestrator(local=LocalTraining(engine=engine))):
+        torch.manual_seed(4)
+        module = second()
+        trainer(2, federation).fit(module, FederatedDataModule(Blobs(), Consecutive()))
+        ends.append(weights(module))
+    assert same_bits(*ends)
+
+
+class Stops(L.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        raise ZeroDivisionError
+
+
+class Draws(L.Callback):
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.drawn = float(torch.rand(()))
+
+
+def test_a_fit_takes_nothing_from_a_resume_that_failed(tmp_path):
+    """The random state of the checkpoint was loaded, and waits for a first round that never came."""
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    run.save_checkpoint(tmp_path / "one.ckpt")
+    used = FederatedOrchestrator()
+    with pytest.raises(ZeroDivisionError):
+        trainer(2, used, Stops()).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()), ckpt_path=tmp_path / "one.ckpt")
+    draws, drawn = Draws(), list[float]()
+    for federation in (used, FederatedOrchestrator()):
+        torch.manual_seed(4)
+        trainer(1, federation, draws).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+        drawn.append(draws.drawn)
+    assert drawn[0] == drawn[1]
 
 
 def test_a_client_that_no_longer_discards_takes_the_global_model():

@@ -184,7 +184,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
         names = [data.client_name(client) for client in range(data.num_clients)]
-        self._run.begin(data.indices, names, data.is_remote)
+        self._run.begin(data.indices, names, data.is_remote, continues=trainer.current_epoch > 0)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)

@@ -67,14 +67,19 @@ class RunState:
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
 
-    def begin(self, training: Partition, names: Sequence[str], remote: bool = False) -> None:
-        """Prepare for a fit, which may continue an earlier one.
+    def begin(self, training: Partition, names: Sequence[str], remote: bool = False, continues: bool = False) -> None:
+        """Prepare for a fit. It may continue a checkpoint, which is loaded later.
 
         Args:
             training: the clients' training examples.
             names: the clients' names.
             remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
+            continues: whether the fit continues the previous one of the same Trainer.
         """
+        if not continues:
+            self.reset()
+        self.pool = self._random_state = None
+        self.account.forget_loaded()
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients, self.client_names = len(training), tuple(names)
         self._partition = training.digest()
@@ -86,7 +91,9 @@ class RunState:
         self.memory.forget()
         self.totals.reset()
         self.queue, self.starts = EventQueue(), StartModels()
-        self.last_scores, self.saved_round, self.finished_round, self.moving = {}, -1, -1, ()
+        self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
+        self.moving, self.engine = (), None
+        self.rounds, self.rounds_are_known = None, False
 
     def note_rounds(self, rounds: int | None) -> None:
         """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""

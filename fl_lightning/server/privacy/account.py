@@ -135,6 +135,10 @@ class PrivacyAccount:
         """Store the state of a checkpoint for :meth:`begin`."""
         self._loaded = state
 
+    def forget_loaded(self) -> None:
+        """Discard the state of a checkpoint for a fit that ended before :meth:`begin`."""
+        self._loaded = None
+
     def conclude(self) -> None:
         """Warn at the end of a fit if its noise was simulated."""
         if self.noise_seed is not None:
