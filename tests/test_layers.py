@@ -17,6 +17,7 @@ LAYER = {
     "argument_types": 0.2,
     "help_pages": 0,
     "allocator": 0,
+    "atomic_file": 0,
     "types": 0,
     "messages": 0.5,
     "wire": 1,

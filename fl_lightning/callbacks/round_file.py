@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.data.federated import FederatedDataModule
 
 
@@ -26,8 +28,9 @@ def forget_rounds(path: Path, first: int) -> None:
     if not kept:  # the new rows may have other columns
         path.unlink()
         return
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *kept])
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *kept])
+    write_whole(path, text.getvalue().encode())
 
 
 def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import CheckpointError
 
 Kept = dict[str, Tensor]
@@ -61,17 +61,9 @@ class ClientFiles:
         torch.save({name: tensor.clone() if _is_part(tensor) else tensor for name, tensor in kept.items()}, buffer)
         digest = hashlib.blake2b(buffer.getbuffer(), digest_size=16).hexdigest()
         path = self.folder / f"{client}-{digest}.pt"
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+            write_whole(path, buffer.getbuffer())
         except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
             raise CheckpointError(
                 f"Cannot write the state of client {client} to '{path}' ({error.strerror}). Free disk space, or raise "
                 "'federation.memory_limit' to keep the state in memory."

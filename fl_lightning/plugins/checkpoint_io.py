@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,15 @@ from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
 
+from fl_lightning.atomic_file import PARTIAL, write_whole
 from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
 from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.folder_lock import lock_folder
 
-_UNFINISHED = ".*.ckpt.*.partial"
-"""Names of checkpoints while they are being written: ``.<name>.<process>.partial``."""
+_UNFINISHED = PARTIAL.format(name="*.ckpt", process="*")
+"""Names of checkpoints while they are being written."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -54,26 +54,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        unfinished = target.parent / f".{target.name}.{os.getpid()}.partial"
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open(unfinished, "wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(target)
+            write_whole(target, buffer.getbuffer())
         except OSError as error:
             kept = "The previous checkpoint is unchanged" if target.exists() else "There is no previous checkpoint"
             raise CheckpointError(
                 f"Cannot write the checkpoint '{target}' of {buffer.tell() / 1e6:.0f} MB ({error.strerror}). {kept}. Free some "
                 "space, or set 'trainer.default_root_dir' to another disk, and resume with '--ckpt_path last'."
             ) from error
-        finally:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-        _sync(target.parent)
 
     def load_checkpoint(
         self,
@@ -90,18 +80,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         refuse_unsafe(weights_only)
         checkpoint: dict[str, Any] = read_checkpoint(path, map_location, self.trusted_classes)
         return checkpoint
-
-
-def _sync(folder: Path) -> None:
-    """Sync a folder, so that a new name in it reaches the disk."""
-    try:
-        opened = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows cannot open folders
-        return
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def use_safe_checkpoints(trainer: Trainer, trusted: Sequence[str]) -> list[str] | None:

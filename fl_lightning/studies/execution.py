@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
@@ -66,9 +67,8 @@ class Job:
 
     def note(self, **what: Any) -> None:
         """Record the result of an attempt, atomically."""
-        temporary = self.folder / f"{_RECORD}.part"
-        temporary.write_text(json.dumps({"name": self.name, "settings": fingerprint(self.settings), **what}, indent=1) + "\n")
-        temporary.replace(self.folder / _RECORD)
+        record = {"name": self.name, "settings": fingerprint(self.settings), **what}
+        write_whole(self.folder / _RECORD, (json.dumps(record, indent=1) + "\n").encode())
 
     def prepare(self) -> list[str]:
         """Return the arguments of the process: from the start, or from the last checkpoint of an interrupted attempt."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import ConfigurationError, DataError
 
 FIXED = ("run", "seed", "round", "metric", "value")
@@ -106,10 +107,8 @@ class RunTable:
         for row in self.rows():
             writer.writerow([row.run, *row.setting, row.seed, row.round_idx, row.metric, f"{row.value:.6g}"])
         data = text.getvalue().encode()
-        temporary = path.with_name(path.name + ".part")
         # Without a time in the header, so that the same table gives the same file.
-        temporary.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-        temporary.replace(path)
+        write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
     @classmethod
     def join(cls, axes: Sequence[str], paths: Iterable[Path]) -> RunTable:

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from fl_lightning.atomic_file import sync_folder
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.spending import Entry, Spending
 
@@ -41,12 +42,8 @@ class PrivacyLedger:
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            if new and os.name == "posix":  # Windows cannot open a folder
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+            if new:
+                sync_folder(self.path.parent)
         except OSError as error:
             raise self._unusable(error) from error
 

@@ -1,0 +1,70 @@
+"""Files that a kill or a full disk leaves whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.atomic_file import write_whole
+from fl_lightning.callbacks.round_file import append_rows, forget_rounds, read_rows
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced(tmp_path):
+    target = tmp_path / "new" / "a.txt"
+    for content in (b"old", b"newer"):
+        write_whole(target, content)
+        assert target.read_bytes() == content
+    assert names(target.parent) == ["a.txt"]
+
+
+def test_a_full_disk_leaves_the_former_content(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "a.txt"
+    write_whole(target, b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_two_processes_do_not_share_the_unfinished_file(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(names(tmp_path)))
+    for process in (11, 12):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        write_whole(tmp_path / "a.txt", b"new")
+    assert seen[0] == [".a.txt.11.partial"]
+    assert ".a.txt.12.partial" in [name for unfinished in seen[1:] for name in unfinished]
+
+
+@pytest.mark.parametrize("moment", ["write", "replace"])
+def test_a_kill_while_rounds_are_forgotten_loses_no_earlier_one(moment, tmp_path):
+    """The process dies at its first write into a file, or just before the rename."""
+    path = tmp_path / "client_rounds.csv"
+    append_rows(path, ["round", "client"], [[round_idx, 0] for round_idx in range(4)])
+    die = {
+        "write": "csv.writer = lambda file: os._exit(9)",
+        "replace": "os.replace = os.rename = Path.replace = lambda *paths: os._exit(9)",
+    }[moment]
+    program = f"""
+import csv, os
+from pathlib import Path
+from fl_lightning.callbacks.round_file import forget_rounds
+{die}
+forget_rounds(Path({str(path)!r}), 2)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    assert read_rows(path)[1:3] == [["0", "0"], ["1", "0"]]
+    forget_rounds(path, 2)
+    assert read_rows(path) == [["round", "client"], ["0", "0"], ["1", "0"]]
