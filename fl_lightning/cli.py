@@ -78,7 +78,7 @@ class SaveRunConfig(SaveConfigCallback):
         for logger in trainer.loggers:
             describe_run(logger, yaml.safe_load(text), origin)
         code = source_version(fl_lightning.__version__)
-        (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}")
+        (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}", encoding="utf-8")
         self.already_saved = True
 
 
@@ -191,11 +191,11 @@ class FederationCLI(OpenCLI):
         kept = root / "wandb_run_id.txt"
         if self.subcommand == "fit" and _is_first_rank() and not self._config.trainer.fast_dev_run:
             goes_on = self._config.ckpt_path and kept.exists()
-            self._wandb_id = kept.read_text().strip() if goes_on else secrets.token_hex(4)
+            self._wandb_id = kept.read_text(encoding="utf-8").strip() if goes_on else secrets.token_hex(4)
             os.environ.setdefault("WANDB_RUN_ID", self._wandb_id)
             os.environ.setdefault("WANDB_RESUME", "allow")
         elif self.subcommand == "test" and kept.exists():
-            os.environ.setdefault("WANDB_RUN_ID", kept.read_text().strip())
+            os.environ.setdefault("WANDB_RUN_ID", kept.read_text(encoding="utf-8").strip())
             os.environ.setdefault("WANDB_RESUME", "allow")
         os.environ.setdefault("WANDB_SILENT", "true")
 
@@ -216,7 +216,7 @@ class FederationCLI(OpenCLI):
         if self.trainer.is_global_zero:
             print(describe_model(self.model))
         if self._wandb_id:
-            (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id)
+            (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id, encoding="utf-8")
 
     def instantiate_classes(self) -> None:
         """Build everything; report an error in a constructor as a wrong setting."""

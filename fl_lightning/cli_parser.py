@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fl_lightning.cli_help import TopicHelp, nested_class_help
 from fl_lightning.cli_messages import explain
-from fl_lightning.compat.jsonargparse import Completable, actions_of, subcommand_parsers
+from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, subcommand_parsers
 from fl_lightning.config_arguments import behind_subcommand, config_files, expand
 from fl_lightning.config_files import without_base
 from fl_lightning.moved import current_flag, current_settings
@@ -31,7 +31,8 @@ class FederationParser(Completable, LightningArgumentParser):
         nested = subcommand_parsers(self)
         given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
-        parsed: Namespace = super().parse_args(given, namespace, **settings)
+        with reading_utf8():
+            parsed: Namespace = super().parse_args(given, namespace, **settings)
         return parsed
 
     def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:

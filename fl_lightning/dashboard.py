@@ -124,7 +124,7 @@ def _package(part: str) -> Any:
 
 def _write(made: Any, path: Path) -> Path:
     try:
-        path.write_text(json.dumps(workspace_specification(made), indent=1) + "\n")
+        path.write_text(json.dumps(workspace_specification(made), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"'--out' is '{path}', which cannot be written ({error}). Choose another file.") from error
     return path

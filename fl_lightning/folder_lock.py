@@ -70,7 +70,7 @@ def lock_folder(folder: Path, what: str = "run", setting: str = "trainer.default
 def _take(path: Path, what: str, setting: str) -> tuple[IO[str], bool]:
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
+        file = path.open("a+", encoding="utf-8")
         try:
             _lock(file)
         except OSError as error:

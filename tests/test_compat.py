@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+from functools import partial
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
@@ -111,6 +112,19 @@ def test_the_option_help():
     first, second = ArgumentParser(), argparse.ArgumentParser()
     for made in (first, second):
         assert any(isinstance(option, of_jsonargparse.HelpAction) for option in of_jsonargparse.actions_of(made))
+
+
+@relies_on("jsonargparse", "_paths.Path.read_text")
+def test_configurations_are_read_as_utf8(tmp_path, monkeypatch):
+    """Also where Python reads text files as ASCII."""
+    monkeypatch.setattr(of_jsonargparse._paths, "open", partial(open, encoding="ascii"), raising=False)
+    (tmp_path / "own.yaml").write_bytes("name: Zürich\n".encode())
+    reader = ArgumentParser(exit_on_error=False)
+    reader.add_argument("--name")
+    with of_jsonargparse.reading_utf8():
+        assert reader.parse_path(tmp_path / "own.yaml").name == "Zürich"
+    with pytest.raises(UnicodeDecodeError):
+        reader.parse_path(tmp_path / "own.yaml")
 
 
 @relies_on("jsonargparse", "ArgumentParser._subcommands_action")

@@ -85,7 +85,8 @@ class RoundClock(L.Callback):
 
     def on_train_end(self, *_: Any) -> None:
         ends = [*self.begun[1:], time.monotonic()]
-        Path(self.path).write_text(json.dumps([end - begin for begin, end in zip(self.begun, ends, strict=True)]))
+        seconds = [end - begin for begin, end in zip(self.begun, ends, strict=True)]
+        Path(self.path).write_text(json.dumps(seconds), encoding="utf-8")
 
 
 @contextmanager
@@ -114,9 +115,9 @@ def peaks(roots: Callable[[], dict[str, int]]) -> Iterator[dict[str, float]]:
 
 def _note(kind: str, pid: int, found: dict[str, float]) -> None:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     except OSError:  # it has ended
         return
     part = next((name for text, name in PARTS.items() if text in command), "")

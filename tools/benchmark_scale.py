@@ -33,7 +33,7 @@ from fl_lightning.server.update_store import UpdateStore
 
 def memory_of(kind: str) -> int:
     """This process's memory in KiB: ``VmHWM`` the peak, ``RssAnon`` what is not backed by a file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind))
 
 

@@ -24,8 +24,8 @@ WARM = 50
 
 def state(folder: Path) -> dict[str, int]:
     """What the process holds now, and the files of a run."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
     files = {path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     logs = {path for path in files if path.suffix == ".csv"}
     return {

@@ -84,7 +84,7 @@ class ClientTable(FederationCallback):
         rows = [self._row(trainer, client, own) for client, own in sorted(self._sums.items())]
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "clients.csv").open("w", newline="") as file:
+        with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *rows])
         last = max(0, trainer.current_epoch - 1)
         log_table(trainer, "clients", COLUMNS, rows, last)
@@ -116,7 +116,7 @@ def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:
     path = _rounds_of(trainer)
     figures = [client_figures(update) for update in updates]
     if path.exists():
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             columns = next(csv.reader(file))
     else:
         logged = {name for update in updates for name in update.metrics}

@@ -37,13 +37,13 @@ def append_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
     """Append rows to a file, with a header if the file is new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
-    with path.open("a", newline="") as file:
+    with path.open("a", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([columns, *rows] if new else rows)
 
 
 def read_rows(path: Path) -> list[list[str]]:
     """Return the header and all complete rows; a killed process may leave half a line."""
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         text = file.read()
     header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines(keepends=True))) or [[]]
     return [header, *(row for row in rows if len(row) == len(header) and row[0].isdigit())]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
@@ -18,7 +20,7 @@ with private_names_of("Python"):
     _VersionAction = argparse._VersionAction
 
 with private_names_of("jsonargparse"):
-    from jsonargparse import _typehints
+    from jsonargparse import _paths, _typehints
 
 _BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
 
@@ -37,6 +39,22 @@ def is_setting(action: argparse.Action) -> bool:
 def type_of(action: argparse.Action) -> Any:
     """Return the type of a setting; jsonargparse keeps it apart from ``action.type``, without a public name."""
     return getattr(action, "_typehint", action.type)
+
+
+@contextmanager
+def reading_utf8() -> Iterator[None]:
+    """Let jsonargparse read configuration files as UTF-8, as this package writes them, and not in the locale's encoding."""
+    known = _paths.Path.read_text
+
+    def read_text(self: Any) -> str:
+        path = pathlib.Path(str(self.absolute))
+        return path.read_text(encoding="utf-8") if path.is_file() else str(known(self))  # a URL or a pipe
+
+    _paths.Path.read_text = read_text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        _paths.Path.read_text = known  # type: ignore[method-assign]
 
 
 def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:

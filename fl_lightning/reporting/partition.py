@@ -98,7 +98,7 @@ class PartitionSummary:
 
     def write(self, path: Path) -> None:
         """Write all clients and classes to a CSV file."""
-        with path.open("w", newline="") as file:
+        with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([self.columns, *self.rows])
 
 

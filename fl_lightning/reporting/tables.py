@@ -34,7 +34,7 @@ def write_matrix(trainer: Trainer, name: str, matrix: Tensor, names: Sequence[st
             if isinstance(logger, CSVLogger):
                 folder = Path(logger.log_dir)
                 folder.mkdir(parents=True, exist_ok=True)
-                with (folder / f"{name}.csv").open("w", newline="") as file:
+                with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
                     csv.writer(file).writerows([_columns(matrix), *_rows(matrix)] if names is None else _named(matrix, names))
 
 

@@ -200,7 +200,7 @@ class ClientEvaluator:
         log_table(trainer, name, header, rows, round_idx)
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.csv").open("w", newline="") as file:
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *rows])
 
     def _personal(self, rounds: int) -> Tensor:

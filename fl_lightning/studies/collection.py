@@ -50,7 +50,7 @@ def _versions(folder: Path) -> list[Path]:
 def _lines(path: Path) -> list[list[str]]:
     """Return the header and the complete rows of a CSV file; a killed process may leave half a line."""
     try:
-        text = path.read_text(errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
         rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
     except (OSError, csv.Error):
         rows = []

@@ -60,7 +60,7 @@ class Job:
     def record(self) -> dict[str, Any]:
         """Return the record of earlier attempts."""
         try:
-            known: Any = json.loads((self.folder / _RECORD).read_text())
+            known: Any = json.loads((self.folder / _RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return known if isinstance(known, dict) else {}
@@ -77,7 +77,7 @@ class Job:
         if not resumes:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _SETTINGS).write_text(self.settings)
+        (self.folder / _SETTINGS).write_text(self.settings, encoding="utf-8")
         self.note(finished=False)
         return ["fit", f"--config={self.folder / _SETTINGS}", *self.arguments, *(["--ckpt_path=last"] if resumes else [])]
 
@@ -101,17 +101,19 @@ class Job:
     def progress(self) -> str:
         """Return the run's progress: the last round in its log."""
         try:
-            rounds = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("Round ")]
+            text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
-            rounds = []
+            return "starting"
+        rounds = [line for line in text.splitlines() if line.startswith("Round ")]
         return rounds[-1] if rounds else "starting"
 
     def last_words(self) -> str:
         """Return the last line of its log."""
         try:
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return "no log"
+        lines = [line for line in text.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "an empty log"
 
 

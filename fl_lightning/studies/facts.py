@@ -48,7 +48,7 @@ def facts(config: Any) -> Iterator[str]:
 def code_of(folder: Path) -> Iterator[str]:
     """Yield the fact of which code a run ran with, from the first line of its ``config.yaml``, if it has one."""
     path = folder / "config.yaml"
-    first = path.read_text().partition("\n")[0] if path.exists() else ""
+    first = path.read_text(encoding="utf-8").partition("\n")[0] if path.exists() else ""
     if first.startswith(_CODE):
         yield f"study/code/{first.removeprefix(_CODE)}"
 

@@ -198,8 +198,8 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         markdown += [one.markdown() for one in own]
         latex += [one.latex(panel.title) for one in own]
     markdown += [f"![{what}]({file}.png)\n" for file, what in pictures.items()]
-    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n")
-    (folder / "report.tex").write_text("\n".join(latex))
+    (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
+    (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
     files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
 

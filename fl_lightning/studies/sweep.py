@@ -38,7 +38,7 @@ def write_sweep(
     for path in files.glob("*.yaml"):  # files of an earlier version of the study
         path.unlink()
     for run in chosen:
-        (files / f"{run.name}.yaml").write_text(text(run))
+        (files / f"{run.name}.yaml").write_text(text(run), encoding="utf-8")
     parameters: dict[str, Any] = {"config": {"values": [str(files / f"{run.name}.yaml") for run in chosen]}}
     parameters |= {str(axes[k].setting): {"values": _values(axes[k])} for k in plain}
     configuration = {
@@ -51,7 +51,7 @@ def write_sweep(
     }
     path = folder / "sweep.yaml"
     head = f"# wandb sweep {path}, then on every machine: wandb agent <what that prints>\n"
-    path.write_text(head + yaml.safe_dump(configuration, sort_keys=False))
+    path.write_text(head + yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return path
 
 

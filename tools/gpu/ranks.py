@@ -56,7 +56,7 @@ def _launch(setting: Setting, backend: str, ranks: int, names: tuple[str, ...], 
     script = str(Path(__file__).with_name("rank.py"))
     command = [sys.executable, script, "--out", str(out), "--device", setting.device, "--backend", backend]
     command += ["--nodes", str(ranks), "--port", port, "--algorithms", *names]
-    logs = [open(f"rank{k}.log", "w+") for k in range(ranks)]  # noqa: SIM115
+    logs = [open(f"rank{k}.log", "w+", encoding="utf-8") for k in range(ranks)]  # noqa: SIM115
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([*command, "--node", str(k)], stdout=log, stderr=subprocess.STDOUT, env=environment)

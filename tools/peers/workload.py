@@ -125,7 +125,7 @@ def report(
 
 def _write_down(module: nn.Module, args: tuple[Any, ...]) -> None:
     if type(module).__name__ in ("LeNet", "KerasCNN"):
-        with Path(str(CHECK), f"{os.getpid()}.batches").open("a") as file:
+        with Path(str(CHECK), f"{os.getpid()}.batches").open("a", encoding="utf-8") as file:
             file.write(f"{'train' if module.training and torch.is_grad_enabled() else 'eval'} {len(args[0])}\n")
 
 

@@ -1,0 +1,40 @@
+"""Files of a run are UTF-8, whatever encoding the system's locale has."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from command_line import QUIET, ROOT
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+SITES = {"Zürich": {"images": 6}, "Łódź": {"images": 9}}
+
+
+def column(path: Path, name: str) -> set[str]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row[name] for row in csv.DictReader(file)}
+
+
+def test_names_beyond_ascii_in_a_locale_that_has_only_ascii(tmp_path):
+    """``config.yaml`` and the clients' tables, also where a resumed run appends to them; the own config starts a run again."""
+    own = {"data": {"datamodule": {"sites": SITES, "test_images": 4}}}
+    (tmp_path / "sites.yaml").write_text(yaml.safe_dump(own, allow_unicode=True), encoding="utf-8")
+    environment = {**os.environ, **ASCII, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+    def fit(*arguments: str) -> None:
+        command = [sys.executable, "-m", "fl_lightning", "fit", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+    folder = ["--trainer.default_root_dir=out", "--trainer.logger=false"]
+    fit("--config=cell_counting", "--config=sites.yaml", *QUIET, *folder, "--trainer.max_epochs=1")
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text(encoding="utf-8"))
+    assert SITES.keys() == kept["data"]["datamodule"]["init_args"]["sites"].keys()
+    fit("--config=out/config.yaml", "--trainer.max_epochs=2", "--ckpt_path=last")
+    assert column(tmp_path / "out" / "clients.csv", "client") == SITES.keys()
+    assert column(tmp_path / "out" / "client_rounds.csv", "client") == SITES.keys()
