@@ -59,7 +59,7 @@ class ServerFolder:
             ConfigurationError: if no server was set up here.
         """
         try:
-            return dict(json.loads((self.path / "server.json").read_text()))
+            return dict(json.loads((self.path / "server.json").read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"'{self.path}' is not the folder of a server ({type(error).__name__}). Run 'fl-lightning serve --folder "
@@ -121,7 +121,7 @@ class ServerFolder:
     def numbers(self) -> dict[str, int]:
         """Return the client's id of each site that was ever registered, by name."""
         path = self.path / "sites.json"
-        return {str(k): int(v) for k, v in json.loads(path.read_text()).items()} if path.exists() else {}
+        return {str(k): int(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()} if path.exists() else {}
 
     def number(self, name: str) -> int:
         """Return a site's number, and give it the next one if it has none. Numbers are never given again."""
@@ -150,7 +150,7 @@ class ServerFolder:
 
     def _descriptions(self) -> dict[str, dict[str, Any]]:
         path = self.path / "described.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def refuse_answer(error: Exception, folder: ServerFolder) -> None:
