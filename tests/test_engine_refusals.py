@@ -16,7 +16,15 @@ from torch import nn, optim
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from fl_lightning import ClassificationTask, ConfigurationError, CrossEntropy, LocalTraining, ProximalLoss
+from fl_lightning import (
+    ClassificationTask,
+    ClientRule,
+    ConfigurationError,
+    CrossEntropy,
+    FedAvg,
+    LocalTraining,
+    ProximalLoss,
+)
 
 
 def takes_iterator(self, dataloader_iter):
@@ -169,3 +177,39 @@ def test_what_would_be_compiled_as_a_constant_is_refused(step, what):
     with pytest.raises(ConfigurationError, match=r"'federation\.local\.compile'") as caught:
         trained("stacked", stepping(step), compile=True)
     assert what in str(caught.value)
+
+
+class Unchanged(ClientRule):
+    def begin(self, start):
+        return [torch.zeros_like(parameter) for parameter in start.parameters]
+
+
+class Own(FedAvg):
+    def __init__(self, rule):
+        super().__init__()
+        self.rule = rule
+
+    def client_rule(self):
+        return self.rule
+
+
+@pytest.mark.parametrize("method", ["loss_term", "join_optimizers", "sends", "keeps_model", "figures", "resting", "own_model"])
+def test_rules_that_stacked_clients_would_ignore_are_refused_by_name(method):
+    changed = True if method == "own_model" else lambda self, *_: None
+    rule = type("Changed", (Unchanged,), {method: changed})()
+    with pytest.raises(ConfigurationError, match=rf"Changed, .* '{method}', which stacked clients ignore\. Set .*'fabric'"):
+        trained("stacked", Plain, server={"strategy": Own(rule)})
+
+
+def test_a_rule_that_is_off_for_some_of_the_stacked_clients_is_refused():
+    """All clients of a stack share the rule's call, so it would be off for all of them."""
+
+    class EverySecond(Unchanged):
+        calls = 0
+
+        def begin(self, start):
+            self.calls += 1
+            return super().begin(start) if self.calls % 2 else []
+
+    with pytest.raises(ConfigurationError, match=r"EverySecond\.begin .*some clients.*'fabric'"):
+        trained("stacked", Plain, server={"strategy": Own(EverySecond())}, sizes=(20, 20))

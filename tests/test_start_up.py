@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from command_line import fit
 from federations import Plain, every_round, federate, same_bits, weights
 
 import fl_lightning
-from fl_lightning import ConfigurationError, LocalTraining, allocator, command
+from fl_lightning import APFL, MOON, ConfigurationError, Ditto, LocalTraining, PFedMe, allocator, command
 from fl_lightning.cli import FederationCLI
 from fl_lightning.clients.engines.fastest import Trial, attempt, choose
 from fl_lightning.server.outer_trainer import set_threads
@@ -212,6 +213,17 @@ def test_fastest_says_what_it_chose_and_trains_the_same(monkeypatch):
     for name in ("trainer", "fabric", "stacked"):
         assert f"{name} " in sentence
     assert all(torch.allclose(finals[0][name], finals[1][name], atol=1e-6) for name in finals[0])
+
+
+@pytest.mark.parametrize("strategy", [MOON("net.2"), PFedMe(), APFL(), Ditto()])
+def test_fastest_leaves_out_an_engine_that_refuses_the_strategys_rule(strategy, monkeypatch):
+    """Rules take no part in the timing, where ``stacked`` would be possible and often the fastest."""
+    said: list[str] = []
+    monkeypatch.setattr("fl_lightning.clients.local_pool.rank_zero_info", said.append)
+    monkeypatch.setattr("fl_lightning.clients.engines.fastest._GAIN", math.inf)  # the last possible engine
+    federate(Plain(), 1, local=LocalTraining(engine="fastest"), strategy=strategy)
+    assert said[0].startswith("Local training uses the engine 'fabric'")
+    assert f"stacked is not possible: Stacked clients do not support {type(strategy.client_rule()).__name__}" in said[0]
 
 
 def test_channels_last_is_the_same_within_rounding():

@@ -1,4 +1,4 @@
-"""Define client rules, which change a client's training on every engine."""
+"""Define client rules, which change a client's training."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class ClientRule(ABC):
     Attributes:
         kept_like_parameters: the names of stored tensors of shape (p,), where p is the number of trained parameters. They
             become invalid when other parameters are trained.
-        stacks: whether :meth:`correct_gradients` supports stacked clients.
+        stacks: whether :meth:`correct_gradients` supports stacked clients. The engine ``stacked`` also refuses a rule that
+            sets ``own_model`` or overrides a method that it does not call: :meth:`loss_term`, :meth:`join_optimizers`,
+            :meth:`sends`, :meth:`keeps_model`, :meth:`figures` or :meth:`resting`.
         own_model: whether each client keeps a complete model of its own: the trained one, if :meth:`sends` replaces it in the
             message, or what :meth:`keeps_model` returns, or otherwise one that it trains after each turn, with a pull of
             ``pull_strength`` towards the start.

@@ -49,6 +49,7 @@ def time_engines(
 
     def measure(name: str) -> float:
         """Return the seconds per step of a client, from a second run."""
+        engine.check(name)
         together = ENGINES[name].side_by_side
         other = trainer(engine.other(name, engine=name, max_steps=limit, compile=local.compile and together))
         turns = [(job, None) for job in jobs[: local.stack_size if together else _CLIENTS]]

@@ -94,6 +94,14 @@ class LocalEngine:
         """Release the engine and the data of its last client; :meth:`fit` builds a new one."""
         self._engine = None
 
+    def check(self, name: str) -> None:
+        """Check that an engine can train clients with all settings and rules, which :meth:`other` leaves out.
+
+        Raises:
+            EngineError: if it cannot.
+        """
+        ENGINES[name](self._resident, self._settings)
+
     def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
         """Return another engine for clients that train alone: without rules, privacy, deadlines and stragglers.
 

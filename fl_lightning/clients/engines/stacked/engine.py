@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from inspect import isfunction
 from typing import Any, ClassVar
 
 import torch
@@ -22,10 +23,12 @@ from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.rules import PullRule
+from fl_lightning.rules import ClientRule, PullRule
 from fl_lightning.settings.local_training import LocalTraining
 
 _REFUSED_HOOKS = ("optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "setup", "configure_model", "prepare_data")
+_RULE_METHODS = ("begin", "check_optimizers", "correct_gradients", "strength", "finish", "remember", "keep")
+"""The methods of a rule that stacked clients call; the last three are called by :class:`LocalTrainer` on every engine."""
 _Member = tuple[EngineJob, LightningDataModule, Any]
 _REMEDY = "Set 'federation.local.engine' to 'fabric' or 'trainer'."
 
@@ -59,9 +62,7 @@ class StackedEngine:
             )
         refuse_module(module, "stacked", _REFUSED_HOOKS)
         _refuse(module, local, settings.precision, settings.detect_anomaly)
-        for rule in settings.rules:
-            if not rule.stacks and not isinstance(rule, PullRule):
-                raise EngineError(f"Stacked clients do not support {type(rule).__name__}, a part of the strategy. {_REMEDY}")
+        _refuse_rules(settings.rules)
         self._precision: Any = fabric_precision(settings.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
@@ -91,6 +92,22 @@ class StackedEngine:
                 self._resident.fill(self._resident.view(), None)
                 fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
                 yield from fit.run(loaders, count, plan, self._mover)
+
+
+def _refuse_rules(rules: Sequence[ClientRule]) -> None:
+    for rule in rules:
+        name = type(rule).__name__
+        if isinstance(rule, PullRule):  # only for pulls, which are refused elsewhere
+            continue
+        if not rule.stacks:
+            raise EngineError(f"Stacked clients do not support {name}, a part of the strategy. {_REMEDY}")
+        for method in (method for method, value in vars(ClientRule).items() if isfunction(value)):
+            if method not in _RULE_METHODS and getattr(type(rule), method) is not getattr(ClientRule, method):
+                raise EngineError(
+                    f"{name}, a part of the strategy, overrides '{method}', which stacked clients ignore. {_REMEDY}"
+                )
+        if rule.own_model:
+            raise EngineError(f"{name}, a part of the strategy, has 'own_model', which stacked clients ignore. {_REMEDY}")
 
 
 def _refuse(module: LightningModule, local: LocalTraining, precision: str, detect_anomaly: bool) -> None:

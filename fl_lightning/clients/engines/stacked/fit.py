@@ -141,7 +141,13 @@ class StackedFit:
         """Return a rule's terms for each client."""
         sent = self._server.broadcast
         starts = [LocalStart(self._stack.trained_of(k), sent, job.kept) for k, job in enumerate(self._jobs)]
-        return [rule.begin(start) for start in starts]
+        terms = [rule.begin(start) for start in starts]
+        if any(terms) and not all(terms):
+            raise EngineError(
+                f"{type(rule).__name__}.begin turns the rule off for some clients of a stack, which stacked clients do not "
+                "support. Return terms for all clients or for none, or set 'federation.local.engine' to 'fabric' or 'trainer'."
+            )
+        return terms
 
     def _steps_done(self) -> bool:
         return 0 <= self._local.max_steps <= self._optimizer.num_steps
