@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from federations import Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import Attackers, ClipUpdate, Message, Quantize, ScaledUpdate, Sender, TopK
+from fl_lightning import Attackers, ClipUpdate, ConfigurationError, Message, Quantize, ScaledUpdate, Sender, TopK, Transform
 from fl_lightning.functional.keyed_noise import SecretKey
 
 
@@ -183,3 +184,54 @@ def test_routes_without_a_server(fl):
     status, text = small(fl, *options, "--model.init_args.loss=CrossEntropy")
     assert status == 1
     assert "Quantize changes the updates that clients send to the server, but on the route FedCyclic" in text
+
+
+class Answer(Transform):
+    """Returns something else than a message of the same length, or than the same change."""
+
+    def __init__(self, sent=None, received=None):
+        self.sent, self.received = sent, received
+
+    def apply(self, message, sender):
+        return message if self.sent is None else self.sent(message)
+
+    def receive(self, change, received, expected, draw, secret):
+        return change if self.received is None else self.received(change)
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (lambda message: replace(message, change=message.change.mean()), r"'change' is a float64 tensor of shape \(\)"),
+        (lambda message: replace(message, change=message.change[:1]), r"'change' is a float64 tensor of shape \(1,\)"),
+        (lambda message: [], "returned an object of the class list, but a Message is needed"),
+        (lambda message: message.change, r"returned a float64 tensor of shape \(67,\), but a Message is needed"),
+    ],
+)
+def test_a_message_that_would_be_broadcast_is_refused(sent, told):
+    """Of 67 parameters, a mean or the first number would be added to each."""
+    with pytest.raises(ConfigurationError, match=rf"Answer\.apply returned .*{told}|Answer\.apply {told}"):
+        federate(Plain(), 1, transforms=[Answer(sent)])
+
+
+@pytest.mark.parametrize(
+    ("received", "told"),
+    [
+        (lambda change: change.mean(), r"a float64 tensor of shape \(\)"),
+        (lambda change: change[:1], r"a float64 tensor of shape \(1,\)"),
+        (lambda change: change.float(), r"a float32 tensor of shape \(67,\)"),
+        (lambda change: 1.0, "an object of the class float"),
+    ],
+)
+def test_an_average_that_would_be_broadcast_is_refused(received, told):
+    with pytest.raises(ConfigurationError, match=rf"Answer\.receive returned {told}, but a float64 tensor of shape \(67,\)"):
+        federate(Plain(), 1, transforms=[Answer(received=received)])
+
+
+def test_a_forgotten_return_is_named():
+    class Forgets(Transform):
+        def apply(self, message, sender):
+            replace(message, change=2 * message.change)
+
+    with pytest.raises(ConfigurationError, match=r"Forgets\.apply returned None, but a Message is needed\. Return"):
+        federate(Plain(), 1, transforms=[Forgets()])

@@ -17,12 +17,14 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.functional.returned import described, require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.sums import Sums
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
 
+_REMEDY = "Return one number for each trained parameter, as in the change that the method gets."
 _ORDINARY = 2.0**14
 """The largest change that attackers learn from; the squares of many such changes still add up exactly."""
 
@@ -131,11 +133,7 @@ class Outbox:
         assert self._attack is not None
         draw = generator(self._seed, self._round_idx, update.client, "attack")
         change = self._attack.forge(self._change(update), crowd, draw)
-        if change.shape != self._start.shape:
-            raise ConfigurationError(
-                f"{type(self._attack).__name__} forged a change of shape {tuple(change.shape)} for client {update.client}, but "
-                f"the model has {self._start.numel()} parameters. Let 'forge' return a vector of the same shape as its input."
-            )
+        require_vector(change, self._size, f"{type(self._attack).__name__}.forge returned", _REMEDY)
         return self._transformed(self._with_change(update, change))
 
     def _transformed(self, update: ClientUpdate) -> ClientUpdate:
@@ -150,6 +148,7 @@ class Outbox:
             secret = self._secret.stream(f"transform {number}", self._round_idx, update.client, attempt=attempt)
             kept = self._memory.drawer(update.client, kept_by(number))
             message = transform.apply(message, Sender(update.client, self._round_idx, draw, kept, secret))
+            _require_message(transform, message, self._size)
         bytes_up = update.bytes_up - self._size * width + message.nbytes
         changed = self._with_change(replace(update, bytes_up=bytes_up), message.change)
         if not self._compresses:
@@ -164,6 +163,16 @@ class Outbox:
         state = update.snapshot.vector
         moved = (self._start + change.to(self._start)).to(state)
         return self._check(update.with_state(torch.cat([moved, state[self._size :]])))
+
+
+def _require_message(transform: Transform, message: object, size: int) -> None:
+    """Reject what is not a message, and a change that would be broadcast over the parameters."""
+    source = f"{type(transform).__name__}.apply returned"
+    if not isinstance(message, Message):
+        raise ConfigurationError(
+            f"{source} {described(message)}, but a Message is needed. Return 'dataclasses.replace(message, change=...)'."
+        )
+    require_vector(message.change, size, f"{source} a Message whose 'change' is", _REMEDY)
 
 
 def _names(transforms: Sequence[Transform], attack: ModelAttack | None) -> str:

@@ -1,4 +1,4 @@
-"""Apply the transforms of the server to the aggregate of a round."""
+"""Check the aggregate of a round, and apply the server's transforms to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.server.federation import Federation
+from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.transforms.base import Transform
 
 
@@ -20,7 +22,13 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
         aggregate: the strategy's result, shape (d,).
         received: the number of updates in it.
         expected: the number of expected updates.
+
+    Raises:
+        ConfigurationError: if the strategy or a transform returned another shape or dtype.
     """
+    method = "combine" if isinstance(parts.strategy, JointStrategy) else "aggregate"
+    remedy = "Return one number for each number of 'update.state', computed in float64 ('update.state.double()')."
+    require_vector(aggregate, parts.server.size, f"{type(parts.strategy).__name__}.{method} returned", remedy, torch.float64)
     size = parts.server.num_parameters
     start: Tensor | None = None
     for number, transform in enumerate(parts.transforms):
@@ -30,5 +38,7 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
         draw = generator(parts.seed, round_idx, "server", "transform", number)
         secret = parts.privacy.secret.stream(f"transform {number}", round_idx)
         changed = transform.receive(aggregate[:size] - start.to(aggregate), received, expected, draw, secret)
+        remedy = "Return one number for each number of 'change', in float64."
+        require_vector(changed, size, f"{type(transform).__name__}.receive returned", remedy, torch.float64)
         aggregate = torch.cat([start.to(changed) + changed, aggregate[size:]])
     return aggregate
