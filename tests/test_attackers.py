@@ -34,6 +34,7 @@ from fl_lightning import (
     GaussianUpdate,
     InnerProductManipulation,
     Krum,
+    LabelAttack,
     LocalTraining,
     ModelAttack,
     PermutedLabels,
@@ -261,9 +262,49 @@ class WrongLength(ModelAttack):
 
 def test_a_forged_change_of_another_length_is_named():
     with pytest.raises(
-        ConfigurationError, match=r"WrongLength\.forge returned a float64 tensor of shape \(66,\), but .* \(67,\)"
+        ConfigurationError, match=r"WrongLength\.forge returned a tensor of shape \(66,\) in float64, but .* \(67,\)"
     ):
         federate(Plain(), 1, attackers=Attackers(clients=[1], model=WrongLength()))
+
+
+class InPlace(LabelAttack):
+    """Swaps classes 0 and 1 in the labels that it is given, and returns what it is told to."""
+
+    def __init__(self, returns=lambda labels: labels):
+        self.returns = returns
+
+    def change(self, labels, num_classes, generator):
+        zeros, ones = labels == 0, labels == 1
+        labels[zeros], labels[ones] = 1, 0
+        return self.returns(labels)
+
+
+def mislabelled(attack):
+    data = FederatedDataModule(Blobs(shuffle=False), Consecutive())
+    data.setup("fit")
+    before = data.label_counts()
+    data.mislabel({1: attack}, 0)
+    return before, data
+
+
+def test_labels_that_an_attack_changes_in_place_count():
+    before, data = mislabelled(InPlace())
+    expected = before.clone()
+    expected[1] = before[1, [1, 0, 2]]
+    assert before[1, 0] != before[1, 1]
+    assert torch.equal(data.label_counts(), expected)
+    seen = torch.cat([labels for _, labels in data.client(1, 0).train_dataloader()])
+    assert torch.equal(torch.bincount(seen, minlength=3), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("returns", "told"),
+    [(lambda labels: None, "None"), (lambda labels: labels[:1], r"a tensor of shape \(1,\) in int64")],
+)
+def test_labels_that_an_attack_does_not_return_are_named(returns, told):
+    _, data = mislabelled(InPlace(returns))
+    with pytest.raises(ConfigurationError, match=rf"InPlace\.change returned {told}, but a tensor of shape \(20,\) is needed"):
+        data.label_counts()
 
 
 def test_classes_that_are_not_there():

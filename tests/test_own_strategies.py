@@ -37,11 +37,11 @@ class JointAnswer(FedMedian):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda state: state[:-1], rf"a float64 tensor of shape \({SIZE - 1},\)"),
-        (lambda state: torch.cat([state, state]), rf"a float64 tensor of shape \({2 * SIZE},\)"),
-        (lambda state: state.mean(), r"a float64 tensor of shape \(\)"),
-        (lambda state: state[None], rf"a float64 tensor of shape \(1, {SIZE}\)"),
-        (lambda state: state.float(), rf"a float32 tensor of shape \({SIZE},\)"),
+        (lambda state: state[:-1], rf"a tensor of shape \({SIZE - 1},\) in float64"),
+        (lambda state: torch.cat([state, state]), rf"a tensor of shape \({2 * SIZE},\) in float64"),
+        (lambda state: state.mean(), r"a tensor of shape \(\) in float64"),
+        (lambda state: state[None], rf"a tensor of shape \(1, {SIZE}\) in float64"),
+        (lambda state: state.float(), rf"a tensor of shape \({SIZE},\) in float32"),
         (lambda state: None, "None"),
     ],
 )

@@ -202,10 +202,10 @@ class Answer(Transform):
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (lambda message: replace(message, change=message.change.mean()), r"'change' is a float64 tensor of shape \(\)"),
-        (lambda message: replace(message, change=message.change[:1]), r"'change' is a float64 tensor of shape \(1,\)"),
+        (lambda message: replace(message, change=message.change.mean()), r"'change' is a tensor of shape \(\) in float64"),
+        (lambda message: replace(message, change=message.change[:1]), r"'change' is a tensor of shape \(1,\) in float64"),
         (lambda message: [], "returned an object of the class list, but a Message is needed"),
-        (lambda message: message.change, r"returned a float64 tensor of shape \(67,\), but a Message is needed"),
+        (lambda message: message.change, r"returned a tensor of shape \(67,\) in float64, but a Message is needed"),
     ],
 )
 def test_a_message_that_would_be_broadcast_is_refused(sent, told):
@@ -217,9 +217,9 @@ def test_a_message_that_would_be_broadcast_is_refused(sent, told):
 @pytest.mark.parametrize(
     ("received", "told"),
     [
-        (lambda change: change.mean(), r"a float64 tensor of shape \(\)"),
-        (lambda change: change[:1], r"a float64 tensor of shape \(1,\)"),
-        (lambda change: change.float(), r"a float32 tensor of shape \(67,\)"),
+        (lambda change: change.mean(), r"a tensor of shape \(\) in float64"),
+        (lambda change: change[:1], r"a tensor of shape \(1,\) in float64"),
+        (lambda change: change.float(), r"a tensor of shape \(67,\) in float32"),
         (lambda change: 1.0, "an object of the class float"),
     ],
 )

@@ -22,7 +22,7 @@ class LabelAttack(ChecksTypes, ABC):
         """Return the labels on which the client trains.
 
         Args:
-            labels: the true labels, int64, shape (n,).
+            labels: the true labels, int64, shape (n,): a copy, which may be changed in place.
             num_classes: the number of classes C, at least 2.
             generator: the client's own random numbers.
 

@@ -25,6 +25,7 @@ from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import Part
 
@@ -155,7 +156,10 @@ class ClientDatasets:
         labels = believed = self.all_labels()[self.part(part)[client]]
         if client in self._wrong:
             draw = generator(self._wrong_seed, client, "wrong labels", part)
-            believed = self._wrong[client].change(labels, self.num_classes(), draw)
+            attack = self._wrong[client]
+            believed = attack.change(labels.clone(), self.num_classes(), draw)  # a copy, which it may change in place
+            remedy = "Return the labels on which the client trains, one for each of its examples."
+            require_vector(believed, labels.numel(), f"{type(attack).__name__}.change returned", remedy)
         stamped = self._stamped(client, part)
         if stamped is not None:
             believed = torch.where(stamped, self._backdoors[client].target, believed)

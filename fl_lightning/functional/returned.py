@@ -30,7 +30,7 @@ def require_vector(value: object, size: int, source: str, remedy: str, dtype: to
 def described(value: object) -> str:
     """Return a returned value in words: its shape and dtype, or its class."""
     if isinstance(value, Tensor):
-        return f"a {_short(value.dtype)} tensor of shape {tuple(value.shape)}"
+        return f"a tensor of shape {tuple(value.shape)} in {_short(value.dtype)}"
     return "None" if value is None else f"an object of the class {type(value).__name__}"
 
 
