@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import torch
 from federations import CLASSES, Blobs, Consecutive, Plain, every_round, network
 from torchmetrics import MeanMetric
@@ -86,6 +87,29 @@ class Broken(Uneven):
         return super().training_step(batch, batch_idx)
 
 
+class Unseeded(Consecutive):
+    """Draws other examples in each process."""
+
+    def partition(self, num_examples, labels):
+        order = torch.from_numpy(np.random.default_rng().permutation(num_examples))
+        return [order[part] for part in super().partition(num_examples, labels)]
+
+
+class OfThisRank(AdaFed):
+    """Remembers the weights of the clients that this rank has trained, and scales the average by them."""
+
+    def start_round(self, start):
+        super().start_round(start)
+        self.seen = 0.0
+
+    def accumulate(self, update, sums):
+        self.seen += update.client
+        return super().accumulate(update, sums)
+
+    def aggregate(self, sums):
+        return super().aggregate(sums) * (1 + 1e-12 * self.seen)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)
@@ -96,6 +120,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--module", default="task")
     parser.add_argument("--engine", default="trainer")
+    parser.add_argument("--mistake", default="", choices=["partition", "state"])
     parser.add_argument("--asynchronous", action="store_true")
     args = parser.parse_args()
 
@@ -107,7 +132,7 @@ def main() -> None:
     else:
         module, metric = (Broken if args.module == "broken" else Uneven)(momentum=0.9), "val_acc"
     federation = FederatedOrchestrator(
-        AdaFed(metric),
+        (OfThisRank if args.mistake == "state" else AdaFed)(metric),
         LocalTraining(max_epochs=2, threads=1, engine=args.engine),
         server_optimizer=lambda p: torch.optim.SGD(p, lr=0.9, momentum=0.5),
         clients_per_round=0.7 if args.module == "task" and not args.asynchronous else 1.0,
@@ -124,7 +149,8 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = FederatedDataModule(Blobs(n=61), Consecutive((7, 20, 13, 9, 12)))
+    partitioner = Unseeded if args.mistake == "partition" else Consecutive
+    data = FederatedDataModule(Blobs(n=61), partitioner((7, 20, 13, 9, 12)))
     trainer.fit(module, data, ckpt_path=str(args.folder / "last.ckpt") if args.resume else None)
     if trainer.is_global_zero:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if "seconds" not in name}

@@ -214,6 +214,21 @@ def test_an_error_on_one_rank_ends_all(tmp_path):
     assert "ZeroDivisionError: in one client" in ended["stderr"]
 
 
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("partition", "DataError: Unseeded gives the clients other examples on rank 1 than on rank 0. Draw from a generator"),
+        ("state", "ConfigurationError: OfThisRank.aggregate returned another state on rank 1 than on rank 0 in round 0."),
+    ],
+)
+def test_ranks_that_differ_end_with_one_error(mistake, message, tmp_path):
+    """The same on both ranks; one rank alone trains without an error."""
+    script = [str(SCRIPT), f"--folder={tmp_path}", f"--out={tmp_path / 'out'}", "--module=plain", f"--mistake={mistake}"]
+    said = launch([*script, "--ranks=2", "--rounds=2"], 120, tmp_path, expect=1, ranks=2)
+    assert said.count(message) == 2
+    launch([*script, "--rounds=2"], 120, tmp_path)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
     """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank."""

@@ -32,6 +32,7 @@ from fl_lightning.server.checks.federation import check_federation
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import warn_unprotected
+from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
@@ -180,6 +181,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self.pool is not None:
             self._cleanup.callback(self.pool.close)
             data.meet(self.pool.open(trainer, self))
+        require_same_partition(trainer, data)
         check_federation(self, trainer, data)
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)

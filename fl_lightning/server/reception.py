@@ -8,6 +8,7 @@ from torch import Tensor
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
+from fl_lightning.server.checks.ranks import require_same_state
 from fl_lightning.server.federation import Federation
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.transforms.base import Transform
@@ -24,11 +25,13 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
         expected: the number of expected updates.
 
     Raises:
-        ConfigurationError: if the strategy or a transform returned another shape or dtype.
+        ConfigurationError: if the strategy or a transform returned another shape or dtype, or if ranks differ.
     """
     method = "combine" if isinstance(parts.strategy, JointStrategy) else "aggregate"
+    source = f"{type(parts.strategy).__name__}.{method}"
     remedy = "Return one number for each number of 'update.state', computed in float64 ('update.state.double()')."
-    require_vector(aggregate, parts.server.size, f"{type(parts.strategy).__name__}.{method} returned", remedy, torch.float64)
+    require_vector(aggregate, parts.server.size, f"{source} returned", remedy, torch.float64)
+    require_same_state(parts.comm, aggregate, source, round_idx)
     size = parts.server.num_parameters
     start: Tensor | None = None
     for number, transform in enumerate(parts.transforms):

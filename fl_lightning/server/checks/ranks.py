@@ -1,0 +1,57 @@
+"""Compare what every rank computes for itself: ranks that differ would train different models without an error."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from fl_lightning.collectives import Collectives
+from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, DataError
+
+
+def require_same_partition(trainer: Trainer, data: FederatedDataModule) -> None:
+    """Refuse clients that have other examples on another rank.
+
+    Raises:
+        DataError: on every rank, naming the partitioner.
+    """
+    comm = Collectives(trainer)
+    if comm.size == 1:
+        return
+    other = _first_other(comm.gather(data.indices.digest()))
+    if other is not None:
+        name = type(data.partitioner).__name__ if data.has_one_set else type(data).__name__
+        raise DataError(
+            f"{name} gives the clients other examples on rank {other} than on rank 0. Draw from a generator with a fixed seed, "
+            "such as 'torch.Generator().manual_seed(self.seed)', and read the examples in the same order on every rank."
+        )
+
+
+def require_same_state(comm: Collectives, state: Tensor, source: str, round_idx: int) -> None:
+    """Refuse a new state that differs between ranks.
+
+    Args:
+        comm: the ranks.
+        state: the state on this rank, float64, shape (d,).
+        source: the method that returned it, such as 'FedAvg.aggregate'.
+        round_idx: the communication round, from 0.
+
+    Raises:
+        ConfigurationError: on every rank, naming the method.
+    """
+    if comm.size == 1:
+        return
+    other = _first_other(comm.gather(int(state.view(torch.int64).sum())))  # the sum of the bits, modulo 2**64
+    if other is not None:
+        raise ConfigurationError(
+            f"{source} returned another state on rank {other} than on rank 0 in round {round_idx}. 'accumulate' runs only on "
+            "the rank that trained the client, so attributes that it sets differ between ranks: pass on what it learns with "
+            "'sums.add', which adds over all ranks. Draw random numbers from a generator with a fixed seed."
+        )
+
+
+def _first_other(values: list[object]) -> int | None:
+    """Return the first rank whose value is not that of rank 0; None if all are equal."""
+    return next((rank for rank, value in enumerate(values) if value != values[0]), None)
