@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from federations import Plain, federate
+from federations import SIZES, Plain, federate, same_bits, weights
 
-from fl_lightning import ConfigurationError, FedAvg, FedMedian
+from fl_lightning import ClientError, ConfigurationError, FedAvg, FedMedian, SecureAggregation, WeightedAverage
+from fl_lightning.functional.sums import Sums
 
 SIZE = 4 * 8 + 8 + 8 * 3 + 3
 """The numbers of Plain: two linear layers."""
@@ -49,3 +50,63 @@ def test_a_new_state_of_another_shape_is_refused(kind, method, change, told):
     wanted = rf"{kind.__name__}\.{method} returned {told}, but a float64 tensor of shape \({SIZE},\) is needed\. Return"
     with pytest.raises(ConfigurationError, match=wanted):
         federate(Plain(), 1, strategy=kind(change))
+
+
+class Scaled(WeightedAverage):
+    """FedAvg with all weights multiplied by a power of two, which is exact."""
+
+    def __init__(self, exponent=0):
+        self.factor = 2.0**exponent
+
+    def weight(self, update):
+        return self.factor * update.num_examples
+
+
+def averaged_by(strategy, **settings):
+    torch.manual_seed(3)
+    module = Plain()
+    federate(module, 2, strategy=strategy, **settings)
+    return weights(module)
+
+
+def test_the_scale_of_weights_cancels():
+    """Weights of 1e-16 used to be off by 1e-4, and weights of 1e-19 made all parameters multiples of 0.5."""
+    expected = averaged_by(Scaled())
+    assert same_bits(averaged_by(FedAvg()), expected)
+    for exponent in (-30, -40, -53, -63, -100, -400, -800):
+        found = averaged_by(Scaled(exponent))
+        assert all(torch.allclose(found[name], expected[name], 0, 1e-6) for name in expected), exponent
+
+
+def test_a_light_weight_beside_a_heavy_one_counts_by_its_share():
+    class Unequal(Scaled):
+        def weight(self, update):
+            return 1.0 if update.client else 1e-300
+
+    class Without(Scaled):
+        def weight(self, update):
+            return float(update.client > 0)
+
+    assert same_bits(averaged_by(Unequal()), averaged_by(Without()))
+
+
+@pytest.mark.parametrize("values", [3.0, torch.tensor([3.0, -1.25])])
+@pytest.mark.parametrize("weight", [1e-7, 1e-11, 1.4e-11, 1e-20, 1e-40, -1e-20, 1e-250])
+def test_sums_with_a_light_weight_keep_their_digits(values, weight):
+    sums, other = Sums(), Sums()
+    for one in (sums, other):
+        one.add("n", values, weight)
+    sums.add("n", values, 2 * weight)
+    sums.merge(other)
+    expected = torch.as_tensor(values, dtype=torch.float64).reshape(-1) * 4 * weight
+    assert torch.allclose(sums.value("n"), expected, rtol=2.0**-25, atol=0)
+
+
+def test_masked_weights_that_are_too_small_are_refused():
+    """Masks need the same sums from all clients, so weights of another size cannot have sums of their own."""
+    total = sum(SIZES) * 2.0**-50
+    message = rf"The weights of Scaled add up to {total:.3g}, but .* Multiply the weights of all clients"
+    with pytest.raises(ClientError, match=message):
+        averaged_by(Scaled(-50), secure_aggregation=SecureAggregation())
+    masked, plain = averaged_by(Scaled(-30), secure_aggregation=SecureAggregation()), averaged_by(Scaled())
+    assert all(torch.allclose(masked[name], plain[name], 0, 1e-6) for name in plain)

@@ -17,6 +17,12 @@ _PRECISE = 37
 _TIER = 12
 _DEEPEST = 80
 """The last tier in either direction: 2**(12 * 80) is still a float64."""
+_LIGHT = -36
+"""Weights below 2**_LIGHT would lose digits on the finest grid, whose steps are 2**-62."""
+_SPAN = 5
+"""The tiers that the two integers of the finest grid cover together."""
+_LIGHTEST = 14 * _SPAN
+"""The last tier, after which numbers would leave the range of float64; weights below 1e-260 vanish."""
 
 Loads = dict[tuple[str, int], list[tuple[int, float, bool]]]
 """By name and tier, for each piece of a vector: its length, the load of its low integers, whether it has high ones."""
@@ -64,9 +70,13 @@ def grid_of(magnitudes: Sequence[tuple[int, float]], buffers: int, largest: floa
         largest: the largest expected weight; None if it is unknown.
 
     Returns:
-        None if no grid can be determined beforehand.
+        None if no grid can be determined beforehand, or if the weights are so small that they need their own.
     """
-    if largest is None or not 0 < largest < math.inf or not all(math.isfinite(value) for _, value in magnitudes):
+    if (
+        largest is None
+        or not 2.0 ** (_LIGHT + _TIER) <= largest < math.inf
+        or not all(math.isfinite(value) for _, value in magnitudes)
+    ):
         return None
     pieces: list[tuple[int, float | None]] = []
     for size, value in magnitudes:
@@ -83,9 +93,14 @@ class Sums:
     Args:
         device: the device of the sums; the CPU replaces a device without float64 (Apple's GPUs).
         grids: the grids by name, for sums whose size is known beforehand.
+        for_masks: whether masks will be added, which need the same sums from every client. Weights below 2**-36 then lose
+            digits; otherwise they are summed separately.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", grids: Mapping[str, Grid] | None = None) -> None:
+    def __init__(
+        self, device: torch.device | str = "cpu", grids: Mapping[str, Grid] | None = None, for_masks: bool = False
+    ) -> None:
+        self.for_masks = for_masks
         self.device = torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
         self._grids = dict(grids or {})
         self._sums: dict[tuple[str, int], _Vector] = {}
@@ -98,7 +113,7 @@ class Sums:
             ClientError: if a value is not finite, or the sum would become too large; the sum is unchanged.
         """
         grid = self._grids.get(name)
-        tier = 0 if grid is None else grid.tier(weight)
+        tier = grid.tier(weight) if grid is not None else 0 if self.for_masks else _light_tier(weight)
         key, weight = (name, tier), weight * 2.0 ** (_TIER * tier)
         if isinstance(values, float | int) and key not in self._sums and (grid is None or grid.pieces == ((1, None),)):
             self._numbers.setdefault(key, ExactNumber()).add(values, weight)
@@ -123,7 +138,8 @@ class Sums:
 
     def resolves(self, name: str, weight: float) -> bool:
         """Return whether a summand of this weight, > 0, and magnitude 1 keeps 37 bits of the sum of that name."""
-        return name in self._grids or 2.0 ** (_PRECISE - FRACTION) <= weight <= 2.0**_PRECISE
+        lightest = 2.0 ** (_PRECISE - FRACTION) if self.for_masks else 0.0
+        return name in self._grids or lightest <= weight <= 2.0**_PRECISE
 
     def merge(self, other: Sums) -> None:
         """Add another's sums, name by name; they may be masked."""
@@ -197,6 +213,14 @@ class Sums:
             for part, ranks in zip(vector.parts, zip(*known, strict=True), strict=True):
                 part.ready(sum(load for _, load, _ in ranks), any(high for _, _, high in ranks))
             yield from vector.integers()
+
+
+def _light_tier(weight: float) -> int:
+    """Return the tier of a weight on the finest grid: 0 unless the weight is light."""
+    exponent = math.frexp(weight)[1]
+    if exponent > _LIGHT or not weight:
+        return 0
+    return min(_LIGHTEST, _SPAN * ((_LIGHT - exponent) // (_SPAN * _TIER) + 1))
 
 
 class _Vector:

@@ -45,7 +45,7 @@ class UpdateBuffer:
     def __init__(self, federation: Federation, draw: RoundPlan, round_idx: int) -> None:
         trainer, self._comm = federation.trainer, federation.comm
         self._strategy = federation.strategy
-        self._server, self._sums = federation.server, Sums(trainer.strategy.root_device)
+        self._server = federation.server
         self._kept: list[ClientUpdate] = []
         self._store: UpdateStore | None = None
         needed = len(draw.clients) * federation.server.nbytes(upward=True)
@@ -54,6 +54,7 @@ class UpdateBuffer:
         secure = federation.secure_aggregation
         everyone = sorted({*draw.clients, *draw.lost, *draw.epochs})  # including stragglers, which may be dropped
         self._masked = None if secure is None else secure.begin_round(everyone, federation.seed, round_idx)
+        self._sums = Sums(trainer.strategy.root_device, for_masks=self._masked is not None)
         self._delivered: list[int] = []  # on this rank, masked
 
     def begin(self, examples: Sequence[int]) -> None:
@@ -97,7 +98,7 @@ class UpdateBuffer:
         """Compute the strategy's summands for the client itself, and add them masked."""
         assert self._masked is not None
         assert isinstance(self._strategy, RunningStrategy)
-        own = Sums(self._sums.device)
+        own = Sums(self._sums.device, for_masks=True)
         weight = self._strategy.accumulate(update, own)
         if not own.sizes():  # excluded by the strategy: it sends nothing, as if it had dropped out
             return replace(update, weight=weight)

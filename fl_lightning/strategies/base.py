@@ -200,6 +200,8 @@ class JointStrategy(Strategy, ABC):
 _LARGEST = 2.0**36
 _SMALLEST = 2.0**-60
 """Weights below it may vanish in the sum."""
+_LEAST = 2.0**-36
+"""With secure aggregation, a smaller total would leave the average too few digits."""
 
 
 class WeightedAverage(RunningStrategy):
@@ -245,8 +247,19 @@ class WeightedAverage(RunningStrategy):
         return weight
 
     def aggregate(self, sums: Sums) -> Tensor:
-        """Return the weighted average, or the plain average if every weight is 0."""
-        prefix = "" if sums.scalar("weight") > 0 else "plain "
+        """Return the weighted average, or the plain average if every weight is 0.
+
+        Raises:
+            ClientError: if masked weights are too small to be summed.
+        """
+        total = sums.scalar("weight")
+        if sums.for_masks and 0 < total < _LEAST:
+            raise ClientError(
+                f"The weights of {type(self).__name__} add up to {total:.3g}, but 'federation.secure_aggregation' needs "
+                f"{_LEAST:.3g} or more to sum them precisely. Multiply the weights of all clients by the same large factor, "
+                "which cancels in the average."
+            )
+        prefix = "" if total > 0 else "plain "
         return sums.take(f"{prefix}state").div_(sums.scalar(f"{prefix}weight"))
 
 
