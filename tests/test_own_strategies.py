@@ -6,7 +6,7 @@ import pytest
 import torch
 from federations import SIZES, Plain, federate, same_bits, weights
 
-from fl_lightning import ClientError, ConfigurationError, FedAvg, FedMedian, SecureAggregation, WeightedAverage
+from fl_lightning import ClientError, ConfigurationError, FedAvg, FedMedian, SecureAggregation, ServerRoute, WeightedAverage
 from fl_lightning.functional.sums import Sums
 
 SIZE = 4 * 8 + 8 + 8 * 3 + 3
@@ -110,3 +110,19 @@ def test_masked_weights_that_are_too_small_are_refused():
         averaged_by(Scaled(-50), secure_aggregation=SecureAggregation())
     masked, plain = averaged_by(Scaled(-30), secure_aggregation=SecureAggregation()), averaged_by(Scaled())
     assert all(torch.allclose(masked[name], plain[name], 0, 1e-6) for name in plain)
+
+
+SAVES = {"state_dict": lambda self: {"momentum": 1.0}}
+LOADS = {"load_state_dict": lambda self, state: None}
+
+
+@pytest.mark.parametrize(("setting", "base"), [("strategy", FedAvg), ("strategy", FedMedian), ("route", ServerRoute)])
+@pytest.mark.parametrize(("methods", "missing"), [(SAVES, "load_state_dict"), (LOADS, "state_dict")])
+def test_half_of_a_saved_state_is_refused(setting, base, methods, missing):
+    half = type("Half", (base,), methods)()
+    with pytest.raises(ConfigurationError, match=f"Half defines '{next(iter(methods))}' but not '{missing}', so a resumed run"):
+        federate(Plain(), 1, **{setting: half})
+
+
+def test_a_state_that_is_saved_and_restored_is_accepted():
+    federate(Plain(), 1, strategy=type("Whole", (FedAvg,), SAVES | LOADS)())

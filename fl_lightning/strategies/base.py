@@ -104,7 +104,10 @@ class Strategy(ChecksTypes):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to save in a checkpoint: tensors and plain Python types only. Empty for a stateless strategy."""
+        """Return the state to save in a checkpoint: tensors and plain Python types only. Empty for a stateless strategy.
+
+        Override :meth:`load_state_dict` as well.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

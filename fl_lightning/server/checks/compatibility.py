@@ -43,6 +43,22 @@ def federated_data(trainer: Trainer) -> FederatedDataModule:
     return data
 
 
+def check_state(part: Strategy | Route) -> None:
+    """Refuse a strategy or route that saves a state without restoring it, which a resumed run would lose.
+
+    Raises:
+        ConfigurationError: naming the missing method.
+    """
+    base = Strategy if isinstance(part, Strategy) else Route
+    saves, loads = (getattr(type(part), name) is not getattr(base, name) for name in ("state_dict", "load_state_dict"))
+    if saves != loads:
+        own, missing = ("state_dict", "load_state_dict") if saves else ("load_state_dict", "state_dict")
+        raise ConfigurationError(
+            f"{type(part).__name__} defines '{own}' but not '{missing}', so a resumed run would lose its state. Define both: "
+            "'load_state_dict(state)' restores the attributes that 'state_dict()' returns."
+        )
+
+
 def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedDataModule, trainer: Trainer) -> None:
     """Refuse a strategy whose metrics cannot be computed, or whose clients would train with other settings.
 

@@ -13,6 +13,7 @@ from fl_lightning.server.checks.compatibility import (
     check_faults,
     check_route,
     check_server_optimizer,
+    check_state,
     check_strategy,
     check_uplink,
 )
@@ -32,6 +33,7 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
     limits_steps = settings.asynchronous is None  # otherwise slow clients end later
     availability = settings.availability if limits_steps else replace(settings.availability, slow=0.0)
     for part in (settings.route, settings.strategy):
+        check_state(part)
         check_cohort(part, settings.local, data.num_clients, settings.clients_per_round)
         check_faults(settings.faults, availability, part, settings.local, data.num_clients, settings.clients_per_round)
     check_uplink(settings.attackers, settings.transforms, settings.route)
