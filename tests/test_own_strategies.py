@@ -6,8 +6,18 @@ import pytest
 import torch
 from federations import SIZES, Plain, federate, same_bits, weights
 
-from fl_lightning import ClientError, ConfigurationError, FedAvg, FedMedian, SecureAggregation, ServerRoute, WeightedAverage
+from fl_lightning import (
+    ClientError,
+    ConfigurationError,
+    FedAvg,
+    FedMedian,
+    RunningStrategy,
+    SecureAggregation,
+    ServerRoute,
+    WeightedAverage,
+)
 from fl_lightning.functional.sums import Sums
+from fl_lightning.strategies.filtering import FilteringStrategy
 
 SIZE = 4 * 8 + 8 + 8 * 3 + 3
 """The numbers of Plain: two linear layers."""
@@ -126,3 +136,51 @@ def test_half_of_a_saved_state_is_refused(setting, base, methods, missing):
 
 def test_a_state_that_is_saved_and_restored_is_accepted():
     federate(Plain(), 1, strategy=type("Whole", (FedAvg,), SAVES | LOADS)())
+
+
+class TensorWeight(WeightedAverage):
+    def weight(self, update):
+        return torch.tensor(float(update.num_examples))
+
+
+class TensorSums(RunningStrategy):
+    def accumulate(self, update, sums):
+        weight = torch.tensor(float(update.num_examples))
+        sums.add("state", update.state, weight=weight)
+        sums.add("weight", 1.0, weight=weight)
+        return weight
+
+    def aggregate(self, sums):
+        return sums.take("state") / sums.scalar("weight")
+
+
+def filtering(answer):
+    return type("Filter", (FilteringStrategy,), {"weights": lambda self, products, examples: answer(examples)})()
+
+
+@pytest.mark.parametrize("strategy", [TensorWeight(), TensorSums(), filtering(lambda examples: examples.tolist())])
+def test_weights_may_be_tensors_or_lists(strategy):
+    found, expected = averaged_by(strategy), averaged_by(FedAvg())
+    assert all(torch.allclose(found[name], expected[name], 0, 1e-6) for name in expected)
+
+
+def with_method(base, name, change):
+    own = getattr(base, name)
+    return type("Own", (base,), {name: lambda self, *args: change(own(self, *args))})()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (with_method(FedAvg, "weight", lambda _: torch.ones(2)), r"Own\.weight returns a tensor of shape \(2,\) in float32"),
+        (with_method(FedAvg, "weight", lambda _: "much"), r"Own\.weight returns an object of the class str, but"),
+        (with_method(FedAvg, "accumulate", lambda _: None), r"Own\.accumulate returned None, .* Return the update's weight"),
+        (with_method(FedMedian, "combine", lambda both: both[0]), r"Own\.combine returned a tensor .* Return both"),
+        (with_method(FedMedian, "combine", lambda both: None), r"Own\.combine returned None, but a new state and a list"),
+        (filtering(lambda examples: examples[1:]), r"Filter\.weights returned a tensor of shape \(2,\) .* \(3,\) is needed"),
+        (filtering(lambda examples: None), r"Filter\.weights returned None, but a tensor of shape \(3,\)"),
+    ],
+)
+def test_weights_that_are_missing_are_named(strategy, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Plain(), 1, strategy=strategy)

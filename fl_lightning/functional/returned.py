@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,23 @@ def require_vector(value: object, size: int, source: str, remedy: str, dtype: to
         return
     kind = "" if dtype is None else f"{_short(dtype)} "
     raise ConfigurationError(f"{source} {described(value)}, but a {kind}tensor of shape ({size},) is needed. {remedy}")
+
+
+def as_number(value: Any, source: str, remedy: str) -> float:
+    """Return a number, also from a tensor of one number.
+
+    Args:
+        value: the returned value.
+        source: the method and the verb, as in :func:`require_vector`.
+        remedy: the fix, a sentence.
+
+    Raises:
+        ConfigurationError: naming the method and the value.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigurationError(f"{source} {described(value)}, but must return a number. {remedy}") from None
 
 
 def described(value: object) -> str:

@@ -112,7 +112,7 @@ class Sums:
         Raises:
             ClientError: if a value is not finite, or the sum would become too large; the sum is unchanged.
         """
-        grid = self._grids.get(name)
+        grid, weight = self._grids.get(name), float(weight)
         tier = grid.tier(weight) if grid is not None else 0 if self.for_masks else _light_tier(weight)
         key, weight = (name, tier), weight * 2.0 ** (_TIER * tier)
         if isinstance(values, float | int) and key not in self._sums and (grid is None or grid.pieces == ((1, None),)):

@@ -19,7 +19,7 @@ from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.privacy.round import RoundPrivacy
 from fl_lightning.server.reception import receive
-from fl_lightning.server.round_result import RoundResult, as_one, require_weights, shared_out, too_few, with_shares
+from fl_lightning.server.round_result import RoundResult, as_one, shared_out, state_and_weights, too_few, with_shares
 from fl_lightning.server.round_scores import RoundScores
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
@@ -298,8 +298,7 @@ class FederationRound(Cohort):
             snapshots = [lambda m=model: Snapshot(m(), counters) for model in models]
             return self._scores.spread(snapshots, strategy.worth_metric)
 
-        aggregate, weights = strategy.combine(everyone, scorer)
-        require_weights(strategy, everyone, weights)
+        aggregate, weights = state_and_weights(strategy, everyone, strategy.combine(everyone, scorer))
         moved = self._buffer.moved_together(everyone, weights)
         self._buffer.wait_until_read()
         handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.functional.returned import described
 from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -57,17 +59,26 @@ def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
     return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
 
 
-def require_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> None:
-    """Reject invalid weights.
+def state_and_weights(strategy: JointStrategy, updates: Sequence[ClientUpdate], answer: Any) -> tuple[Tensor, list[float]]:
+    """Return the answer of a strategy's ``combine`` after checking it, except for the state's shape.
 
     Raises:
+        ConfigurationError: if the answer is not a state and weights.
         ClientError: if the weights are invalid; it names the strategy.
     """
+    name = type(strategy).__name__
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Sequence | Tensor)):
+        raise ConfigurationError(
+            f"{name}.combine returned {described(answer)}, but a new state and a list of weights are needed. Return both, for "
+            "example 'return state, [1.0] * len(updates)'."
+        )
+    weights = [float(weight) for weight in answer[1]]
     if len(weights) != len(updates) or not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise ClientError(
-            f"{type(strategy).__name__} gave {len(updates)} updates the weights {list(weights)[:5]}. Return one weight for "
-            "each update from its 'combine', finite and 0 or above."
+            f"{name} gave {len(updates)} updates the weights {weights[:5]}. Return one weight for each update from its "
+            "'combine', finite and 0 or above."
         )
+    return answer[0], weights
 
 
 def too_few(

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.returned import as_number
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.sampling import RoundPlan
@@ -31,6 +32,11 @@ def averages_targets(strategy: JointStrategy) -> bool:
     They do if it averages models, unless it measures models of its own making, which would not contain these tensors.
     """
     return strategy.averages and strategy.worth_metric is None
+
+
+def _accumulate(strategy: RunningStrategy, update: ClientUpdate, sums: Sums) -> float:
+    source = f"{type(strategy).__name__}.accumulate returned"
+    return as_number(strategy.accumulate(update, sums), source, "Return the update's weight, for the log.")
 
 
 class UpdateBuffer:
@@ -81,7 +87,7 @@ class UpdateBuffer:
         if isinstance(self._strategy, RunningStrategy):
             if self._masked is not None:
                 return self._masked_in(update)
-            weight = self._strategy.accumulate(update, self._sums)
+            weight = _accumulate(self._strategy, update, self._sums)
             before = self._server.tensors() if moved else {}
             for name, tensor in moved.items():
                 change = to_float64(tensor) - to_float64(before[name].to(tensor.device))
@@ -99,7 +105,7 @@ class UpdateBuffer:
         assert self._masked is not None
         assert isinstance(self._strategy, RunningStrategy)
         own = Sums(self._sums.device, for_masks=True)
-        weight = self._strategy.accumulate(update, own)
+        weight = _accumulate(self._strategy, update, own)
         if not own.sizes():  # excluded by the strategy: it sends nothing, as if it had dropped out
             return replace(update, weight=weight)
         self._masked.mask(update.client, own)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fl_lightning.argument_types import ChecksTypes
-from fl_lightning.errors import ClientError, ConfigurationError
+from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.returned import as_number
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -221,15 +222,14 @@ class WeightedAverage(RunningStrategy):
 
         Raises:
             ClientError: if the weight is negative or not finite.
-            ConfigurationError: if there is no weight.
+            ConfigurationError: if the weight is not a number.
         """
         assert update.state is not None
-        weight = self.weight(update)
-        if weight is None:
-            raise ConfigurationError(
-                f"{type(self).__name__}.weight returns None, but must return a number. 'update.score' is known only if the "
-                "constructor sets 'metric'; 'local_score' needs 'local_metric', and 'global_score' needs 'global_metric'."
-            )
+        remedy = (
+            "'update.score' is known only if the constructor sets 'metric'; 'local_score' needs 'local_metric', and "
+            "'global_score' needs 'global_metric'."
+        )
+        weight = as_number(self.weight(update), f"{type(self).__name__}.weight returns", remedy)
         if not (math.isfinite(weight) and weight >= 0):
             raise ClientError(
                 f"{type(self).__name__} gave client {update.client} the weight {weight} in round {update.round_idx}, but "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.robust import inner_products
 from fl_lightning.strategies.base import JointStrategy, ModelScorer, average
 from fl_lightning.types import ClientUpdate, RoundStart
@@ -36,5 +38,8 @@ class FilteringStrategy(JointStrategy, ABC):
         size = self._center.numel()
         states = [update.state[:size] for update in updates if update.state is not None]
         examples = torch.tensor([update.num_examples for update in updates], dtype=torch.float64)
-        weights: list[float] = self.weights(inner_products(states, self._center), examples).tolist()
+        found: Any = self.weights(inner_products(states, self._center), examples)
+        found = torch.as_tensor(found, dtype=torch.float64) if isinstance(found, list | tuple) else found
+        require_vector(found, len(updates), f"{type(self).__name__}.weights returned", "Return one weight for each update.")
+        weights: list[float] = found.tolist()
         return average(updates, weights), weights
