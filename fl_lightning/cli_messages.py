@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 
 from jsonargparse import Namespace
@@ -108,6 +109,8 @@ def _remedy(message: str, options: Sequence[str]) -> str:
         names = inspect.signature(_SETTINGS[keys[-1]]).parameters
         return f" It takes settings, or null for none: {{{', '.join(f'{name}: ...' for name in names)}}}."
     base = keys and " is abstract" in message and _base_of(keys[-1])
+    if base and (undefined := _undefined(message)):
+        return undefined
     if base:
         return f" '{keys[-1]}' has settings, but no class. Set it first, for example --{keys[-1]} {_classes(base)[0]}."
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
@@ -126,6 +129,19 @@ def _remedy(message: str, options: Sequence[str]) -> str:
     near = nearest_setting(unknown[1], classes[-1]) if unknown and classes else ""
     example = f"{keys[0]}.help {classes[0]}" if keys and classes else "federation.strategy.help AdaFed" if unknown else ""
     return f"{near} All settings: fl-lightning fit --help{example and f'; those of a class: fl-lightning fit --{example}'}."
+
+
+def _undefined(message: str) -> str:
+    """Say which methods a given class lacks; empty if the message names none."""
+    given = re.search(r"class_path['\"]?\s*[:=]\s*['\"]?([\w.]+)|Given value: ([\w.]+)\s*$", message, re.MULTILINE)
+    module, _, name = (given[1] or given[2] if given else "").rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    methods = sorted(getattr(found, "__abstractmethods__", ()))
+    if not methods:
+        return ""
+    return (
+        f" {name} does not define {' and '.join(map(repr, methods))}. Add {'it' if len(methods) == 1 else 'them'} to the class."
+    )
 
 
 def _on_class(message: str, name: str, key: str) -> str:

@@ -372,6 +372,10 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config={'base':'x'}", "does not accept option 'base'"),
         ("--trainer.max_epochs x", 'error: Parser key "trainer.max_epochs": Expected a whole number. Got: x.'),
         ("--federation.pool.folder fed", "has settings, but no class. Set it first, for example --federation.pool Fl"),
+        (
+            "--federation.strategy fl_lightning.strategies.base.WeightedAverage",
+            "WeightedAverage does not define 'weight'. Add it",
+        ),
         ("--federation.route.period 3", "has settings, but no class. Set it first, for example --federation.route"),
         ("--federation.strategy FedAvgg", "Did you mean FedAvg, FedAvgM or QFedAvg? Known: AFL, APFL, AdaFed"),
         ("--federation.route RingFedd", "Did you mean RingFed? Known"),

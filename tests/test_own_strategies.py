@@ -184,3 +184,13 @@ def with_method(base, name, change):
 def test_weights_that_are_missing_are_named(strategy, message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), 1, strategy=strategy)
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [(torch.zeros(3), r"a tensor of shape \(3,\) in float32"), (1.0, "an object of the class float"), (None, "None")],
+)
+def test_a_broadcast_of_another_length_is_named(sent, told):
+    own = type("Own", (FedAvg,), {"broadcast": lambda self: {"control": sent}})()
+    with pytest.raises(ConfigurationError, match=rf"Own\.broadcast returned {told} as 'control', but .* \({SIZE},\) is needed"):
+        federate(Plain(), 1, strategy=own)

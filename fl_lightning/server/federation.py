@@ -10,12 +10,14 @@ from itertools import count
 from uuid import uuid4
 
 from lightning.pytorch import Trainer
+from torch import Tensor
 
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import Collectives
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.functional.returned import described
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.privacy.account import PrivacyAccount
@@ -85,16 +87,29 @@ class Federation:
         """Re-check which parameters are frozen, before a round: callbacks may have changed that.
 
         Raises:
-            ConfigurationError: if the strategy has stored tensors that belong to the previous parameters.
+            ConfigurationError: if the strategy's tensors have another length, maybe that of the previous parameters.
         """
         self.server.refresh()
-        stale = [name for name, t in self.strategy.broadcast().items() if t.numel() != self.server.num_parameters]
-        if stale:
+        first = self._first_size  # remembers it in the first round
+        size, name = self.server.num_parameters, type(self.strategy).__name__
+        for key, tensor in self.strategy.broadcast().items():
+            if isinstance(tensor, Tensor) and tensor.numel() == size:
+                continue
+            if size != first:
+                raise ConfigurationError(
+                    f"The trained parameters changed in round {self.trainer.current_epoch}, but {name} keeps '{key}', which "
+                    "belongs to the previous parameters. Freeze the same parts in all rounds ('thaw_after' null), or use a "
+                    "strategy without such state, such as FedAvg."
+                )
             raise ConfigurationError(
-                f"The trained parameters changed in round {self.trainer.current_epoch}, but {type(self.strategy).__name__} "
-                f"keeps '{stale[0]}', which belongs to the previous parameters. Freeze the same parts in all rounds "
-                "('thaw_after' null), or use a strategy without such state, such as FedAvg."
+                f"{name}.broadcast returned {described(tensor)} as '{key}', but a tensor of shape ({size},) is needed. Return "
+                "one number for each trained parameter. A resumed run must train the same parameters as before."
             )
+
+    @cached_property
+    def _first_size(self) -> int:
+        """Return the number of trained parameters in the first round of the fit."""
+        return self.server.num_parameters
 
     def publish(self, earlier: StartModel | None = None) -> ServerModel:
         """Publish the current global model to the clients, or that of an earlier round."""
