@@ -194,3 +194,9 @@ def test_a_broadcast_of_another_length_is_named(sent, told):
     own = type("Own", (FedAvg,), {"broadcast": lambda self: {"control": sent}})()
     with pytest.raises(ConfigurationError, match=rf"Own\.broadcast returned {told} as 'control', but .* \({SIZE},\) is needed"):
         federate(Plain(), 1, strategy=own)
+
+
+def test_a_constructor_that_skips_its_base_is_named():
+    own = type("Own", (FedAvg,), {"__init__": lambda self: None})()
+    with pytest.raises(AttributeError, match=r"'Own' object has no attribute .* call 'super\(\)\.__init__\(\)' in it"):
+        federate(Plain(), 1, strategy=own)

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,17 @@ class Strategy(ChecksTypes):
     needs_asynchronous: bool = False
     takes_stale_models: bool = False
     largest_buffer: int | None = None
+
+    if not TYPE_CHECKING:  # mypy would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Say why an attribute may be missing that a constructor sets."""
+            kind = type(self).__name__
+            raise AttributeError(
+                f"'{kind}' object has no attribute '{name}'. If {kind} has an '__init__', call 'super().__init__()' in it.",
+                name=name,
+                obj=self,
+            )
 
     @property
     def least_epochs(self) -> int:
