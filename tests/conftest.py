@@ -18,7 +18,18 @@ from wandb.sdk import wandb_setup
 
 from fl_lightning.cli import FederationCLI, main
 
-LONGEST = ("compare", "cli", "processes", "settings", "resume", "faults", "privacy", "engines", "resume_settings", "strategies")
+LONGEST = (
+    "compare",
+    "cli",
+    "processes",
+    "sites",
+    "resume",
+    "stacked_compiled",
+    "settings",
+    "other_tasks",
+    "run_folder",
+    "stacked",
+)
 """Files that take longest begin first, so that no worker is left with one of them at the end."""
 
 os.environ.setdefault("WANDB_MODE", "offline")
