@@ -24,7 +24,6 @@ from fl_lightning.flower import requirements, site_check
 from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.keys import create_key, read_private_key, read_public_key, require_certificate
 from fl_lightning.flower.pool import FlowerPool
-from fl_lightning.flower.private_files import write_whole
 from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.serve import _listen as listen
@@ -430,20 +429,11 @@ def test_a_key_is_spent_after_its_site_has_a_number(registry, monkeypatch):
     assert registry.spent == []
 
 
-def test_two_processes_that_write_a_file_do_not_disturb_each_other(monkeypatch):
-    other = "from pathlib import Path; from fl_lightning.flower.private_files import write_whole; write_whole(Path('x'), b'b')"
-    syncs = iter([lambda: subprocess.run([sys.executable, "-c", other], check=True)])
-    monkeypatch.setattr("os.fsync", lambda _: next(syncs)())
-    write_whole(Path("x"), b"a")
-    assert Path("x").read_bytes() == b"a"
-    assert [path.name for path in Path().iterdir()] == ["x"]
-
-
 def test_a_site_removes_what_a_killed_worker_left():
     """Each worker writes under its own name, so that a site which is killed again and again would fill its disk."""
     SiteStore(Path(), "0" * 32).save({}, "key", b"reply")
     folder = Path("federations") / ("0" * 32)
-    (folder / "state.bin.7.new").write_bytes(b"half a st")
+    (folder / ".state.bin.7.partial").write_bytes(b"half a st")
     assert SiteStore(Path(), "0" * 32).reply("key") == b"reply"
     assert {path.name for path in folder.iterdir()} == {"state.bin", "reply-key"}
 

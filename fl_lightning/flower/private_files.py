@@ -1,4 +1,4 @@
-"""Write files that other accounts cannot read, or that a crash leaves whole."""
+"""Write files that other accounts cannot read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,3 @@ def write_private(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file's content at once, so that a crash leaves the old or the new one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")  # another process may write the same file
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

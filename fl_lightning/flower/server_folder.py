@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
-from fl_lightning.flower.private_files import write_private, write_whole
+from fl_lightning.flower.private_files import write_private
 
 if TYPE_CHECKING:
     from fl_lightning.messages import ClientInfo

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.atomic_file import PARTIAL, write_whole
 from fl_lightning.errors import WireError
-from fl_lightning.flower.private_files import write_whole
 from fl_lightning.wire import from_bytes, to_bytes
 
 
@@ -27,7 +27,9 @@ class SiteStore:
             raise WireError("The federation's id is not 32 hexadecimal digits.")
         self._folder = folder / "federations" / federation
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in self._folder.glob("*.new"):  # by a worker that was killed while it wrote; a folder has one worker
+        for left in self._folder.glob(
+            PARTIAL.format(name="*", process="*")
+        ):  # by a worker that was killed while it wrote; a folder has one worker
             left.unlink()
         self._written: bytes | None = None
 
