@@ -27,9 +27,8 @@ class SiteStore:
             raise WireError("The federation's id is not 32 hexadecimal digits.")
         self._folder = folder / "federations" / federation
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in self._folder.glob(
-            PARTIAL.format(name="*", process="*")
-        ):  # by a worker that was killed while it wrote; a folder has one worker
+        # A worker that is killed while it writes leaves such a file; a folder has only one worker.
+        for left in self._folder.glob(PARTIAL.format(name="*", process="*")):
             left.unlink()
         self._written: bytes | None = None
 
