@@ -70,7 +70,7 @@ def warn_unprotected(owner: FederationSettings) -> None:
     named = {
         "'federation.local.privacy'": owner.local.privacy is not None,
         "'federation.secure_aggregation'": owner.secure_aggregation is not None,
-        "ClientPrivacy in 'federation.transforms'": any(isinstance(one, ClientPrivacy) for one in owner.transforms),
+        "ClientPrivacy in 'federation.transforms'": bool(_of_clients(owner.transforms)),
     }
     unused = [name for name, used in named.items() if used]
     if unused:
@@ -84,15 +84,14 @@ def privacy_in_words(transforms: Sequence[Transform], local: LocalTraining) -> s
     """Describe the settings that all rounds must share for one epsilon to cover them; empty without privacy."""
     private = [
         f"ClientPrivacy({one.max_norm}, {one.noise_multiplier}, {one.noise}, {one.delta}, noise_seed={one.noise_seed})"
-        for one in transforms
-        if isinstance(one, ClientPrivacy)
+        for one in _of_clients(transforms)
     ]
     return " and ".join([*private, *([] if local.privacy is None else [str(local.privacy)])])
 
 
 def _check_noise_seeds(transforms: Sequence[Transform], local: LocalTraining) -> None:
     """Refuse two kinds of noise of which only one is simulated, and so could be subtracted."""
-    of_clients = {one.noise_seed for one in transforms if isinstance(one, ClientPrivacy)}
+    of_clients = {one.noise_seed for one in _of_clients(transforms)}
     if of_clients and local.privacy is not None and local.privacy.noise_seed not in of_clients:
         raise ConfigurationError(
             f"'noise_seed' of ClientPrivacy is {next(iter(of_clients))}, but 'noise_seed' of 'federation.local.privacy' is "
