@@ -42,7 +42,7 @@ def test_every_measurement_is_a_check():
     from benchmark_gpu import PROFILES, ROWS
 
     names = {check.name for check in stages.STAGES["speed"]}
-    assert names == {"speed environment", *ROWS, *(f"profile: {name}" for name in PROFILES)}
+    assert names == {"speed environment", "side_by_side", *ROWS, *(f"profile: {name}" for name in PROFILES)}
 
 
 # ---------------------------------------------------------------- what a check finds

@@ -34,6 +34,7 @@ class Row:
     Attributes:
         workload: its name.
         settings: of the local training; None for the loop by hand again.
+        central: whether a plain Trainer runs on all examples instead: what Lightning itself costs.
         autocast: of the loop by hand that it is compared with.
         rounds: that are measured at once.
         target: the ratio to the loop by hand that is wanted; None for any.
@@ -44,6 +45,7 @@ class Row:
     autocast: torch.dtype | None = None
     rounds: int = 3
     target: float | None = None
+    central: bool = False
 
 
 _FULL, _AMP = {"precision": "32-true"}, {"precision": "bf16-mixed"}
@@ -55,6 +57,7 @@ ROWS = {
     "S: stacked, CUDA graphs": Row("S", _STACK | {"compile": "reduce-overhead"}, rounds=10, target=0.1),
     "S: fabric": Row("S", _FULL | {"engine": "fabric"}, rounds=2, target=1.05),
     "S: trainer": Row("S", _FULL | {"engine": "trainer"}, rounds=2),
+    "W bf16: plain Lightning": Row("W", {"precision": "bf16-mixed"}, BF16, central=True),
     "W bf16: trainer": Row("W", _AMP | {"engine": "trainer"}, BF16),
     "W bf16: fabric": Row("W", _AMP | {"engine": "fabric"}, BF16, target=1.05),
     "W float32: fabric": Row("W", _FULL | {"engine": "fabric"}, target=1.05),
@@ -89,7 +92,9 @@ def measure(name: str, device: str, limit: float = 25.0, repeats: int = 5) -> di
     row = ROWS[name]
     hand_work, own_work = workload(row.workload, device, 2), workload(row.workload, device, row.rounds)
     hand: Callable[[], float] = lambda: hand_work.by_hand(autocast=row.autocast)  # noqa: E731
-    ours: Callable[[], float] = hand if row.settings is None else lambda: own_work.ours(**row.settings)  # type: ignore[misc]
+    ours: Callable[[], float] = hand
+    if row.settings is not None:
+        ours = functools.partial(own_work.centrally if row.central else own_work.ours, **row.settings)
     begun = time.perf_counter()
     torch._dynamo.reset()
     hand()

@@ -208,9 +208,10 @@ class Workload:
         skipped: int = 0,
         eval_batch: Any = None,
         strategy: Strategy | None = None,
+        ranks: dict[str, Any] | None = None,
         **local: Any,
     ) -> float:
-        """Seconds per round of the same as a federation."""
+        """Seconds per round of the same as a federation; ``ranks`` are the Trainer's flags in place of ``devices``."""
         quiet()
         gc.collect()
         clock = Clock(skipped)
@@ -220,21 +221,36 @@ class Workload:
             server_evaluation=ServerEvaluation(batch_size=eval_batch),
             clients_per_round=self.cohort,
         )
-        trainer = L.Trainer(
+        flags = ranks or {"devices": devices, "strategy": "auto" if devices == 1 else "ddp"}
+        trainer = self._trainer(skipped, callback, clock, *callbacks, **flags)
+        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
+        trainer.fit(chosen, FederatedDataModule(self.data, Sizes(self.sizes)))
+        return clock.seconds / self.rounds
+
+    def centrally(self, precision: Any = "32-true") -> float:
+        """Seconds per epoch of a plain Trainer on all examples, evaluated as the federation is: what Lightning costs itself."""
+        quiet()
+        gc.collect()
+        clock = Clock(1)
+        tensors = [tensor.to(self.device) for tensor in self.data.train]
+        train = TensorLoader(tensors, self.data.batch_size, None, torch.Generator().manual_seed(0))
+        trainer = self._trainer(1, clock, devices=1, precision=precision)
+        val = TensorLoader([tensor.to(self.device) for tensor in self.data.val], 100)
+        trainer.fit(Plain(copy.deepcopy(self.net)), train, val)
+        return clock.seconds / self.rounds
+
+    def _trainer(self, skipped: int, *callbacks: L.Callback, **flags: Any) -> L.Trainer:
+        return L.Trainer(
             max_epochs=self.rounds + skipped,
             accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=devices,
-            strategy="auto" if devices == 1 else "ddp",
-            callbacks=[callback, clock, *callbacks],
+            callbacks=list(callbacks),
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            **flags,
         )
-        chosen = Plain(copy.deepcopy(self.net)) if module is None else module
-        trainer.fit(chosen, FederatedDataModule(self.data, Sizes(self.sizes)))
-        return clock.seconds / self.rounds
 
 
 def quiet() -> None:

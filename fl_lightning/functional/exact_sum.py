@@ -242,9 +242,16 @@ def _add_narrow(parts: tuple[Tensor, ...], lows: tuple[Tensor, ...], scale: floa
     """Add products below 2**51, rounded to integers, and _MAGIC_BITS."""
     scratch = torch.empty(lows[0].shape if lows else 0, dtype=torch.float64, device=lows[0].device if lows else None)
     bits = scratch.view(torch.int64)
+    # On a GPU one kernel converts and multiplies: these sums take as long as the bytes that they move.
+    factor = torch.full((1,), scale, dtype=torch.float64, device=scratch.device) if scratch.is_cuda else None
     for part, low in zip(parts, lows, strict=True):
         size = low.numel()
-        scratch[:size].copy_(part).mul_(scale).add_(_MAGIC)
+        product = scratch[:size]
+        if factor is None:
+            product.copy_(part).mul_(scale)
+        else:
+            torch.mul(part, factor, out=product)
+        product.add_(_MAGIC)
         low.add_(bits[:size])
 
 

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,29 +51,39 @@ def _compare(setting: Setting, found: Findings, backend: str, ranks: int, names:
 
 
 def _launch(setting: Setting, backend: str, ranks: int, names: tuple[str, ...], out: Path) -> str:
-    """Start the ranks and wait for them; return what went wrong."""
+    options = ["--out", str(out), "--device", setting.device, "--backend", backend, "--algorithms", *names]
+    return launch("rank.py", options, ranks, setting.of(120, 150))[0]
+
+
+def launch(script: str, options: Sequence[str], ranks: int, limit: float) -> tuple[str, list[str]]:
+    """Run a script of this folder as ranks that are nodes of one device each; return what went wrong and what each printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    script = str(Path(__file__).with_name("rank.py"))
-    command = [sys.executable, script, "--out", str(out), "--device", setting.device, "--backend", backend]
-    command += ["--nodes", str(ranks), "--port", port, "--algorithms", *names]
+    command = [sys.executable, str(Path(__file__).with_name(script)), "--nodes", str(ranks), "--port", port, *options]
     logs = [open(f"rank{k}.log", "w+", encoding="utf-8") for k in range(ranks)]  # noqa: SIM115
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen([*command, "--node", str(k)], stdout=log, stderr=subprocess.STDOUT, env=environment)
         for k, log in enumerate(logs)
     ]
+    end = time.monotonic() + limit
     try:
-        codes = [process.wait(timeout=setting.of(120, 150)) for process in started]
+        codes = [process.wait(timeout=max(1.0, end - time.monotonic())) for process in started]
     except subprocess.TimeoutExpired:
         codes = [process.poll() for process in started]  # type: ignore[misc]
     finally:
         for process in started:
             process.kill()
     told = []
-    for k, log in enumerate(logs):
+    for log in logs:
         log.seek(0)
-        told.append(f"rank {k} ended with {codes[k]}: {' | '.join(log.read().strip().splitlines()[-4:])[-600:]}")
+        told.append(log.read())
         log.close()
-    return "" if not any(codes) and None not in codes else "; ".join(told)
+    if not any(codes) and None not in codes:
+        return "", told
+    ends = [
+        f"rank {k} ended with {code}: {' | '.join(text.split(chr(10))[-5:])[-600:]}"
+        for k, (code, text) in enumerate(zip(codes, told, strict=True))
+    ]
+    return "; ".join(ends), told
