@@ -176,7 +176,7 @@ class Hidden(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if not hasattr(self, "late"):
-            self.register_buffer("late", torch.zeros(4))
+            self.register_buffer("late", torch.zeros(4, device=self.device))
         self.late = self.late * 0.9 + batch[0].mean(0) * 0.1
         noise = torch.rand((), generator=self.draws["steps"][0])
         others = [torch.zeros(4) for _ in range(distributed.get_world_size())] if distributed.is_initialized() else []
