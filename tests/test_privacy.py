@@ -291,10 +291,10 @@ def test_poisson_batches(size, batch_size, seed):
     drawn = list(batches)
     assert len(drawn) == len(batches) == math.ceil(size / batch_size)
     assert batches.rate == min(batch_size, size) / size
-    for batch, nobody in zip(drawn, batches.empty, strict=True):
+    for batch, persons in zip(drawn, batches.drawn, strict=True):
         assert batch == sorted(set(batch))
         assert set(batch) <= set(range(size))
-        assert batch == [0] if nobody else batch
+        assert batch == [0] if persons is None else persons.tolist() == list(range(len(batch)))
     if batch_size >= size:
         assert drawn == [list(range(size))]
 
@@ -306,7 +306,7 @@ def test_coins_have_their_probability():
     for _ in range(150):
         rows = np.zeros((len(batches), 20))
         for row, batch in zip(rows, batches, strict=True):
-            if not batches.empty.popleft():
+            if batches.drawn.popleft() is not None:
                 row[batch] = 1
         there = np.concatenate([there, rows])
     assert stats.binomtest(int(there.sum()), there.size, 0.15).pvalue > 1e-3
@@ -488,7 +488,7 @@ def test_flags_of_batches_drawn_ahead_are_forgotten():
     for _ in range(5):
         next(ahead)
     drawn = list(batches)
-    assert len(batches.empty) == len(drawn) == 30
+    assert len(batches.drawn) == len(drawn) == 30
 
 
 @pytest.mark.parametrize(

@@ -104,14 +104,14 @@ class PrivateSteps(Callback):
             )
         self._detach(pl_module)  # the hooks of a failed fit
         self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
-        norm, noise = self._settings.max_grad_norm, self._settings.noise_multiplier
+        norm, noise, expected = self._settings.max_grad_norm, self._settings.noise_multiplier, self._batches.expected_persons
         self._optimizer = DPOptimizer(
-            trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=self._batches.expected
+            trainer.optimizers[0], noise_multiplier=noise, max_grad_norm=norm, expected_batch_size=expected
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Check whether the batch has any examples."""
-        self._empty_batch = self._batches.empty.popleft()
+        """Note whose examples are in the batch."""
+        self._persons = self._batches.drawn.popleft()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Clip the gradients and add noise, before anything else changes them.
@@ -127,7 +127,7 @@ class PrivateSteps(Callback):
                     f"'federation.local.privacy' needs a gradient for every trainable parameter, but '{unused}' does not "
                     "contribute to the loss. Freeze it (requires_grad_(False)) or remove it."
                 )
-            if self._empty_batch:
+            if self._persons is None:
                 parameter.grad_sample = parameter.grad_sample[:0]
         lengths = {len(parameter.grad_sample) for parameter in private.params}
         if len(lengths) > 1:
@@ -136,11 +136,26 @@ class PrivateSteps(Callback):
                 f"batch, because a layer of {type(pl_module).__name__} does not have the batch as its first dimension. Make "
                 "the batch the first dimension of each layer's input, or remove 'federation.local.privacy'."
             )
+        self._join_persons(private.params)
         private.clip_and_accumulate()
         self._add_noise(private.params)
         private.scale_grad()
         for parameter in private.params:
             parameter.grad_sample = parameter.summed_grad = None
+
+    def _join_persons(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace the gradients of a person's examples by their mean, so that clipping bounds the influence of the person.
+
+        Noise for a person with several examples would otherwise be too small by their number.
+        """
+        if self._persons is None or len(torch.unique(self._persons)) == len(self._persons):
+            return
+        persons = self._persons.to(parameters[0].device)
+        counts = torch.bincount(persons)
+        for parameter in parameters:
+            samples: Any = parameter.grad_sample  # type: ignore[attr-defined]
+            sums = samples.new_zeros(len(counts), *samples.shape[1:]).index_add_(0, persons, samples)
+            parameter.grad_sample = sums / counts.view(-1, *[1] * (samples.dim() - 1))  # type: ignore[attr-defined]
 
     def _add_noise(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add noise as in Opacus's ``add_noise``, but drawn from the key instead of torch's generator."""

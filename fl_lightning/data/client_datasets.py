@@ -184,7 +184,8 @@ class ClientDatasets:
         size = self.splits.training[client].numel() + public.numel()
         batch_size = size if full_batch else self.source.batch_size
         assert batch_size is not None
-        return PoissonBatches(size, batch_size, coins)
+        persons = self.splits.persons
+        return PoissonBatches(size, batch_size, coins, None if persons is None else persons[self.splits.training[client]])
 
     def training_loader(
         self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: PoissonBatches | None = None

@@ -14,8 +14,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
+from fl_lightning.data.class_names import names_of, require_alike
 from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, refuse_hooks, sized
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.labels import read_persons
 from fl_lightning.data.own_loaders import OwnLoaders, known_size, reads_alone
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, offsets
@@ -66,6 +68,7 @@ class ClientSets(LightningDataModule):
         self._loader: DataLoader[Any] | None = None
         self._own_loaders: dict[str, DataLoader[Any]] | None = None
         self._parts: dict[str, Partition] = {}
+        self._persons: Tensor | None = None
         for part, given in (("val", val), ("test", test)):
             if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
                 raise ConfigurationError(
@@ -111,6 +114,7 @@ class ClientSets(LightningDataModule):
         loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
         first_name, first = next(iter(loaders.items()))
         parts = {part: self._own_sets(part, given) for part, given in (("validation", self._val), ("test", self._test))}
+        self._require_same_names(loaders, parts)
         if any(reads_alone(loader) for loader in loaders.values()):
             self._own_loaders = loaders
             sizes = torch.tensor([known_size(loader) or 1 for loader in loaders.values()])
@@ -148,6 +152,18 @@ class ClientSets(LightningDataModule):
                 "the same settings for all clients."
             )
 
+    def _require_same_names(self, loaders: Mapping[str, Any], parts: Mapping[str, list[Any]]) -> None:
+        """Refuse clients or sets whose classes or features have other names than the first client's that has names."""
+        every = [(f"the training set of client '{name}'", loader) for name, loader in loaders.items()]
+        for part, sets in parts.items():
+            every += [(f"the {part} set of client '{name}'", own) for name, own in zip(self.names, sets, strict=False)]
+        every += [(f"the server's {part} set", one) for part, one in (("validation", self._val), ("test", self._test))]
+        for kind in ("classes", "feature_names"):
+            named = [(owner, data) for owner, data in every if not isinstance(data, Mapping) and names_of(data, kind)]
+            for owner, data in named[1:]:
+                first = named[0][0]
+                require_alike(first[0].upper() + first[1:], named[0][1], owner, data)
+
     def _own_sets(self, part: str, given: Any) -> list[Any]:
         """Return each client's own set of a part; empty if clients have none."""
         loader = _LOADERS[part]
@@ -168,6 +184,12 @@ class ClientSets(LightningDataModule):
             if datasets:
                 self._parts[part] = Partition.of_parts(ranges, self.names)
             begin += sum(sizes)
+        persons = [read_persons(own) for own in parts.get("training", ())]
+        if any(one is not None for one in persons):
+            every = torch.arange(begin)  # without names, each example is a person of its own
+            for one, whose in zip(persons, self._parts["training"], strict=True):
+                every[whose] = every[whose] if one is None else one
+            self._persons = every
         shared = {name: getattr(first, name) for name in _SHARED}
         shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
         self._loader = DataLoader(joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
@@ -189,6 +211,11 @@ class ClientSets(LightningDataModule):
     def partition(self) -> Partition:
         """Return the clients' training examples, after ``setup``."""
         return self._parts["training"]
+
+    @property
+    def persons(self) -> Tensor | None:
+        """Return the person of each example, after ``setup``; None if no client's training set names persons."""
+        return self._persons
 
     def has_own(self, part: str) -> bool:
         """Return whether the clients have validation or test sets of their own."""

@@ -13,7 +13,7 @@ from fl_lightning.data.labels import read_column
 from fl_lightning.errors import DataError, require, share_hint
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.functional.splitting import class_balanced, hold_out
+from fl_lightning.functional.splitting import class_balanced, count_units, hold_out
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.partitioners.column import ColumnPartitioner
 
@@ -27,12 +27,14 @@ class ClientSplits:
         validation: the examples that they hold back for their own validation, or None.
         test: the examples that they hold back for their own test, or None.
         public: class-balanced examples that every client also trains on, ascending, int64.
+        persons: the person of each example of the data set, int64, shape (n,); None if each example is a person of its own.
     """
 
     training: Partition
     validation: Partition | None
     test: Partition | None
     public: Tensor
+    persons: Tensor | None = None
 
 
 def check_shares(validation: float, test: float, public: float) -> None:
@@ -54,8 +56,12 @@ def divide(
     shares: dict[str, float],
     public_share: float,
     seed: int,
+    first: int = 0,
+    persons: Tensor | None = None,
 ) -> ClientSplits:
     """Set the public share aside, split the rest over the clients, and split each client's into parts.
+
+    A client's parts depend only on its own examples, its number and the seed, so a site of its own draws the same ones.
 
     Args:
         num_examples: the number of examples n.
@@ -64,12 +70,16 @@ def divide(
         shares: the shares of ``validation`` and ``test`` in each client's examples, in [0, 1).
         public_share: the share of the training set, in [0, 1).
         seed: draws the share and the parts.
+        first: the number of the first client.
+        persons: the person of each example, all of whose examples at a client are in one part; None if each is one of its own.
 
     Raises:
+        ConfigurationError: if there is a public share of persons.
         DataError: if a client is left without examples, or a class has too few for the public share.
     """
     chosen, public = torch.arange(num_examples), torch.zeros(0, dtype=torch.int64)
     if public_share:
+        require(persons is None, "data.public_share", "0 if the data name persons, who would be in several parts", public_share)
         public = _public(labels, num_examples, public_share, seed)
         private = torch.ones(num_examples, dtype=torch.bool)
         private[public] = False
@@ -77,13 +87,14 @@ def divide(
     partition = split(chosen)
     if public_share:
         partition = Partition(chosen[partition.order], partition.offsets, partition.names)
-    held, parts = partition.sizes, {}
+    held, parts = count_units(partition, persons), {}
     for name in ("test", "validation"):
         if shares[name]:
             sizes = (shares[name] * held.double()).round().long().clamp(min=1)
-            _require_rest(partition, sizes, name, shares[name], held)
-            partition, parts[name] = hold_out(partition, sizes, labels, generator(seed, name, "clients' parts"))
-    return ClientSplits(partition, parts.get("validation"), parts.get("test"), public)
+            _require_rest(partition, sizes, name, shares[name], count_units(partition, persons), held)
+            draws = [generator(seed, first + client, name, "client's part") for client in range(len(partition))]
+            partition, parts[name] = hold_out(partition, sizes, labels, draws, persons)
+    return ClientSplits(partition, parts.get("validation"), parts.get("test"), public, persons)
 
 
 def splitter(partitioner: Partitioner, dataset: Any, labels: Tensor | None) -> Callable[[Tensor], Partition]:
@@ -155,8 +166,8 @@ def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) ->
     return partition
 
 
-def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, held: Tensor) -> None:
-    empty = (sizes >= partition.sizes).nonzero().flatten().tolist()
+def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, units: Tensor, held: Tensor) -> None:
+    empty = (sizes >= units).nonzero().flatten().tolist()
     if empty:
         client = empty[0]
         called = f" ('{partition.names[client]}')" if partition.names else ""

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.checkpoint_file import LoadsSafely
+from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
 from fl_lightning.data.client_sets import ClientSets, OwnSets
@@ -21,7 +22,7 @@ from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.given_data import data_and_partitioner
 from fl_lightning.data.given_loaders import GivenLoaders
-from fl_lightning.data.labels import labels_at_hand, read_labels
+from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import PoissonBatches
@@ -234,7 +235,16 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
         shares = {"validation": self.client_validation, "test": self.client_test}
         known = labels if labels is not None else labels_at_hand(dataset)
-        division = divide(len(dataset), splitter(partitioner, dataset, labels), known, shares, self.public_share, seed)
+        division = divide(
+            len(dataset),
+            splitter(partitioner, dataset, labels),
+            known,
+            shares,
+            self.public_share,
+            seed,
+            first=int(getattr(partitioner, "first", 0)),
+            persons=self.datamodule.persons if isinstance(self.datamodule, ClientSets) else read_persons(dataset),
+        )
         if isinstance(self.datamodule, ClientSets):
             division = self.datamodule.with_own_sets(division, shares)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
@@ -286,7 +296,10 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
     def _server_loader(self, name: str) -> Any:
         if self.server_set == "clients" and name != "predict_dataloader":
             return self.client_datasets.union_loader("test", self._evaluation_batch_size())
-        return getattr(self.datamodule, name)()
+        loader = getattr(self.datamodule, name)()
+        if self._client_datasets is not None and not self.is_remote:
+            require_alike("The training set", self.client_datasets.source, f"the set of '{name}'", loader)
+        return loader
 
     def server_view(
         self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0, backdoor: Backdoor | None = None

@@ -89,18 +89,22 @@ def split_folders(root: Path) -> tuple[Path, Path | None, Path | None]:
     return train, found["val"], found["test"]
 
 
-def find_images(root: Path | Mapping[str, Path]) -> ImageFiles:
+def find_images(root: Path | Mapping[str, Path], classes: tuple[str, ...] = ()) -> ImageFiles:
     """Find images in root/class/image or root/domain/class/image (or root/domain/images/class/image, as in Office-31).
 
     Args:
         root: the folder, or a folder of the form domain/class/image for each domain by name.
+        classes: the names of the classes in the order of their numbers, of which folders may lack some; if it is empty, those
+            that exist, sorted.
 
     Raises:
-        DataError: if a domain, or without domains a class, has no images, or if only one class exists.
+        DataError: if a domain, or without domains a class, has no images, if only one class exists, or for a folder that is
+            none of the given classes.
     """
     domains = _domains(root)
     of_domains = "" not in domains
-    names = tuple(sorted({label.name for folder in domains.values() for label in folders_in(folder)}))
+    there = tuple(sorted({label.name for folder in domains.values() for label in folders_in(folder)}))
+    names = classes or there
     deep = [label for folder in domains.values() for label in folders_in(folder) if not _images(label) and folders_in(label)]
     if deep:
         empty = [folder.name for folder in folders_in(root) if not any(folder.iterdir())] if isinstance(root, Path) else []
@@ -112,14 +116,20 @@ def find_images(root: Path | Mapping[str, Path]) -> ImageFiles:
     paths: list[str] = []
     targets: list[int] = []
     sizes: list[int] = []
+    unknown = [name for name in there if name not in names]
+    if unknown:
+        raise DataError(
+            f"'{root}' has a folder of the class '{unknown[0]}', which is none of 'data.datamodule.classes' "
+            f"({', '.join(names[:20])}). Remove the folder, or add the class."
+        )
     lacking = {name: [label for label in names if not (folder / label).is_dir()] for name, folder in domains.items()}
-    if any(lacking.values()):
+    if any(lacking.values()) and not classes:
         text = "; ".join(f"'{name}' has no folder {', '.join(labels)}" for name, labels in lacking.items() if labels)
         rank_zero_warn(f"The domains have different classes: {text}. If a folder is misspelt, it counts as a class of its own.")
     for name, folder in domains.items():
         for target, label in enumerate(names):
             found = _images(folder / label) if (folder / label).is_dir() else []
-            if not found and not name:
+            if not found and not name and label in there:
                 raise DataError(
                     f"'{folder / label}' contains no images ({', '.join(IMG_EXTENSIONS)}). Add some, or remove the folder."
                 )

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.errors import DataError, require
@@ -46,6 +47,8 @@ class ImageFolderDataModule(ImageDataModule):
         unreadable: whether an unreadable image is an ``error`` that names it, or is to ``skip`` with a warning.
         num_workers: the number of processes that read images that are not in memory.
         seed: the seed of the draw of a test share.
+        classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
+            exist, sorted.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -68,6 +71,7 @@ class ImageFolderDataModule(ImageDataModule):
         unreadable: Literal["error", "skip"] = "error",
         num_workers: int = 0,
         seed: int = 0,
+        classes: list[str | int] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
@@ -80,7 +84,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.channels = channels
         self.memory_limit = memory_limit
         self.unreadable = unreadable
-        self.seed = seed
+        self.seed, self.classes = seed, given_classes(classes)
         if not test_share and self._folders()[1:] == (None, None):
             for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
                 vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)  # Lightning sees that it is missing
@@ -109,8 +113,8 @@ class ImageFolderDataModule(ImageDataModule):
             DataError: if folders do not have this form, or images cannot be read.
         """
         folder, *held = self._folders()
-        files = find_images(folder)
-        others = [None if path is None else _like(files, path) for path in held]
+        files = find_images(folder, self.classes)
+        others = [None if path is None else self._like(files, path) for path in held]
         if others == [None, None] and self.test_share:
             files, others[1] = self._held_out(files)
         train = self._read(files)
@@ -121,6 +125,16 @@ class ImageFolderDataModule(ImageDataModule):
         shown = folder if isinstance(folder, Path) else f"{len(folder)} folders"
         self.origin = f"{shown} ({sizes} images, {len(files.classes)} classes, {domains} domains{lazy})"
         return train, test
+
+    def _like(self, files: ImageFiles, other: Path) -> ImageFiles:
+        """Return the images of another folder, if it has the same classes."""
+        found = find_images(other, self.classes)
+        if found.classes != files.classes:
+            raise DataError(
+                f"'{other}' has the classes {', '.join(found.classes)}, but the training images have "
+                f"{', '.join(files.classes)}. Give both the same classes, or name all of them in 'data.datamodule.classes'."
+            )
+        return found
 
     def _held_out(self, files: ImageFiles) -> tuple[ImageFiles, ImageFiles]:
         everything = Partition.of_parts([torch.arange(len(files.paths))])
@@ -182,21 +196,10 @@ class ImageFolderDataModule(ImageDataModule):
             raise DataError(f"{text} Fix or remove them, or set 'data.datamodule.unreadable' to 'skip'.")
         warnings.warn(f"{text} They are skipped.", stacklevel=2)
         kept = files.select(_others(len(files.paths), failures))
-        lost = set(range(len(files.classes))) - set(kept.targets.tolist())
+        lost = set(files.targets.tolist()) - set(kept.targets.tolist())
         if lost:
             raise DataError(f"{text} Without them class '{files.classes[min(lost)]}' has no images left. Fix them.")
         return kept
-
-
-def _like(files: ImageFiles, other: Path) -> ImageFiles:
-    """Return the images of another folder, if it has the same classes."""
-    found = find_images(other)
-    if found.classes != files.classes:
-        raise DataError(
-            f"'{other}' has the classes {', '.join(found.classes)}, but the training images have {', '.join(files.classes)}. "
-            "Give both the same classes."
-        )
-    return found
 
 
 def _refuse_sizes(odd: list[str], shape: tuple[int, int, int]) -> None:

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.augmentation import augment
+from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
@@ -98,7 +99,8 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
 
     def _evaluation(self, dataset: Any) -> Any:
         if type(dataset) is TensorDataset:
-            return TensorLoader(dataset.tensors, self.eval_batch_size)
+            classes = names_of(dataset, "classes")
+            return TensorLoader(dataset.tensors, self.eval_batch_size, names={"classes": classes} if classes else {})
         return DataLoader(dataset, batch_size=self.eval_batch_size, num_workers=self._workers(dataset))
 
     def predict_dataloader(self) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.checkpoint_file import LoadsSafely
+from fl_lightning.data.class_names import names_of
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
 
@@ -31,6 +32,7 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.origin = "not loaded yet"
+        self._loaded = False
         self._train: TensorDataset | None = None
         self._test: TensorDataset | None = None
 
@@ -39,8 +41,8 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
         for loader in ("val_dataloader", "test_dataloader", "predict_dataloader"):
             vars(self)[loader] = getattr(LightningDataModule, loader).__get__(self)
 
-    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
-        """Create the training set and the server's test set, or None for the latter.
+    def load(self) -> tuple[TensorDataset | None, TensorDataset | None]:
+        """Create the training set and the server's test set; None for one that does not exist.
 
         Raises:
             DataError: if the data are not available.
@@ -49,8 +51,9 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Create the sets, once."""
-        if self._train is None:
+        if not self._loaded:
             self._train, self._test = self.load()
+            self._loaded = True
 
     @property
     def train_set(self) -> TensorDataset:
@@ -65,7 +68,8 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
     def val_dataloader(self) -> Any:
         """Return the server's test set."""
         assert self._test is not None
-        return TensorLoader(self._test.tensors, self.eval_batch_size)
+        names = {kind: found for kind in ("classes", "feature_names") if (found := names_of(self._test, kind))}
+        return TensorLoader(self._test.tensors, self.eval_batch_size, names=names)
 
     def test_dataloader(self) -> Any:
         """Return the server's test set."""
@@ -77,7 +81,7 @@ class InMemoryDataModule(LoadsSafely, LightningDataModule):
 
 
 def named_dataset(tensors: list[Tensor], **attributes: Any) -> TensorDataset:
-    """Return a dataset in memory with further attributes: ``domains``, ``classes``, ``feature_names``."""
+    """Return a dataset in memory with further attributes: ``domains``, ``classes``, ``feature_names``, ``persons``."""
     dataset = TensorDataset(*tensors)
     vars(dataset).update(attributes)
     return dataset

@@ -69,6 +69,15 @@ def labels_at_hand(dataset: Any) -> Tensor | None:
     return found.long() if found is not None and found.ndim == 1 and not found.is_floating_point() else None
 
 
+def read_persons(dataset: Any) -> Tensor | None:
+    """Return the person of each example, coded in the order of their names, int64, shape (n,); None if the dataset names none.
+
+    The dataset names them in an attribute ``persons`` with one number or text per example.
+    """
+    values = _column(dataset, "persons")
+    return None if values is None else torch.from_numpy(np.unique(values, return_inverse=True)[1])
+
+
 def _without_reading(dataset: Any) -> Tensor | None:
     return _gather(dataset, _own_labels)
 

@@ -18,32 +18,38 @@ class PoissonBatches:
     Args:
         size: the number of examples n of a client.
         batch_size: the average number of examples B of a batch; at most n.
-        coins: returns a number for each example; an example is in a batch if its number is below the rate. The numbers of
-            batches continue over iterations.
+        coins: returns a number for each person; a person's examples are in a batch if its number is below the rate. The numbers
+            of batches continue over iterations.
+        persons: the person of each example, int64, shape (n,); None if each example is a person of its own.
 
     Attributes:
         expected: B.
-        rate: B / n, the probability that an example is in a batch.
-        empty: for each batch given out and not yet processed, whether it is empty. An empty batch still holds one example,
-            because networks need a non-empty batch; this example must not count.
+        rate: B / n, the probability that a person is in a batch.
+        expected_persons: the average number of persons in a batch.
+        drawn: for each batch given out and not yet processed, the persons of its examples, numbered from 0; None if it is
+            empty. An empty batch still holds one example, because networks need a non-empty batch; this example must not
+            count.
     """
 
-    def __init__(self, size: int, batch_size: int, coins: Coins) -> None:
+    def __init__(self, size: int, batch_size: int, coins: Coins, persons: Tensor | None = None) -> None:
         self.expected = min(batch_size, size)
         self.rate = self.expected / size
-        self.empty: deque[bool] = deque()
+        self.drawn: deque[Tensor | None] = deque()
         self.size, self._coins, self._iterations = size, coins, 0
+        self._persons = torch.arange(size) if persons is None else torch.unique(persons, return_inverse=True)[1]
+        self._count = int(self._persons.max()) + 1
+        self.expected_persons = self.expected if self._count == size else self.rate * self._count
 
     def __len__(self) -> int:
         return -(-self.size // self.expected)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.empty.clear()  # from batches that were drawn ahead and never used
+        self.drawn.clear()  # from batches that were drawn ahead and never used
         first, self._iterations = self._iterations * len(self), self._iterations + 1
         for number in range(first, first + len(self)):
-            chosen = (self._coins(number, self.size) < self.rate).nonzero().flatten().tolist()
-            self.empty.append(not chosen)
-            yield chosen or [0]
+            chosen = (self._coins(number, self._count) < self.rate)[self._persons].nonzero().flatten()
+            self.drawn.append(torch.unique(self._persons[chosen], return_inverse=True)[1] if chosen.numel() else None)
+            yield chosen.tolist() or [0]
 
 
 class PoissonLoader:

@@ -25,11 +25,13 @@ class Columns:
         target: the target column, or None.
         client: the column that names the client of each row; None if files name it, or if the table has no clients.
         text_target: whether the target is read as text, for classes, and not as a number.
+        person: the column that names the person of each row, or None.
     """
 
     target: str | None
     client: str | None
     text_target: bool
+    person: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Table:
         target: the target, float64 or text, shape (n,), or None.
         clients: the name of each row's client, text, shape (n,), or None.
         places: the file and line of each row, for messages.
+        persons: the name of each row's person, text, shape (n,), or None.
     """
 
     names: tuple[str, ...]
@@ -49,6 +52,7 @@ class Table:
     target: np.ndarray[Any, Any] | None
     clients: np.ndarray[Any, Any] | None
     places: tuple[str, ...]
+    persons: np.ndarray[Any, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ def read_table(path: Path | Mapping[str, Path], columns: Columns, setting: str, 
         path: the path of the file or the folder, or a path for each client by name.
         columns: the roles of the columns.
         setting: the setting that holds the path, for messages.
-        like: a table whose features this one must have; a column of clients may then be missing.
+        like: a table whose features this one must have; columns of clients and persons may then be missing.
 
     Raises:
         DataError: if a file is invalid; the message names file, line and column.
@@ -106,7 +110,7 @@ def read_table(path: Path | Mapping[str, Path], columns: Columns, setting: str, 
         found = [(name, file) for name in sorted(path) for file in csv_files(path[name], setting)]
     files, own = [_read(file) for _, file in found], not isinstance(path, Path) or path.is_dir()
     for file in files:
-        _require_columns(file, columns, optional_client=like is not None)
+        _require_columns(file, columns, optional=like is not None)
     names = _feature_names(files, columns, setting, like)
     clients = None
     if own:
@@ -115,7 +119,11 @@ def read_table(path: Path | Mapping[str, Path], columns: Columns, setting: str, 
         clients = np.array(_filled(files[0], columns.client))
     target = None if columns.target is None else np.concatenate([_target(file, columns) for file in files])
     features = np.concatenate([_numbers(file, names) for file in files])
-    return Table(names, features, target, clients, tuple(file.place(k) for file in files for k in range(len(file.rows))))
+    persons = None
+    if columns.person is not None and all(columns.person in file.header for file in files):
+        persons = np.concatenate([np.array(_filled(file, columns.person)) for file in files])
+    places = tuple(file.place(k) for file in files for k in range(len(file.rows)))
+    return Table(names, features, target, clients, places, persons)
 
 
 def _read(path: Path) -> _File:
@@ -154,8 +162,9 @@ def _check_header(file: _File) -> None:
         raise DataError(f"The header of '{file.path}' is one column, '{header[0]}'. Separate columns with commas.")
 
 
-def _require_columns(file: _File, columns: Columns, optional_client: bool) -> None:
-    wanted = {"target": columns.target, "client_column": None if optional_client else columns.client}
+def _require_columns(file: _File, columns: Columns, optional: bool) -> None:
+    wanted = {"target": columns.target}
+    wanted |= {} if optional else {"client_column": columns.client, "person_column": columns.person}
     for setting, name in wanted.items():
         if name is not None and name not in file.header:
             null = " (or to null for data without a target)" if setting == "target" else ""
@@ -167,7 +176,7 @@ def _require_columns(file: _File, columns: Columns, optional_client: bool) -> No
 
 def _feature_names(files: Sequence[_File], columns: Columns, setting: str, like: Table | None) -> tuple[str, ...]:
     """Return the features of all files, in the order of the first file or of ``like``."""
-    others = (columns.target, columns.client)
+    others = (columns.target, columns.client, columns.person)
     found = [tuple(name for name in file.header if name not in others) for file in files]
     usual = frozenset(like.names) if like else Counter(map(frozenset, found)).most_common(1)[0][0]
     if not usual:

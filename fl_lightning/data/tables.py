@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,14 +9,15 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.table_files import Columns, Table, read_table
-from fl_lightning.errors import DataError, require
+from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
-from fl_lightning.functional.splitting import hold_out
+from fl_lightning.functional.splitting import count_units, hold_out
 
 
 class TableDataModule(InMemoryDataModule):
@@ -28,15 +28,20 @@ class TableDataModule(InMemoryDataModule):
 
     Args:
         path: a CSV file; a folder with one file for each client, which names the client; or a file (or folder) for each
-            client by name. Columns are matched by name: files must have the same columns, in any order.
+            client by name. Columns are matched by name: files must have the same columns, in any order. None at a server
+            whose clients are sites of their own; it then needs ``test_path``.
         target: the column to predict; None for features alone, as K-means uses.
         test_path: the server's set in a separate file or folder, with the same features and target.
         test_share: the share of the rows, in [0, 1), drawn as the server's set if ``test_path`` is not given: from each
             client's rows (and each of its classes), leaving every client at least one. With 0, no set is held out: see
             ``server_set`` of the FederatedDataModule.
         client_column: the column of a single file that names the client of a row; it is not a feature.
-        kind: the kind of the target: a number, float32, for ``regression``; a class, int64, coded 0 .. C - 1 in sorted order
-            (by value if all are numbers) for ``classification``.
+        person_column: the column that names the person of a row; it is not a feature. If persons have several rows, all rows of
+            one are in the same part (training, validation, test, server's set), and differential privacy covers persons.
+        kind: the kind of the target: a number, float32, for ``regression``; a class, int64, coded 0 .. C - 1 for
+            ``classification``.
+        classes: the names of the classes in the order of their codes, of which a file may lack some; None for those that
+            occur, in sorted order (by value if all are numbers).
         standardize: whether to subtract the mean of each feature and divide by its standard deviation, both of the training
             part of all clients together. A constant feature is only centred, and the target stays unchanged.
         batch_size: the rows per training batch, B.
@@ -51,7 +56,7 @@ class TableDataModule(InMemoryDataModule):
 
     def __init__(
         self,
-        path: str | dict[str, str],
+        path: str | dict[str, str] | None = None,
         target: str | None = "target",
         test_path: str | None = None,
         test_share: float = 0.2,
@@ -61,9 +66,16 @@ class TableDataModule(InMemoryDataModule):
         batch_size: int = 32,
         eval_batch_size: int = 1000,
         seed: int = 0,
+        classes: list[str | int] | None = None,
+        person_column: str | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size)
         name = "data.datamodule."
+        if path is None and test_path is None:
+            raise ConfigurationError(
+                "'data.datamodule.path' is missing. Set it to your table; a server whose clients are sites of their own needs "
+                "only 'data.datamodule.test_path'."
+            )
         require(0 <= test_share < 1, name + "test_share", "at least 0 and below 1", test_share)
         known = kind in ("regression", "classification")
         require(known, name + "kind", "regression or classification", kind)
@@ -71,8 +83,12 @@ class TableDataModule(InMemoryDataModule):
         require(sensible, name + "kind", "left out without a 'target'", kind)
         other = client_column is None or client_column != target
         require(other, name + "client_column", "a column other than 'target'", client_column)
+        apart = person_column is None or person_column not in (target, client_column)
+        require(apart, name + "person_column", "a column other than 'target' and 'client_column'", person_column)
+        require(classes is None or kind == "classification", name + "classes", "null without 'kind: classification'", classes)
         self.path, self.test_path, self.test_share = path, test_path, test_share
         self.target, self.client_column, self.kind = target, client_column, kind
+        self.classes, self.person_column = given_classes(classes), person_column
         self.standardize = standardize
         self.seed = seed
         self.feature_names: tuple[str, ...] = ()
@@ -80,36 +96,59 @@ class TableDataModule(InMemoryDataModule):
         if not test_share and test_path is None:
             self.without_server_set()
 
-    def load(self) -> tuple[TensorDataset, TensorDataset | None]:
+    def load(self) -> tuple[TensorDataset | None, TensorDataset | None]:
         """Read the files, divide and standardise.
 
         Raises:
             DataError: if a file is invalid; the message names file, line and column.
         """
         held = None if self.test_path is None else Path(self.test_path)
+        columns = Columns(self.target, self.client_column, self.kind == "classification", self.person_column)
+        if self.path is None:
+            return None, self._server_alone(read_table(held or Path(), columns, "data.datamodule.test_path"))
         path = Path(self.path) if isinstance(self.path, str) else {name: Path(own) for name, own in self.path.items()}
         self._check_paths(path, held)
-        columns = Columns(self.target, self.client_column, self.kind == "classification")
         table = read_table(path, columns, "data.datamodule.path")
         self.feature_names = table.names
-        target, classes = self._targets(table)
-        domains, clients = _coded(table.clients)
+        target, classes = self._targets(table, self.classes)
+        domains, clients = coded(table.clients)
+        persons, _ = coded(table.persons)
         if held is not None:
             other = read_table(held, columns, "data.datamodule.test_path", table)
             chosen, taken = torch.arange(len(table.features)), torch.arange(len(other.features))
             features, values = other.features, self._targets(other, classes)[0]
         else:
-            chosen, taken = self._divided(domains, target if classes else None, len(table.features))
+            chosen, taken = self._divided(domains, persons, target if classes else None, len(table.features))
             features, values = table.features, target
         self._measure(table.features[chosen.numpy()])
         named: dict[str, Any] = {"feature_names": table.names} | ({"classes": classes} if classes else {})
         whose = {"domains": domains[chosen], "domains_names": clients} if domains is not None else {}
+        whose |= {"persons": persons[chosen]} if persons is not None else {}
         train = self._dataset(table.features, target, chosen, named | whose)
         test = self._dataset(features, values, taken, named) if taken.numel() else None
         rows = f"{len(train)} + {taken.numel()} rows" if test else f"{len(train)} rows"
         shown = path if isinstance(path, Path) else f"{len(path)} paths"
         self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
+
+    def _server_alone(self, table: Table) -> TensorDataset:
+        """Return the server's set, without any training rows here."""
+        require(not self.standardize, "data.datamodule.standardize", "false without training rows", self.standardize)
+        self.feature_names = table.names
+        target, classes = self._targets(table, self.classes)
+        self.origin = f"{self.test_path} ({len(table.features)} rows, {len(table.names)} features)"
+        named: dict[str, Any] = {"feature_names": table.names} | ({"classes": classes} if classes else {})
+        return self._dataset(table.features, target, torch.arange(len(table.features)), named)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return shuffled batches of features, shape (B, d), and of targets, shape (B,), if any.
+
+        Raises:
+            DataError: if there are no training rows here.
+        """
+        if self._train is None:
+            raise DataError("'data.datamodule.path' is null, so there are no rows to train on. Set it to a table.")
+        return super().train_dataloader()
 
     def _check_paths(self, path: Path | dict[str, Path], held: Path | None) -> None:
         if isinstance(path, dict):
@@ -142,12 +181,13 @@ class TableDataModule(InMemoryDataModule):
             return None, ()
         if self.kind == "regression":
             return torch.from_numpy(table.target).float(), ()
-        names = np.array([_class_name(cell) for cell in table.target])
-        known = classes or tuple(sorted(set(names.tolist()), key=_class_order(names)))
+        names = [class_name(cell) for cell in table.target]
+        known = classes or ordered_classes(names)
         if len(known) < 2:
             raise DataError(
-                f"The column '{self.target}' of '{self.path}' has the single class '{known[0]}', but classification needs two "
-                "or more. Set 'data.datamodule.target' to another column."
+                f"The column '{self.target}' of '{self.path or self.test_path}' has the single class '{known[0]}', but "
+                "classification needs two or more. Name all classes in 'data.datamodule.classes', or set "
+                "'data.datamodule.target' to another column."
             )
         alike = [name for name in known if sum(other.casefold() == name.casefold() for other in known) > 1]
         if alike and not classes:
@@ -156,30 +196,41 @@ class TableDataModule(InMemoryDataModule):
                 "letters. If they are the same, write them alike in all files."
             )
         codes = {name: code for code, name in enumerate(known)}
-        for name, place in zip(names.tolist(), table.places, strict=True):
+        for name, place in zip(names, table.places, strict=True):
             if name not in codes:
-                raise DataError(
-                    f"{place}: the column '{self.target}' has the class '{name}', which does not occur in the training data. "
-                    "Remove the row from 'data.datamodule.test_path', or add examples of the class to 'path'."
-                )
-        return torch.tensor([codes[name] for name in names.tolist()]), known
+                raise DataError(f"{place}: the column '{self.target}' has the class '{name}', which {self._unknown}")
+        return torch.tensor([codes[name] for name in names]), known
 
-    def _divided(self, domains: Tensor | None, classes: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+    @property
+    def _unknown(self) -> str:
+        """Return what a class of a row is not, and what to do about it."""
+        if self.classes:
+            return f"is none of 'data.datamodule.classes' ({', '.join(self.classes[:20])}). Correct the cell, or add the class."
+        return (
+            "does not occur in the training data. Name all classes in 'data.datamodule.classes', or remove the row from "
+            "'data.datamodule.test_path'."
+        )
+
+    def _divided(
+        self, domains: Tensor | None, persons: Tensor | None, classes: Tensor | None, rows: int
+    ) -> tuple[Tensor, Tensor]:
         """Return the training rows, and those of the server's set."""
         if not self.test_share:
             return torch.arange(rows), torch.zeros(0, dtype=torch.int64)
         owners = torch.zeros(rows, dtype=torch.int64) if domains is None else domains
         everyone = Partition.of_owners(owners, int(owners.max()) + 1)
-        sizes = torch.minimum((self.test_share * everyone.sizes.double()).round().long(), everyone.sizes - 1)
+        units = count_units(everyone, persons)
+        sizes = torch.minimum((self.test_share * units.double()).round().long(), units - 1)
         if not int(sizes.sum()):  # then the largest client gives one
-            largest = everyone.sizes.argmax()
-            sizes[largest] = (everyone.sizes[largest] - 1).clamp(max=1)
+            largest = units.argmax()
+            sizes[largest] = (units[largest] - 1).clamp(max=1)
         if not int(sizes.sum()):
+            what = "rows" if persons is None else "persons"
             raise DataError(
-                f"'data.datamodule.test_share' is {self.test_share}, but it selects no rows, because no client has more than "
+                f"'data.datamodule.test_share' is {self.test_share}, but it selects no {what}, because no client has more than "
                 "one. Set it to 0, or set 'test_path'."
             )
-        rest, taken = hold_out(everyone, sizes, classes, generator(self.seed, "test share"))
+        rest, taken = hold_out(everyone, sizes, classes, generator(self.seed, "test share"), persons)
         return rest.order.sort().values, taken.order.sort().values
 
     def _measure(self, features: np.ndarray[Any, Any]) -> None:
@@ -197,27 +248,9 @@ class TableDataModule(InMemoryDataModule):
         return named_dataset([inputs.float()] + ([] if target is None else [target[chosen]]), **named)
 
 
-def _coded(clients: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[str, ...]]:
-    if clients is None:
+def coded(names: np.ndarray[Any, Any] | None) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Return the number of each row's name among the sorted ones, int64, shape (n,), and the names; None without names."""
+    if names is None:
         return None, ()
-    names, codes = np.unique(clients, return_inverse=True)
-    return torch.from_numpy(codes), tuple(names.tolist())
-
-
-def _class_name(cell: str) -> str:
-    """Return a class as written, except that 1, 1.0 and 01 are one class."""
-    try:
-        value = float(cell)
-    except ValueError:
-        return cell
-    if not math.isfinite(value):
-        return cell
-    return str(int(value)) if value.is_integer() else repr(value)
-
-
-def _class_order(names: np.ndarray[Any, Any]) -> Any:
-    """Return the sort key: by value if all are numbers, otherwise as text."""
-    try:
-        return float if np.isfinite(names.astype(np.float64)).all() else str
-    except ValueError:
-        return str
+    known, codes = np.unique(names, return_inverse=True)
+    return torch.from_numpy(codes), tuple(known.tolist())

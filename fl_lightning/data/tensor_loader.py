@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class TensorLoader:
         indices: the examples to use, int64, shape (m,); all by default.
         generator: shuffles anew in each iteration; without it, examples are in the order of ``indices``.
         drop_single: whether to leave out a last batch of a single example, on which BatchNorm cannot train.
+        names: the names of ``classes`` and ``feature_names``, if the examples have any.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class TensorLoader:
         indices: Tensor | None = None,
         generator: torch.Generator | None = None,
         drop_single: bool = False,
+        names: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.tensors = tuple(tensors)
+        self.tensors, self.names = tuple(tensors), names or {}
         self.batch_size = batch_size
         self.indices = indices
         self.generator = generator
@@ -96,4 +98,4 @@ class TensorLoader:
     def shard(self, rank: int, ranks: int) -> TensorLoader:
         """Return every ``ranks``-th example from ``rank`` on, so that each example is on exactly one rank."""
         indices = torch.arange(self.num_examples) if self.indices is None else self.indices
-        return TensorLoader(self.tensors, self.batch_size, indices[rank::ranks], self.generator)
+        return TensorLoader(self.tensors, self.batch_size, indices[rank::ranks], self.generator, names=self.names)

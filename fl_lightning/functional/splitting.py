@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,11 @@ from fl_lightning.functional.partition import Partition, offsets
 
 
 def hold_out(
-    partition: Partition, sizes: Tensor, labels: Tensor | None, generator: torch.Generator
+    partition: Partition,
+    sizes: Tensor,
+    labels: Tensor | None,
+    generator: torch.Generator | Sequence[torch.Generator],
+    persons: Tensor | None = None,
 ) -> tuple[Partition, Partition]:
     """Take a number of examples from each client, in the proportions of its classes, to within one example of each class.
 
@@ -17,17 +23,21 @@ def hold_out(
         partition: the examples of each client.
         sizes: the number of examples to take from each client, int64, shape (K,), at most what it holds.
         labels: the class of each example of the data set, int64, shape (n,); None ignores classes.
-        generator: draws the examples.
+        generator: draws the examples; one for each client makes what is taken from it independent of the other clients.
+        persons: the person of each example of the data set, int64, shape (n,): ``sizes`` then counts persons, and all examples
+            that a client has of a person are taken together. None if each example is a person of its own.
 
     Returns:
         The remaining examples, and the examples taken. Indices ascend within each client.
     """
+    if persons is not None:
+        return _hold_out_persons(partition, sizes, labels, generator, persons)
     owners, order = partition.owners(), partition.order
     classes = torch.zeros_like(order) if labels is None else labels[order]
     known, classes = torch.unique(classes, return_inverse=True)  # -1 may mean 'unlabelled', and numbers may be large
     num_classes = max(1, known.numel())
     group = owners * num_classes + classes
-    shuffle = torch.randperm(len(order), generator=generator)
+    shuffle = _shuffled(partition.sizes, generator)
     place = shuffle[group[shuffle].argsort(stable=True)]  # by client and class, shuffled within
     groups, counts = torch.unique_consecutive(group[place], return_counts=True)
     wanted = _apportion(groups // num_classes, counts, sizes, partition.sizes, generator)
@@ -37,15 +47,52 @@ def hold_out(
     return _select(partition, owners, ~taken), _select(partition, owners, taken)
 
 
-def _apportion(owner: Tensor, counts: Tensor, sizes: Tensor, totals: Tensor, generator: torch.Generator) -> Tensor:
+def count_units(partition: Partition, persons: Tensor | None) -> Tensor:
+    """Return the number of each client's persons, int64, shape (K,); of its examples without ``persons``."""
+    if persons is None:
+        return partition.sizes
+    owners = partition.owners()
+    pairs = torch.unique(torch.stack([owners, persons[partition.order]], 1), dim=0)
+    return torch.bincount(pairs[:, 0], minlength=len(partition))
+
+
+def _hold_out_persons(
+    partition: Partition,
+    sizes: Tensor,
+    labels: Tensor | None,
+    generator: torch.Generator | Sequence[torch.Generator],
+    persons: Tensor,
+) -> tuple[Partition, Partition]:
+    """Hold out persons with all their examples; a person's class is that of the first of these."""
+    owners, order = partition.owners(), partition.order
+    pairs, unit = torch.unique(torch.stack([owners, persons[order]], 1), dim=0, return_inverse=True)
+    first = torch.full((len(pairs),), len(order)).scatter_reduce_(0, unit, torch.arange(len(order)), "amin")
+    classes = None if labels is None else labels[order[first]]
+    _, taken = hold_out(Partition.of_owners(pairs[:, 0], len(partition)), sizes, classes, generator)
+    chosen = torch.zeros(len(pairs), dtype=torch.bool)
+    chosen[taken.order] = True
+    return _select(partition, owners, ~chosen[unit]), _select(partition, owners, chosen[unit])
+
+
+def _shuffled(sizes: Tensor, generator: torch.Generator | Sequence[torch.Generator]) -> Tensor:
+    """Return a permutation of 0 .. m - 1, where m is the sum of the clients' sizes; with a generator each, client by client."""
+    if isinstance(generator, torch.Generator):
+        return torch.randperm(int(sizes.sum()), generator=generator)
+    own = [torch.randperm(size, generator=one) for size, one in zip(sizes.tolist(), generator, strict=True)]
+    return torch.cat(own) + offsets(sizes)[:-1].repeat_interleave(sizes)
+
+
+def _apportion(
+    owner: Tensor, counts: Tensor, sizes: Tensor, totals: Tensor, generator: torch.Generator | Sequence[torch.Generator]
+) -> Tensor:
     """Choose by largest remainders how many of each (client, class) group to take, so that each client gets its size."""
     quota = sizes[owner] * counts  # in parts of the client's total: whole numbers, so that equal remainders are equal
     whole, remainder = quota // totals[owner], quota % totals[owner]
     missing = sizes - torch.zeros_like(sizes).index_add_(0, owner, whole)
-    shuffle = torch.randperm(len(owner), generator=generator)  # breaks ties between equal remainders
+    groups = torch.bincount(owner, minlength=len(sizes))
+    shuffle = _shuffled(groups, generator)  # breaks ties between equal remainders
     by_remainder = shuffle[remainder[shuffle].argsort(stable=True, descending=True)]
     by_owner = by_remainder[owner[by_remainder].argsort(stable=True)]
-    groups = torch.bincount(owner, minlength=len(sizes))
     rank = torch.arange(len(owner)) - offsets(groups)[:-1].repeat_interleave(groups)
     whole[by_owner] += (rank < missing[owner[by_owner]]).long()
     return whole

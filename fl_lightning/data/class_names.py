@@ -1,0 +1,136 @@
+"""Names of classes and features: number classes by their names, and compare the names that datasets have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from fl_lightning.data.tensor_loader import TensorLoader
+from fl_lightning.errors import DataError, require
+
+
+def class_name(cell: object) -> str:
+    """Return a class as written, except that 1, 1.0 and 01 are one class."""
+    text = str(cell)
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(value):
+        return text
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def ordered_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return each name once, by value if all are numbers, otherwise as text."""
+    try:
+        numeric = bool(np.isfinite(np.array(names).astype(np.float64)).all())
+    except ValueError:
+        numeric = False
+    key: Any = float if numeric else str
+    return tuple(sorted(set(names), key=key))
+
+
+def given_classes(classes: Sequence[str | int] | None) -> tuple[str, ...]:
+    """Return the classes of the setting ``data.datamodule.classes`` as names; none if it is not set.
+
+    Raises:
+        ConfigurationError: if they are fewer than two, or one occurs twice.
+    """
+    names = tuple(class_name(name) for name in classes or ())
+    fits = classes is None or (len(names) >= 2 and len(set(names)) == len(names))
+    require(fits, "data.datamodule.classes", "two or more names, each once", classes)
+    return names
+
+
+def names_of(data: Any, kind: str) -> tuple[str, ...] | None:
+    """Return the names that a dataset or loader has for its classes or features; None if it has none.
+
+    Args:
+        data: a dataset, also inside Subset and ConcatDataset, or a loader.
+        kind: ``classes`` or ``feature_names``.
+    """
+    if isinstance(data, DataLoader):
+        return names_of(data.dataset, kind)
+    if isinstance(data, TensorLoader):
+        return data.names.get(kind)
+    if isinstance(data, Subset):
+        return names_of(data.dataset, kind)
+    if isinstance(data, ConcatDataset):
+        found = [names_of(part, kind) for part in data.datasets]
+        return found[0] if found and all(one == found[0] for one in found) else None
+    names = getattr(data, kind, None)
+    if names is None and kind == "classes" and isinstance(features := getattr(data, "features", None), Mapping):
+        names = next((one.names for one in features.values() if hasattr(one, "names")), None)  # Hugging Face's ClassLabel
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)
+
+
+def require_alike(one: str, data: Any, other: str, others: Any) -> None:
+    """Refuse sets whose classes or features have different names; sets without names are not compared.
+
+    Args:
+        one: the owner of the first set, for messages.
+        data: its dataset or loader.
+        other: the owner of the other set.
+        others: its dataset or loader, or several.
+
+    Raises:
+        DataError: saying what differs.
+    """
+    parts = others if isinstance(others, list | tuple) else others.values() if isinstance(others, Mapping) else [others]
+    for part in parts:
+        require_same_classes(one, names_of(data, "classes"), other, names_of(part, "classes"))
+        require_same_features(one, names_of(data, "feature_names"), other, names_of(part, "feature_names"))
+
+
+def require_same_classes(one: str, classes: Sequence[str] | None, other: str, others: Sequence[str] | None) -> None:
+    """Refuse sets whose classes have other names, or another order: a number would mean different classes.
+
+    Args:
+        one: the owner of the first set, for messages.
+        classes: the names of its classes; None if it has none.
+        other: the owner of the other set.
+        others: the names of its classes; None if it has none.
+
+    Raises:
+        DataError: with both lists.
+    """
+    if classes is not None and others is not None and tuple(classes) != tuple(others):
+        raise DataError(
+            f"{one} numbers the classes as {_listed(classes)}, but {other} as {_listed(others)}, so the same number means "
+            "different classes. Number them alike: set 'classes' of both datamodules to the same list (a set may lack "
+            "examples of a class), or use the same folders of classes in both."
+        )
+
+
+def require_same_features(one: str, names: Sequence[str] | None, other: str, others: Sequence[str] | None) -> None:
+    """Refuse sets whose features have other names, or another order: a feature would be taken for another one.
+
+    Args:
+        one: the owner of the first set, for messages.
+        names: the names of its features; None if it has none.
+        other: the owner of the other set.
+        others: the names of its features; None if it has none.
+
+    Raises:
+        DataError: naming the first feature that differs.
+    """
+    if names is None or others is None or tuple(names) == tuple(others):
+        return
+    lacking = [name for name in names if name not in others]
+    more = [name for name in others if name not in names]
+    what = f"'{lacking[0]}' is only in {one}" if lacking else f"'{more[0]}' is only in {other}" if more else "the order differs"
+    raise DataError(
+        f"The features of {one} and of {other} differ ({what}), so a feature would be taken for another one. Give both the "
+        "same columns in the same order."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")

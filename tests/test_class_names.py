@@ -1,0 +1,215 @@
+"""Numbers of classes: sets whose names differ are refused wherever they meet, and a setting names classes that a set lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from federations import Plain, trainer
+from hypothesis import given
+from hypothesis import strategies as st
+from small_images import paint
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from fl_lightning import (
+    ConfigurationError,
+    DataError,
+    DomainPartitioner,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    IIDPartitioner,
+    ImageFolderDataModule,
+    TableDataModule,
+)
+from fl_lightning.data.class_names import class_name, names_of, ordered_classes
+
+
+def named(labels: Any, **names: Any) -> TensorDataset:
+    """Examples with four features whose classes, or features, have names."""
+    dataset = TensorDataset(torch.randn(len(labels), 4), torch.tensor(labels))
+    vars(dataset).update(names)
+    return dataset
+
+
+def fit(data: Any) -> L.Trainer:
+    run = trainer(1, FederatedOrchestrator())
+    run.fit(Plain(), data)
+    return run
+
+
+AB, BC, ABC = ("a", "b"), ("b", "c"), ("a", "b", "c")
+
+
+@pytest.mark.parametrize("kind", ["classes", "feature_names"])
+@pytest.mark.parametrize("where", ["clients", "server", "own sets"])
+def test_clients_and_sets_with_other_names_are_refused(kind, where):
+    """Sites that saw b and c, and a server with a, b and c: class 0 is b here and a there."""
+    one, other = named([0, 1, 0, 1], **{kind: BC}), named([0, 1, 1, 0], **{kind: ABC})
+    val: Any = {"clients": None, "server": other, "own sets": {"north": one, "south": other}}[where]
+    data = FederatedDataModule.from_clients({"north": one, "south": other if where == "clients" else one}, val=val)
+    with pytest.raises(DataError) as caught:
+        fit(data)
+    said = {"clients": "the training set of client 'south'", "server": "the server's validation set"}
+    assert "training set of client 'north'" in str(caught.value)
+    assert said.get(where, "the validation set of client 'south'") in str(caught.value)
+    assert ("b, c" in str(caught.value)) == (kind == "classes")
+
+
+def test_equal_names_and_sets_without_names_are_not_refused():
+    sets = {"north": named([0, 1], classes=AB), "south": named([1, 1], classes=AB), "west": named([0, 0])}
+    assert fit(FederatedDataModule.from_clients(sets, val=named([0, 1], classes=AB))).global_step == 1
+
+
+class Two(L.LightningDataModule):
+    def __init__(self, train: Any, val: Any) -> None:
+        super().__init__()
+        self.train, self.val = train, val
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return self.val
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_datamodule_whose_sets_number_classes_differently_is_refused(several):
+    val = DataLoader(named([0, 1], classes=ABC), batch_size=2)
+    data = FederatedDataModule(Two(named([0, 1, 1, 0], classes=BC), [val] if several else val), IIDPartitioner(2))
+    with pytest.raises(
+        DataError, match=r"The training set numbers the classes as b, c, but the set of 'val_dataloader' as a, b, c"
+    ):
+        fit(data)
+
+
+class Faces(Dataset[Any]):
+    """As Hugging Face's datasets name classes."""
+
+    class Label:
+        names = list(AB)
+
+    features = {"image": None, "label": Label()}
+
+
+def test_where_names_are_found():
+    plain, other = named([0, 1], classes=list(AB)), named([1], classes=BC)
+    assert names_of(DataLoader(Subset(plain, [0])), "classes") == AB
+    assert names_of(ConcatDataset([plain, plain]), "classes") == AB
+    assert names_of(ConcatDataset([plain, other]), "classes") is None
+    assert names_of(Faces(), "classes") == AB
+    for strange in (3, [1, 2], [], "ab", None):
+        assert names_of(named([0], classes=strange), "classes") is None
+
+
+# ---------------------------------------------------------------- the setting
+
+
+def write(path: str, *labels: str) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    rows = [f"{k},{k * k},{label}" for k, label in enumerate(labels)]
+    Path(path).write_text("\n".join(["age,dose,outcome", *rows]) + "\n")
+    return path
+
+
+def table(path: Any, **more: Any) -> TableDataModule:
+    data = TableDataModule(path, "outcome", kind="classification", **more)
+    data.setup("fit")
+    return data
+
+
+def test_a_table_may_lack_a_class_that_the_setting_names():
+    """Without it, b and c would be classes 0 and 1."""
+    data = table(write("own.csv", *"bcbcb"), test_share=0.0, classes=["a", "b", "c"])
+    assert data.train_set.tensors[1].tolist() == [1, 2, 1, 2, 1]
+    assert names_of(data.train_set, "classes") == ABC
+    one = table(write("one.csv", *"bbb"), test_share=0.0, classes=["a", "b"])
+    assert one.train_set.tensors[1].tolist() == [1, 1, 1]
+    test = table("own.csv", test_path=write("test.csv", *"aab"), classes=["a", "b", "c"])
+    assert test.val_dataloader().tensors[1].tolist() == [0, 0, 1]
+
+
+def test_the_order_is_the_settings_and_numbers_are_names_too():
+    data = table(write("own.csv", "1.0", "2", "01", "10"), test_share=0.0, classes=[10, 1, 2])
+    assert data.train_set.tensors[1].tolist() == [1, 2, 1, 0]
+
+
+def test_classes_that_are_missing_or_wrong_are_named():
+    with pytest.raises(DataError, match=r"line 3: .* has the class 'x', which is none of 'data.datamodule.classes' \(a, b\)"):
+        table(write("own.csv", *"bxb"), classes=["a", "b"])
+    with pytest.raises(DataError, match=r"has the class 'a', which does not occur in the training data. Name all classes in"):
+        table(write("own.csv", *"bcb"), test_path=write("test.csv", *"ab"))
+    with pytest.raises(DataError, match=r"single class 'b', but classification needs two or more. Name all classes in"):
+        table(write("own.csv", *"bbb"))
+    for wrong in (["a"], ["a", "a"], [1, "1.0"], []):
+        with pytest.raises(ConfigurationError, match=r"'data.datamodule.classes' must be two or more names, each once"):
+            TableDataModule("own.csv", "outcome", kind="classification", classes=wrong)
+    with pytest.raises(ConfigurationError, match=r"must be null without 'kind: classification'"):
+        TableDataModule("own.csv", "outcome", classes=["a", "b"])
+
+
+@given(st.lists(st.one_of(st.integers(-5, 5).map(str), st.text(max_size=3)), min_size=1))
+def test_names_are_ordered_once_each(names):
+    found = ordered_classes([class_name(name) for name in names])
+    assert set(found) == {class_name(name) for name in names}
+    assert list(found) == sorted(found, key=float if all(_number(name) for name in found) else str)
+
+
+def _number(text: str) -> bool:
+    try:
+        return abs(float(text)) < float("inf")
+    except ValueError:
+        return False
+
+
+def test_tables_of_clients_that_lack_a_class_meet_under_the_setting():
+    """Each file a datamodule of its own, as 'data.clients' reads them: refused, until the setting numbers them alike."""
+    paths = {name: write(f"{name}.csv", *labels) for name, labels in (("north", "abab"), ("south", "bcbc"))}
+
+    def clients(**more: Any) -> FederatedDataModule:
+        own = {
+            name: TableDataModule(path, "outcome", kind="classification", test_share=0.0, standardize=False, **more)
+            for name, path in paths.items()
+        }
+        data = FederatedDataModule(clients=own)
+        data.setup("fit")
+        return data
+
+    with pytest.raises(DataError, match=r"numbers the classes as a, b, but the training set of client 'south' as b, c"):
+        clients()
+    data = clients(classes=["a", "b", "c"])
+    assert data.label_counts().tolist() == [[2, 2, 0], [0, 2, 2]]
+
+
+def folders(root: str, **classes: int) -> str:
+    for name, count in classes.items():
+        paint(Path(root) / name, count)
+    return root
+
+
+def test_folders_of_images_may_lack_a_class_that_the_setting_names():
+    train, test = folders("train", b=2, c=3), folders("held", a=1, b=1, c=1)
+    with pytest.raises(DataError, match=r"has the classes a, b, c, but the training images have b, c"):
+        ImageFolderDataModule(train, test).setup("fit")
+    data = ImageFolderDataModule(train, test, classes=["a", "b", "c"])
+    data.setup("fit")
+    assert data.train_dataloader().dataset.tensors[1].bincount().tolist() == [0, 2, 3]
+    assert data.val_dataloader().tensors[1].tolist() == [0, 1, 2]
+    with pytest.raises(DataError, match=r"the class 'c', which is none of 'data.datamodule.classes'"):
+        ImageFolderDataModule(train, classes=["a", "b"]).setup("fit")
+
+
+def test_domains_of_images_meet_under_the_setting():
+    for site, classes in (("north", {"a": 2, "b": 2}), ("south", {"b": 3})):
+        folders(f"sites/{site}", **classes)
+    data = FederatedDataModule(ImageFolderDataModule("sites", classes=["a", "b", "c"]), DomainPartitioner())
+    data.setup("fit")
+    assert data.datamodule.train_dataloader().dataset.classes == ABC
+    assert [
+        data.datamodule.train_dataloader().dataset.tensors[1][part].bincount(minlength=3).tolist() for part in data.indices
+    ] == [
+        [2, 2, 0],
+        [0, 3, 0],
+    ]

@@ -1,0 +1,184 @@
+"""Several rows of one person: parts hold all of them, and differential privacy covers the person."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shake
+import torch
+from federations import SIZES, Blobs, Consecutive, Plain, federate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_privacy import NO_NOISE
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning import (
+    ConfigurationError,
+    DataError,
+    DomainPartitioner,
+    ExamplePrivacy,
+    FederatedDataModule,
+    IIDPartitioner,
+    LocalTraining,
+    Partition,
+    TableDataModule,
+)
+from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.functional.splitting import count_units, hold_out
+
+
+class Visits(Blobs):
+    """The usual blobs, whose rows belong to persons."""
+
+    def __init__(self, persons: Any, **more: Any) -> None:
+        super().__init__(**more)
+        self.persons = persons
+
+    def train_dataloader(self) -> Any:
+        dataset = TensorDataset(*self.train)
+        dataset.persons = self.persons
+        return DataLoader(dataset, batch_size=self.batch_size, shuffle=self.shuffle)
+
+
+# ---------------------------------------------------------------- parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=60), st.integers(0, 99), st.booleans())
+def test_all_rows_of_a_person_are_in_one_part(pairs, seed, with_labels):
+    """Persons count: as many as wanted of each client; the same number at two clients is two persons."""
+    owners, persons = (torch.tensor(column) for column in zip(*pairs, strict=True))
+    partition = Partition.of_owners(owners, 3)
+    held = [len({person for owner, person in pairs if owner == k}) for k in range(3)]
+    assert count_units(partition, persons).tolist() == held
+    sizes = torch.tensor([count // 2 for count in held])
+    labels = owners + persons % 2 if with_labels else None
+    rest, taken = hold_out(partition, sizes, labels, torch.Generator().manual_seed(seed), persons)
+    for k in range(3):
+        out = set(persons[taken[k]].tolist())
+        assert len(out) == int(sizes[k])
+        assert not out & set(persons[rest[k]].tolist())
+        assert sorted([*rest[k].tolist(), *taken[k].tolist()]) == partition[k].tolist()
+
+
+def test_parts_of_a_federation_keep_persons_together():
+    persons = np.array([f"p{k // 3}" for k in range(sum(SIZES))])
+    data = FederatedDataModule(Visits(persons), Consecutive(), client_validation=0.2, client_test=0.3)
+    data.setup("fit")
+    for k in range(3):
+        parts = [set(persons[part[k].numpy()]) for part in (data.splits.training, data.splits.validation, data.splits.test)]
+        assert all(parts)
+        assert not (parts[0] & parts[1])
+        assert not (parts[0] & parts[2])
+        assert not (parts[1] & parts[2])
+
+
+def test_persons_of_clients_with_datasets_of_their_own():
+    """One names persons, one does not, and the server has a set: joined, they keep their persons."""
+    one, other = TensorDataset(*Blobs(n=30).train), TensorDataset(*Blobs(n=20).train)
+    one.persons = np.arange(30) // 3
+    data = FederatedDataModule.from_clients({"a": one, "b": other}, val=other, client_test=0.25)
+    data.setup("fit")
+    tests = [part.tolist() for part in data.splits.test]
+    assert len(tests[1]) == 5
+    assert sorted(k // 3 for k in tests[0]) == sorted([k // 3 for k in tests[0][::3]] * 3)  # of ten persons, two or three
+
+
+def test_a_public_share_of_persons_is_refused():
+    data = FederatedDataModule(Visits(np.arange(40)), IIDPartitioner(2), public_share=0.2)
+    with pytest.raises(ConfigurationError, match=r"'data.public_share' must be 0 if the data name persons"):
+        data.setup("fit")
+
+
+def write(path: str, rows: int, visits: int, label: str = "xyz") -> None:
+    Path(path).parent.mkdir(exist_ok=True)
+    lines = [f"p{k // visits},{k},{k % 7},{label[k % len(label)]}" for k in range(rows)]
+    Path(path).write_text("\n".join(["patient,age,dose,outcome", *lines]) + "\n")
+
+
+def table(**more: Any) -> TableDataModule:
+    return TableDataModule("sites", "outcome", kind="classification", standardize=False, person_column="patient", **more)
+
+
+def test_a_table_names_its_persons_in_a_column():
+    """The column is no feature, and the server's share has whole persons, too."""
+    write("sites/a.csv", 40, 4)
+    write("sites/b.csv", 30, 3)
+    base = table(test_share=0.2)
+    data = FederatedDataModule(base, DomainPartitioner(), client_test=0.25)
+    data.setup("fit")
+    assert base.feature_names == ("age", "dose")
+    ages = {k: base.train_set.tensors[0][:, 0].long()[data.splits.training[k]] for k in range(2)}
+    tests = {k: base.train_set.tensors[0][:, 0].long()[data.splits.test[k]] for k in range(2)}
+    for k, visits in ((0, 4), (1, 3)):
+        persons = {int(age) // visits for age in ages[k]}, {int(age) // visits for age in tests[k]}
+        assert not persons[0] & persons[1]
+        assert len(tests[k]) == visits * len(persons[1])
+        assert len(ages[k]) + len(tests[k]) == visits * 8  # of ten persons, two are the server's
+    assert len(persons[1]) == 2  # a quarter of eight
+
+
+def test_a_person_column_that_is_missing_or_has_gaps_is_named():
+    write("sites/a.csv", 12, 2)
+    with pytest.raises(DataError, match=r"has no column 'person'"):
+        TableDataModule("sites", "outcome", kind="classification", person_column="person").setup("fit")
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule.person_column' must be a column other than 'target'"):
+        TableDataModule("sites", "outcome", kind="classification", person_column="outcome")
+    text = Path("sites/a.csv").read_text().replace("p1,2", ",2")
+    Path("sites/a.csv").write_text(text)
+    with pytest.raises(DataError, match=r"line 4: the column 'patient' is empty"):
+        table().setup("fit")
+
+
+# ---------------------------------------------------------------- differential privacy
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.integers(1, 10), st.integers(0, 9))
+def test_a_person_is_in_a_batch_with_all_rows_or_none(persons, batch_size, seed):
+    codes, draw = torch.tensor(persons), torch.Generator().manual_seed(seed)
+    batches = PoissonBatches(len(persons), batch_size, lambda batch, count: torch.rand(count, generator=draw), codes)
+    assert batches.expected_persons == pytest.approx(batches.rate * len(set(persons)))
+    for batch in batches:
+        drawn = batches.drawn.popleft()
+        if drawn is None:
+            assert batch == [0]
+            continue
+        there = {persons[k] for k in batch}
+        assert batch == [k for k, person in enumerate(persons) if person in there]
+        numbers = {person: {int(n) for k, n in zip(batch, drawn, strict=True) if persons[k] == person} for person in there}
+        assert sorted(n for (n,) in map(sorted, numbers.values())) == list(range(len(there)))
+
+
+@pytest.mark.parametrize("visits", [1, 3])
+def test_the_gradient_of_a_person_is_clipped(visits):
+    """Against a loop over persons: the mean gradient of a person's rows is clipped, so that noise covers the person."""
+    rate, length, lr = 5 / 20, 0.3, 0.1
+    persons = np.arange(20) // visits
+    count = len(set(persons))
+    torch.manual_seed(2)
+    module = Plain(lr=lr)
+    by_hand = copy.deepcopy(module.net)
+    privacy = ExamplePrivacy(length, NO_NOISE, noise_seed=4)
+    data = Visits(persons, n=20)
+    federate(module, 1, data=data, partitioner=Consecutive([20]), local=LocalTraining(max_epochs=3, privacy=privacy))
+    x, y = data.train
+    for step in range(3 * 4):
+        thrown = shake.uniforms(count, shake.key_of(4), 0, 0, step, 0, "coins of examples, period 0")
+        total = [torch.zeros_like(p) for p in by_hand.parameters()]
+        for person in (k for k, coin in enumerate(thrown) if coin < rate):
+            rows = torch.tensor(persons == person)
+            gradients = torch.autograd.grad(F.cross_entropy(by_hand(x[rows]), y[rows]), list(by_hand.parameters()))
+            norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients))
+            for sum_, g in zip(total, gradients, strict=True):
+                sum_ += g * min(1.0, length / (norm + 1e-6))
+        with torch.no_grad():
+            for p, g in zip(by_hand.parameters(), total, strict=True):
+                p -= lr * g / (rate * count)
+    for name, value in by_hand.state_dict().items():
+        torch.testing.assert_close(module.net.state_dict()[name], value, rtol=1e-5, atol=1e-5)
