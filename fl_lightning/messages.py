@@ -190,6 +190,26 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True)
+class NameComparison:
+    """Compare a client's names of classes or features with the server's; it repeats only names that the server sent.
+
+    Attributes:
+        missing: the server's names that the client does not have.
+        further: the number of its names that the server does not have.
+        moved: the first of the server's names that is in another place, if both have the same names; otherwise empty.
+    """
+
+    missing: tuple[str, ...] = ()
+    further: int = 0
+    moved: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Return whether the names and their order are the same."""
+        return not (self.missing or self.further or self.moved)
+
+
+@dataclass(frozen=True, slots=True)
 class ClientInfo:
     """Describe a client to the server before the first round.
 
@@ -199,9 +219,13 @@ class ClientInfo:
         label_counts: the number of its examples of each class; None if it does not report them.
         num_validation: the number of examples in its own validation part, if it is remote.
         num_test: the number of examples in its own test part, if it is remote.
-        classes: the names of the classes in the order of their numbers, if it is remote and its dataset names them.
         streams: whether it reads a stream without a length, so that each update tells how many examples it trained on.
-        features: a digest of the names of its features in their order, if it is remote and its dataset names them.
+        evaluations: the parts of its examples on which models may be evaluated, if it is remote.
+        classes: how the names of its classes compare with those that the server sent, if it is remote and both have names.
+        features: the same for the names of its features.
+        digests: digests of the names of its classes and features in their order; empty for none.
+        ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
+            not tell them.
     """
 
     name: str
@@ -209,6 +233,9 @@ class ClientInfo:
     label_counts: tuple[int, ...] | None = None
     num_validation: int = 0
     num_test: int = 0
-    classes: tuple[str, ...] | None = None
     streams: bool = False
-    features: str | None = None
+    evaluations: tuple[Part, ...] = ()
+    classes: NameComparison | None = None
+    features: NameComparison | None = None
+    digests: tuple[str, str] = ("", "")
+    ranges: tuple[tuple[float, float, float, float], ...] | None = None

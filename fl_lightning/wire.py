@@ -23,6 +23,7 @@ from fl_lightning.messages import (
     EvalOrder,
     EvalReport,
     ModelLayout,
+    NameComparison,
     Progress,
     ServerModel,
     Settlement,
@@ -30,11 +31,12 @@ from fl_lightning.messages import (
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 5
+FORMAT = 6
 """The version of the format, which increases when a message changes."""
 
-_KINDS = (ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)
-MESSAGES = {kind.__name__: kind for kind in (*_KINDS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
+_ORDERS = (ClientJob, EvalOrder, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)
+_REPORTS = (ChainReport, ClientInfo, EvalReport, NameComparison)
+MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""
 

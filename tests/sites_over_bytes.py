@@ -21,6 +21,8 @@ from fl_lightning.flower.site_server import SiteServer
 from fl_lightning.flower.transport import Answer, Parts, Transport
 from fl_lightning.messages import ClientInfo
 
+POLICY: dict[str, Any] = {"federations": "any", "evaluations": ["training", "validation", "test"]}
+"""What the sites of the tests allow, unless a test is about it."""
 NAMES = ("north", "south", "west")
 SERVERS: dict[str, SiteServer] = {}
 """The running sites, by name; they outlive a fit."""
@@ -69,8 +71,14 @@ class BytesTransport:
 class BytesSites(RemoteSites):
     """``federation.pool: sites_over_bytes.BytesSites``."""
 
-    def __init__(self, min_sites: int | None = None, model: dict[str, Any] | None = None) -> None:
-        super().__init__(min_sites=min_sites, model=model)
+    def __init__(
+        self,
+        min_sites: int | None = None,
+        model: dict[str, Any] | None = None,
+        max_examples: int | dict[str, int] | None = None,
+        max_share: float = 1.0,
+    ) -> None:
+        super().__init__(min_sites=min_sites, model=model, max_examples=max_examples, max_share=max_share)
 
     def _connect(self, settings: Any) -> tuple[Transport, Sequence[str]]:
         return BytesTransport(), tuple(REGISTERED)
@@ -107,7 +115,8 @@ def prepare(folder: Path, monkeypatch: Any, policy: dict[str, Any] | None = None
         rows = slice(bounds[k], bounds[k + 1])
         write(folder / name / "own.csv", features[rows], labels[rows])
         shutil.copy(folder / name / "own.csv", folder / "all" / f"{name}.csv")
-        site: dict[str, Any] = {"datamodule": table(str(folder / name / "own.csv")), "policy": policy or {}, "device": "cpu"}
+        agreed = {**POLICY, **(policy or {})}
+        site: dict[str, Any] = {"datamodule": table(str(folder / name / "own.csv")), "policy": agreed, "device": "cpu"}
         (folder / name / "data.yaml").write_text(yaml.safe_dump(site))
         start_site(folder, name)
 

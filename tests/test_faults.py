@@ -111,7 +111,10 @@ WRONG = {
     "an exception": (raises(ZeroDivisionError("here")), "ZeroDivisionError: here"),
     "no memory": (raises(MemoryError()), "MemoryError"),
     "no memory on the GPU": (raises(torch.OutOfMemoryError("CUDA out of memory")), "OutOfMemoryError: CUDA out of memory"),
-    "too slow": (lambda module: Clock.pass_by(1.1), "but 'federation.faults.deadline' is 1.0"),
+    "too slow": (
+        lambda module: Clock.pass_by(1.1),
+        "but 'federation.faults.deadline' (or 'policy.max_seconds' at a site) is 1",
+    ),
 }
 
 

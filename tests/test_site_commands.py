@@ -480,21 +480,34 @@ def test_a_proxy_file_names_the_folder(tmp_path, capsys):
 def test_a_table_that_cannot_be_read_is_named(content, said):
     if content is not None:
         Path("own.csv").write_text(content)
-    table = "datamodule: {class_path: TableDataModule, init_args: {path: own.csv, kind: classification, test_share: 0}}\n"
-    Path("data.yaml").write_text(table)
+    table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
+    Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\n")
     with pytest.raises(DataError) as caught:
         SiteData(read_settings(Path("data.yaml")))
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("standardize", [True, False])
-def test_a_site_is_told_how_its_features_are_scaled(standardize):
+def test_a_site_does_not_scale_by_its_own_rows():
+    """The others would scale by theirs; without 'standardize: false' the default does."""
     Path("own.csv").write_text("a,b,target\n1,2,0\n2,1,1\n")
-    table = f"{{path: own.csv, kind: classification, test_share: 0, standardize: {str(standardize).lower()}}}"
-    Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n")
+    for more in ("", ", standardize: true"):
+        table = f"{{path: own.csv, kind: classification, test_share: 0{more}}}"
+        Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n")
+        with pytest.raises(ConfigurationError, match=r"'datamodule' has 'standardize: true', .* Set 'standardize: false'"):
+            read_settings(Path("data.yaml"))
+
+
+def test_a_site_is_told_what_the_server_would_learn():
+    """And that -9999 may stand for a missing value."""
+    rows = [f"{k},{k % 3 - (9999 if k == 5 else 0)},{k % 2}" for k in range(12)]
+    Path("own.csv").write_text("\n".join(["a,b,target", *rows]).replace("-9997", "-9999") + "\n")
+    table = "{path: own.csv, kind: classification, test_share: 0, standardize: false}"
+    policy = "policy: {evaluations: [test], ranges: true}\nclient_test: 0.25\n"
+    Path("data.yaml").write_text(f"datamodule: {{class_path: TableDataModule, init_args: {table}}}\ndevice: cpu\n{policy}")
     said = site_check._data(argparse.Namespace(data="data.yaml", name="a"))
-    assert said.startswith("the server would learn the name 'a', 2 training examples; ")
-    assert ("standardised by this site's own mean and deviation" in said) == standardize
+    assert said.startswith("the server would learn the name 'a', 9 training examples; 0 validation and 3 test examples; ")
+    assert "; the ranges of its features, to two digits; evaluations that 'policy' allows: test; " in said
+    assert "note: The column 'b' has -9999 in 1 of 12 rows, and otherwise 0 to 2." in said
 
 
 def test_a_worker_that_cannot_use_its_data_ends_the_site():

@@ -16,7 +16,8 @@ import fl_lightning
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.errors import ConfigurationError, WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.recipe import Recipe, RefusedError, default_classes
+from fl_lightning.flower.accepted_classes import default_classes
+from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientJob, EvalOrder, ServerModel, TrainOrder
 from fl_lightning.types import Pull, Snapshot
@@ -187,7 +188,8 @@ def test_the_site_decides_about_classes(tmp_path, monkeypatch):
 def with_policy(tmp_path: Any, **policy: Any) -> Any:
     import yaml
 
-    text = {"datamodule": table(str(tmp_path / "north" / "own.csv")), "device": "cpu", "policy": policy}
+    agreed = {"federations": "any", **policy}
+    text = {"datamodule": table(str(tmp_path / "north" / "own.csv")), "device": "cpu", "policy": agreed}
     (tmp_path / "north" / "data.yaml").write_text(yaml.safe_dump(text))
     return start_site(tmp_path, "north")
 
@@ -245,7 +247,7 @@ def test_a_server_that_repeats_a_round_gets_other_noise(how, site, tmp_path):
     """
     site = with_policy(tmp_path, min_noise=1.0)
     settings = {"transforms": [noisy()]} if how == "transforms" else {"local": NOISY_STEPS}
-    orders = [order(), order(epochs=0)] if how == "transforms" else [order(), order()]  # no epochs: noise and nothing else
+    orders = [order(), order()]
     model = server_model()
     replies = [again(site, f"s{k}", one, sent=model, **settings) for k, one in enumerate(orders)]
     first, second = (reply["replies"][0].updates[0].model.vector.double() for reply in replies)
@@ -265,7 +267,6 @@ def test_a_server_that_repeats_a_round_gets_other_noise(how, site, tmp_path):
         ),
         ({"transforms": [noisy(), noisy()]}, "contains ClientPrivacy more than once"),
         ({"transforms": [noisy()], "local": {"threads": 1, "precision": "bf16-true"}}, "at least 32 bits with ClientPrivacy"),
-        ({"local": {**NOISY_STEPS, "engine": "stacked"}}, "'federation.local.engine' must be one of trainer, fabric, auto"),
         ({"local": {**NOISY_STEPS, "accumulate_grad_batches": 4}}, "'federation.local.accumulate_grad_batches' must be 1"),
         (
             {"local": NOISY_STEPS, "model": {**MODEL, "init_args": {**MODEL["init_args"], "network": BATCH_NORM}}},
@@ -319,6 +320,12 @@ def test_more_rounds_and_other_evaluations_are_refused(site, tmp_path):
     assert "beyond this site's limit" in str(work(site, order(round_idx=3))["error"])
     asked = EvalOrder(1, 0, "training", "evaluation")
     assert "does not allow evaluation on its training" in str(work(site, asked)["error"])
+
+
+def test_engines_that_would_occupy_the_site_are_refused_at_the_site(site):
+    for local in ({"engine": "stacked"}, {"engine": "fastest"}, {"compile": True}):
+        told = str(ask(site, "prepare", contract=contract(local={"threads": 1, **local}))["error"])
+        assert "Sites train with the engines auto, trainer and fabric, and do not compile." in told
 
 
 # ---------------------------------------------------------------- tensors and messages

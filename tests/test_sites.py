@@ -35,7 +35,8 @@ import fl_lightning
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope, site_check
-from fl_lightning.flower.checks import require_features
+from fl_lightning.flower.checks import require_names
+from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.replies import evaluations_in
 from fl_lightning.messages import ClientInfo, EvalReport
 from fl_lightning.types import Compressed, Snapshot
@@ -113,7 +114,7 @@ def test_streams_at_the_sites_give_the_bits_of_the_simulation(tmp_path, monkeypa
         (tmp_path / name / "data.yaml").write_text(yaml.safe_dump({"datamodule": own[name], "device": "cpu"}))
         start_site(tmp_path, name)
     real = federate(configuration())
-    assert [TOLD[name] for name in NAMES] == [ClientInfo(name, 1, streams=True) for name in NAMES]
+    assert [(TOLD[name].num_examples, TOLD[name].streams) for name in NAMES] == [(1, True)] * 3
     rows = Path("real/client_rounds.csv").read_text().splitlines()
     column = rows[0].split(",").index("examples")
     assert [float(row.split(",")[column]) for row in rows[1:4]] == [24.0, 36.0, 48.0]
@@ -541,61 +542,64 @@ def test_a_site_with_other_columns_is_refused(order, names, who, tmp_path, monke
         start_site(tmp_path, name)
     with pytest.raises(SystemExit):
         federate(configuration())
-    said = capsys.readouterr().err
-    assert f"The columns of {', '.join(who)} have other names than the server's, or another order" in said
-    assert "Give the tables of all sites the same columns in the same order." in said
+    said = " ".join(capsys.readouterr().err.split())
+    for name in who:
+        if names:
+            assert f"Site {name} lacks the server's columns 'pixel_0' and has 1 columns that the server lacks." in said
+        else:
+            assert f"Site {name} has the same columns in another order, from 'pixel_0' on." in said
+    assert "Give the tables of all sites the server's columns in the same order." in said
+    assert "age" not in said  # a name that the server did not send
 
 
-def test_features_without_names_are_not_compared():
-    infos = [ClientInfo("a", 1), ClientInfo("b", 1, features="x"), ClientInfo("c", 1, features="x")]
-    require_features(infos, None)
-    require_features(infos, "x")
-    with pytest.raises(ConfigurationError, match=r"The columns of d have other names than those of site a"):
-        require_features([ClientInfo("a", 1, features="x"), ClientInfo("d", 1, features="y")], None)
+def test_features_without_names_at_the_server_are_compared_among_sites():
+    infos = [ClientInfo("a", 1), ClientInfo("b", 1, digests=("", "x")), ClientInfo("c", 1, digests=("", "x"))]
+    require_names(infos, None, None)
+    with pytest.raises(ConfigurationError, match=r"The columns of d have other names than those of site b"):
+        require_names([*infos, ClientInfo("d", 1, digests=("", "y"))], None, None)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"strategy": "FedLoss"}, "'federation.strategy' FedLoss evaluates models on each client's validation examples"),
+        ({"strategy": "FedLoss"}, ("'federation.strategy FedLoss'", "validation")),
         (
             {"strategy": {"class_path": "AdaFed", "init_args": {"metric": "val_loss", "scored_by": "clients"}}},
-            "'federation.strategy' AdaFed evaluates models on each client's validation examples",
+            ("'federation.strategy AdaFed'", "validation"),
         ),
-        (
-            {"client_evaluation": {"every_n_rounds": 1, "metric": "val_loss"}},
-            "'federation.client_evaluation' evaluates models on each client's test examples",
-        ),
+        ({"client_evaluation": {"every_n_rounds": 1, "metric": "val_loss"}}, ("'federation.client_evaluation'", "test")),
+        ({"strategy": "QFedAvg"}, ("'the losses that QFedAvg reads'", "training")),
+        ({"strategy": "AFL"}, ("'the losses that AFL reads'", "training")),
+        ({"route": "FedStar"}, ("'federation.route FedStar'", "training")),
     ],
 )
-def test_evaluations_that_a_site_does_not_allow_are_refused_before_training(settings, said, tmp_path, monkeypatch, capsys):
+def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, said, tmp_path, monkeypatch, capsys):
+    """In one message with all of them and the line to add, and by a site itself if a server asks all the same."""
     prepare(tmp_path, monkeypatch, {"evaluations": []})
     give_parts(tmp_path)
     with pytest.raises(SystemExit):
         federate(configuration(**settings))
-    error = capsys.readouterr().err
-    assert said in error
-    assert "to 'policy.evaluations'" in error
-    lines = (tmp_path / "north" / "state" / "audit.jsonl").read_text().splitlines()
-    assert {json.loads(line)["kind"] for line in lines} == {"describe", "prepare"}
+    error = " ".join(capsys.readouterr().err.split())
+    what, part = said
+    assert f"{what} evaluates models on each site's {part} examples." in error
+    assert "Sites that do not allow it: north, south, west." in error
+    assert f"they add this line to 'policy' in data.yaml: evaluations: [{part}]" in error
+    path = tmp_path / "north" / "state" / "audit.jsonl"
+    assert {json.loads(line)["kind"] for line in path.read_text().splitlines()} == {"describe"}
+    monkeypatch.setattr("fl_lightning.flower.remote_sites.require_parts", lambda *args, **kwargs: None)
+    with pytest.raises(SystemExit):
+        federate(configuration(**settings))
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count(f"evaluates models on each client's {part} examples, which this site does not allow") == 3
+    assert {json.loads(line)["kind"] for line in path.read_text().splitlines()} == {"describe", "prepare", "error"}
 
 
 def test_a_site_without_examples_is_refused(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
-    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda name, consent: ClientInfo(name, 0))
+    monkeypatch.setattr(SERVERS["west"]._data, "info", lambda name, *_: ClientInfo(name, 0))
     with pytest.raises(SystemExit):
         federate(configuration())
     assert "Site west has no training examples. Check the data.yaml there." in capsys.readouterr().err
-
-
-def test_sites_that_number_classes_differently_are_refused(tmp_path, monkeypatch, capsys):
-    prepare(tmp_path, monkeypatch)
-    rows = (tmp_path / "south" / "own.csv").read_text().splitlines()
-    (tmp_path / "south" / "own.csv").write_text("\n".join(row for row in rows if not row.endswith(",1")) + "\n")
-    start_site(tmp_path, "south")
-    with pytest.raises(SystemExit):
-        federate(configuration())
-    assert "numbers the classes" in capsys.readouterr().err
 
 
 def written(model: dict[str, Any]) -> dict[str, Any]:
@@ -959,7 +963,7 @@ def test_an_evaluation_may_have_no_finite_value():
 
 IMPOSSIBLE = {
     "endless examples": {"num_examples": BIG},
-    "more examples than a site can have": {"num_examples": 2**50},
+    "more examples than a site can have": {"num_examples": 2**37},
     "endless counts": {"label_counts": (1, BIG)},
     "negative counts": {"label_counts": (30, -6)},
     "a negative validation part": {"num_validation": -1},
@@ -972,8 +976,8 @@ IMPOSSIBLE = {
 def test_a_site_that_tells_impossible_counts_is_refused_by_name(case, tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     data = SERVERS["west"]._data
-    told = replace(data.info("west", False), **IMPOSSIBLE[case])
-    monkeypatch.setattr(data, "info", lambda name, consent: told)
+    told = replace(data.info("west", Policy()), **IMPOSSIBLE[case])
+    monkeypatch.setattr(data, "info", lambda *_: told)
     with pytest.raises(SystemExit):
         federate(configuration())
     said = capsys.readouterr().err

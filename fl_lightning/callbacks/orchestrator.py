@@ -270,6 +270,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self.client_evaluation.active:
             self._rounds.conclude()
         self._run.account.conclude()
+        self._rounds.warn_if_none()
 
     @property
     def clients_elsewhere(self) -> bool:

@@ -20,7 +20,7 @@ from fl_lightning.data.client_sets import ClientSets, OwnSets
 from fl_lightning.data.client_sources import OTHER_PACKAGE
 from fl_lightning.data.client_splits import check_shares, divide, splitter
 from fl_lightning.data.feature_noise import FeatureNoise
-from fl_lightning.data.given_data import data_and_partitioner
+from fl_lightning.data.given_data import data_and_partitioner, missing
 from fl_lightning.data.given_loaders import GivenLoaders
 from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
@@ -47,7 +47,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
     Args:
         datamodule: any datamodule whose ``train_dataloader`` returns one DataLoader over a map-style dataset. The clients use
             that loader's batch size, sampler, collation and workers.
-        partitioner: decides which example belongs to which client.
+        partitioner: decides which example belongs to which client; None if the clients are sites of their own
+            (``federation.pool``).
         client_validation: the share of its examples, in [0, 1), that every client holds back from training for its own
             validation, at least one, in the proportions of its classes if the dataset provides labels; FedLoss uses 0.1.
         client_test: the same for its own test; the papers use 0.2. Both shares together must be below 1.
@@ -208,6 +209,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             self.datamodule.setup("fit")
         if clients_elsewhere(self.trainer):
             return  # :meth:`meet` tells their sizes
+        if self.partitioner is None:
+            raise missing("partitioner")
         if isinstance(self.datamodule, ClientSets) and (own := self.datamodule.own_loaders()) is not None:
             self._client_datasets = self._client_datasets or self._reading_alone(own)
         elif stage == "fit" or self.server_set == "clients":
@@ -227,6 +230,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
     def _hold(self, source: DataLoader[Any]) -> ClientDatasets:
         dataset: Any = source.dataset
+        assert self.partitioner is not None
         partitioner, seed = self.partitioner, int(getattr(self.partitioner, "seed", 0))
         read = partitioner.needs_labels or self.public_share > 0
         labels = read_labels(dataset) if read else None
@@ -249,6 +253,11 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             division = self.datamodule.with_own_sets(division, shares)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
         return ClientDatasets(division, source, known, noise, self.rebalancing)
+
+    def divide_again(self) -> None:
+        """Draw the clients' parts again, after a change of the partitioner; call it after ``setup('fit')``."""
+        if self.has_one_set:
+            self._client_datasets = self._hold(self.client_datasets.source)
 
     def place(self, device: torch.device) -> None:
         """Keep the training set's tensors on the clients' device, if they fit; call it after ``setup('fit')``."""

@@ -13,8 +13,8 @@ from fl_lightning.partitioners.base import Partitioner
 
 def data_and_partitioner(
     datamodule: LightningDataModule | None, partitioner: Partitioner | None, clients: dict[str, LightningDataModule] | None
-) -> tuple[LightningDataModule, Partitioner]:
-    """Return the data and their division, from either way to give them.
+) -> tuple[LightningDataModule, Partitioner | None]:
+    """Return the data and their division, from either way to give them; clients that are elsewhere need no division.
 
     Raises:
         ConfigurationError: if both ways or neither is used, or the data are not a datamodule.
@@ -26,15 +26,19 @@ def data_and_partitioner(
         require(not both, f"data.{given}", "null with 'data.clients', whose data are not divided", name)
         datamodule = ClientSets(clients)
         partitioner = OwnSets(datamodule)
-    if datamodule is None or partitioner is None:
-        missing = "datamodule" if datamodule is None else "partitioner"
-        raise ConfigurationError(
-            f"'data.{missing}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
-            "configuration: fl-lightning fit --config adafed_mnist."
-        )
+    if datamodule is None:
+        raise missing("datamodule")
     if not isinstance(datamodule, LightningDataModule):
         raise ConfigurationError(_not_a_datamodule(datamodule))
     return datamodule, partitioner
+
+
+def missing(name: str) -> ConfigurationError:
+    """Return the error for data, or for their division, that are not given."""
+    return ConfigurationError(
+        f"'data.{name}' is missing. Set it, or give each client data of its own with 'data.clients'. A complete "
+        "configuration: fl-lightning fit --config adafed_mnist."
+    )
 
 
 def _not_a_datamodule(given: object) -> str:

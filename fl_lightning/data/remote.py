@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -22,6 +23,30 @@ def clients_elsewhere(trainer: Trainer | None) -> bool:
     return any(getattr(callback, "clients_elsewhere", False) for callback in callbacks)
 
 
+class RemotePartition(Partition):
+    """Know the sizes of clients' parts, of which there are no indices: a claim of any size takes no memory.
+
+    Args:
+        sizes: the number of examples of each client.
+        names: the names of the clients.
+    """
+
+    def __init__(self, sizes: Sequence[int], names: tuple[str, ...]) -> None:
+        super().__init__(torch.zeros(1, dtype=torch.int64).expand(sum(sizes)), offsets(torch.tensor(sizes)), names)
+
+    def owners(self) -> Tensor:
+        """Refuse to list the client of each example.
+
+        Raises:
+            DataError: always.
+        """
+        raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
+
+    def digest(self) -> str:
+        """Return a digest of the clients' names and sizes."""
+        return hashlib.blake2b(repr((self.names, self.sizes.tolist())).encode(), digest_size=16).hexdigest()
+
+
 class RemoteDatasets(ClientDatasets):
     """Know the clients' names and sizes, and refuse to read their examples.
 
@@ -34,7 +59,7 @@ class RemoteDatasets(ClientDatasets):
         names = tuple(info.name for info in infos)
 
         def part(sizes: list[int]) -> Partition | None:
-            return Partition(torch.arange(sum(sizes)), offsets(torch.tensor(sizes)), names) if any(sizes) else None
+            return RemotePartition(sizes, names) if any(sizes) else None
 
         training = part([info.num_examples for info in infos])
         assert training is not None

@@ -13,11 +13,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
+from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.table_files import Columns, Table, read_table
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.splitting import count_units, hold_out
+
+_COMPARED = 100
+"""The number of clients whose features' ranges are compared."""
+_SHOWN = 5
+"""The number of warnings about odd values."""
 
 
 class TableDataModule(InMemoryDataModule):
@@ -110,6 +116,7 @@ class TableDataModule(InMemoryDataModule):
         self._check_paths(path, held)
         table = read_table(path, columns, "data.datamodule.path")
         self.feature_names = table.names
+        self._warn_of_odd_values(table)
         target, classes = self._targets(table, self.classes)
         domains, clients = coded(table.clients)
         persons, _ = coded(table.persons)
@@ -130,6 +137,18 @@ class TableDataModule(InMemoryDataModule):
         shown = path if isinstance(path, Path) else f"{len(path)} paths"
         self.origin = f"{shown} ({rows}, {len(table.names)} features, {len(clients) or 'no'} clients)"
         return train, test
+
+    @staticmethod
+    def _warn_of_odd_values(table: Table) -> None:
+        """Warn of numbers that seem to stand for missing values, and of clients whose features seem to have another unit."""
+        found = sentinels(table.names, table.features)
+        if table.clients is not None:
+            names = np.unique(table.clients)[:_COMPARED].tolist()
+            found += unlike_ranges(
+                table.names, {f"client {name}": ranges_of(table.features[table.clients == name]) for name in names}
+            )
+        for text in found[:_SHOWN]:
+            rank_zero_warn(text)
 
     def _server_alone(self, table: Table) -> TensorDataset:
         """Return the server's set, without any training rows here."""

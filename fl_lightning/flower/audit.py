@@ -1,16 +1,22 @@
-"""Record at a site what crosses its border."""
+"""Record at a site what crosses its border, in lines that are chained so that a missing or changed one shows."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, TrainOrder
+from fl_lightning.types import ClientUpdate
+
+_START = "0" * 64
+"""The digest before the first line."""
 
 
 def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -28,8 +34,31 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_in(item, f"{name}[{number}]")
 
 
+def in_words(message: Any) -> dict[str, Any]:
+    """Return what an order asks for, or what a report tells, as plain values: every number that is no tensor."""
+    if isinstance(message, TrainOrder):
+        return {"train": [{"round": job.round_idx, "period": job.period, "epochs": job.epochs} for job in message.jobs]}
+    if isinstance(message, EvalOrder):
+        return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.jobs)}
+    if isinstance(message, EvalReport):
+        return {"value": message.value}
+    if isinstance(message, ChainReport):
+        return {"updates": list(map(_numbers, message.updates)), "failures": [one.cause for one in message.failures]}
+    if isinstance(message, ClientInfo):
+        return asdict(message)
+    return {}
+
+
+def _numbers(update: ClientUpdate) -> dict[str, Any]:
+    names = ("round_idx", "num_examples", "num_steps", "train_loss", "local_score", "global_score", "normalizer", "seconds")
+    return {name: getattr(update, name) for name in names} | {"metrics": dict(update.metrics), "optimizer": update.optimizer}
+
+
 class AuditLog:
-    """Append a line of JSON for each message: time, federation, direction, kind, bytes, digest, name and shape of each tensor.
+    """Append a line of JSON for each message.
+
+    A line has the time, the federation, direction, kind, bytes and digest of the message, name and shape of each tensor, the
+    details that :func:`in_words` returns, and ``previous``, the digest of the line before.
 
     Args:
         path: the file.
@@ -37,8 +66,12 @@ class AuditLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._settings: set[str] = set()
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        self._previous = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
+        self._complete = not lines or path.read_bytes().endswith(b"\n")
 
-    def record(self, direction: str, kind: str, content: bytes, messages: Any, federation: object = "") -> None:
+    def record(self, direction: str, kind: str, content: bytes, messages: Any, federation: object = "", **details: Any) -> None:
         """Append a line.
 
         Args:
@@ -47,6 +80,10 @@ class AuditLog:
             content: the bytes as they crossed the border.
             messages: the decoded messages.
             federation: the id of the federation that the server names.
+            details: further plain values.
+
+        Raises:
+            OSError: if the line cannot be written; then nothing must cross the border.
         """
         line = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -55,7 +92,35 @@ class AuditLog:
             "kind": kind,
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
+            **details,
             "tensors": {name: [str(t.dtype).removeprefix("torch."), *t.shape] for name, t in tensors_in(messages)},
+            "previous": self._previous,
         }
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        text = json.dumps(line).encode()
+        with open(self._path, "ab") as file:
+            file.write((b"" if self._complete else b"\n") + text + b"\n")
+        self._previous, self._complete = hashlib.sha256(text).hexdigest(), True
+
+    def settings(self, digest: str, contract: Any) -> dict[str, Any]:
+        """Return the details of settings: their digest, the model's class, and once their text."""
+        known = digest in self._settings
+        self._settings.add(digest)
+        model = contract.get("model") if isinstance(contract, Mapping) else None
+        path = model.get("class_path") if isinstance(model, Mapping) else None
+        text = {} if known else {"text": json.dumps(contract, default=str)}
+        return {"settings": digest, "model": str(path)[:100], **text}
+
+
+def read_log(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the lines of a log, and the numbers of those before which a line is missing or changed, from 1."""
+    entries, broken, previous = [], [], _START
+    for number, raw in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            entry = json.loads(raw)
+        except ValueError:  # a line that a full disk or a kill cut off; the next one has the digest of what is left
+            entry = {"kind": "cut off", "previous": previous}
+        if entry.get("previous") != previous:
+            broken.append(number)
+        previous = hashlib.sha256(raw).hexdigest()
+        entries.append(entry)
+    return entries, broken

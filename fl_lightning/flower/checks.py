@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.data.ranges import unlike_ranges
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.messages import ClientInfo
+from fl_lightning.messages import ClientInfo, NameComparison, Part
 from fl_lightning.routes.mocha import Mocha
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
@@ -30,21 +33,14 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     Raises:
         ConfigurationError: naming the setting.
     """
-    local, strategy, route = settings.local, settings.strategy, settings.route
-    noise = [t for t in settings.transforms if isinstance(t, ClientPrivacy) and t.noise_seed is not None]
-    seeded = bool(noise) or (local.privacy is not None and local.privacy.noise_seed is not None)
-    refused = {
+    local, route = settings.local, settings.route
+    refused = not_at_sites(settings) | {
         "federation.attackers": settings.attackers != Attackers(),
         "federation.availability": settings.availability != Availability(),
         "federation.asynchronous": settings.asynchronous is not None,
         "federation.clock": settings.clock is not None,
         "federation.secure_aggregation": settings.secure_aggregation is not None,
         "federation.local.callbacks": bool(local.callbacks),
-        f"federation.local.engine: {local.engine}": local.engine in ("stacked", "fastest"),
-        f"federation.local.compile: {local.compile}": bool(local.compile),
-        "noise_seed": seeded,
-        "federation.route: Mocha": isinstance(route, Mocha),
-        f"federation.strategy: {type(strategy).__name__}": isinstance(strategy, FederatedKMeans | Focus),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),
         "data.rebalancing": data.rebalancing is not None,
@@ -60,35 +56,133 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
             f"'federation.pool' is {type(settings.pool).__name__}, so clients train at sites of their own. This does not work "
             f"there: {', '.join(named)}. Remove it, or simulate the clients without 'federation.pool'."
         )
-
-
-def digest_of_names(names: Sequence[str] | None) -> str | None:
-    """Return a digest of the names of features in their order; None without names."""
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16] if names else None
-
-
-def require_features(infos: Sequence[ClientInfo], own: str | None) -> None:
-    """Refuse sites whose features have other names than the others', or another order.
-
-    Args:
-        infos: what the sites told.
-        own: the digest of the names of the server's features; None without names.
-
-    Raises:
-        ConfigurationError: naming the sites.
-    """
-    wanted = own if own is not None else next((info.features for info in infos if info.features is not None), None)
-    different = [info.name for info in infos if info.features is not None and info.features != wanted]
-    if different:
-        others = "the server's" if own is not None else f"those of site {infos[0].name}"
+    if standardizes(data.datamodule):
         raise ConfigurationError(
-            f"The columns of {', '.join(different)} have other names than {others}, or another order, so a feature would be "
-            "taken for another one. Give the tables of all sites the same columns in the same order."
+            "'data.datamodule.standardize' is true, but each site would scale by its own rows, and the server by its own. Set "
+            "it to false here and in the sites' data.yaml, and scale the files by the same numbers everywhere."
         )
 
 
+def not_at_sites(settings: Any) -> dict[str, bool]:
+    """Return what sites do not do for any server, by name, and whether the settings ask for it; sites check it themselves."""
+    local, strategy = settings.local, settings.strategy
+    noise = [t for t in settings.transforms if isinstance(t, ClientPrivacy) and t.noise_seed is not None]
+    return {
+        f"federation.local.engine: {local.engine}": local.engine in ("stacked", "fastest"),
+        f"federation.local.compile: {local.compile}": bool(local.compile),
+        "noise_seed": bool(noise) or (local.privacy is not None and local.privacy.noise_seed is not None),
+        "federation.route: Mocha": isinstance(settings.route, Mocha),
+        f"federation.strategy: {type(strategy).__name__}": isinstance(strategy, FederatedKMeans | Focus),
+    }
+
+
+def standardizes(datamodule: Any) -> bool:
+    """Return whether a datamodule scales features by the mean and deviation of its own rows."""
+    return bool(getattr(datamodule, "standardize", False))
+
+
+def evaluated_parts(settings: Any) -> dict[str, Part]:
+    """Return the parts of each client's examples on which models are evaluated, by the setting that asks for it."""
+    strategy, route = settings.strategy, settings.route
+    found: dict[str, tuple[bool, Part]] = {
+        f"federation.strategy {type(strategy).__name__}": (strategy.local_metric is not None, "validation"),
+        f"the losses that {type(strategy).__name__} reads": (strategy.global_metric is not None, "training"),
+        f"federation.route {type(route).__name__}": (route.reads_data and not route.needs_labels, "training"),
+        "federation.client_evaluation": (settings.client_evaluation.active, "test"),
+    }
+    return {name: part for name, (used, part) in found.items() if used}
+
+
+# ---------------------------------------------------------------- names of classes and features
+
+
+def digest_of_names(names: Sequence[str] | None) -> str:
+    """Return a digest of names in their order; empty without names."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16] if names else ""
+
+
+def compared(own: Sequence[str] | None, servers: Sequence[str] | None) -> NameComparison | None:
+    """Compare a site's names with those that the server sent; None if one side has no names."""
+    if own is None or servers is None:
+        return None
+    missing = tuple(name for name in servers if name not in own)
+    further = sum(name not in servers for name in own)
+    moved = next((name for name, other in zip(servers, own, strict=False) if name != other), "")
+    return NameComparison(missing, further, "" if missing or further else moved)
+
+
+def require_names(infos: Sequence[ClientInfo], classes: Sequence[str] | None, features: Sequence[str] | None) -> None:
+    """Refuse sites whose classes or features have other names than the server's, or than each other's without names there.
+
+    Args:
+        infos: what the sites told.
+        classes: the names of the server's classes; None without names.
+        features: the names of its features; None without names.
+
+    Raises:
+        ConfigurationError: naming the sites, and the names that the server sent.
+    """
+    problems = []
+    for what, names, remedy in (
+        (
+            "classes",
+            classes,
+            "Set 'classes' of the site's datamodule to the server's list; a site may lack examples of a class.",
+        ),
+        ("columns", features, "Give the tables of all sites the server's columns in the same order."),
+    ):
+        kind = "classes" if what == "classes" else "features"
+        told = [text for info in infos if (text := _difference(getattr(info, kind), what, info.name))]
+        if told and names is not None:
+            problems.append(f"{' '.join(told)} The server's {what} are {_listed(names)}. {remedy}")
+        if names is None:
+            index = 0 if kind == "classes" else 1
+            named = [info for info in infos if info.digests[index]]
+            other = [info.name for info in named if info.digests[index] != named[0].digests[index]]
+            if other:
+                problems.append(
+                    f"The {what} of {', '.join(other)} have other names than those of site {named[0].name}, or another order. "
+                    + remedy.replace("the server's list", "one list").replace("the server's columns", "the same columns")
+                )
+    if problems:
+        raise ConfigurationError(
+            " ".join(problems)
+            + " Otherwise the same number would mean different classes, or a feature would be taken for another."
+        )
+
+
+def _difference(found: NameComparison | None, what: str, site: str) -> str:
+    if found is None or found.equal:
+        return ""
+    said = [f"lacks the server's {what} {_listed(found.missing)}"] if found.missing else []
+    said += [f"has {found.further} {what} that the server lacks"] if found.further else []
+    said += [f"has the same {what} in another order, from '{found.moved}' on"] if found.moved else []
+    return f"Site {site} {' and '.join(said)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def require_fitting_classes(module: LightningModule, classes: Sequence[str] | None) -> None:
+    """Refuse a model with fewer outputs than there are classes, before sites load or build anything for it.
+
+    Raises:
+        ConfigurationError: with both numbers.
+    """
+    outputs = getattr(module, "num_classes", None)
+    if classes is not None and isinstance(outputs, int) and outputs < len(classes):
+        raise ConfigurationError(
+            f"The data have {len(classes)} classes ({_listed(classes)}), but 'num_classes' of the model is {outputs}. Set "
+            f"'model.init_args.num_classes' to {len(classes)}."
+        )
+
+
+# ---------------------------------------------------------------- what sites have
+
+
 def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -> None:
-    """Refuse settings that need examples or counts which a site does not have or does not tell.
+    """Refuse settings that need examples, evaluations or counts which a site does not have, allow or tell.
 
     Args:
         settings: the federation's settings.
@@ -103,23 +197,24 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
             "'federation.client_evaluation' needs all sites, but some are absent. Remove 'federation.pool.min_sites', or the "
             "evaluation."
         )
-    needs = {
-        "validation": ("federation.strategy", settings.strategy.local_metric is not None, "num_validation"),
-        "test": ("federation.client_evaluation", settings.client_evaluation.active, "num_test"),
+    sizes: dict[Part, Callable[[ClientInfo], int]] = {
+        "training": lambda info: info.num_examples,
+        "validation": lambda info: info.num_validation,
+        "test": lambda info: info.num_test,
     }
-    for part, (name, needed, counted) in needs.items():
-        lacking = [info.name for info in infos if not getattr(info, counted)]
-        if needed and lacking:
+    for name, part in evaluated_parts(settings).items():
+        lacking = [info.name for info in infos if not sizes[part](info)]
+        if lacking:
             raise ConfigurationError(
                 f"'{name}' needs a {part} part at each site. Without one: {', '.join(lacking)}. Set 'client_{part}' or "
                 f"'{part}' in the site's data.yaml."
             )
-    different = next((info for info in infos if info.classes != infos[0].classes), None)
-    if different is not None:
-        raise ConfigurationError(
-            f"Site {infos[0].name} numbers the classes as {_listed(infos[0])}, but site {different.name} as "
-            f"{_listed(different)}, so the same number means different classes. Give all sites examples of every class."
-        )
+        refusing = [info.name for info in infos if part not in info.evaluations]
+        if refusing:
+            raise ConfigurationError(
+                f"'{name}' evaluates models on each site's {part} examples. Sites that do not allow it: {', '.join(refusing)}. "
+                f"If their owners agree, they add this line to 'policy' in data.yaml: evaluations: [{part}]"
+            )
     silent = [info.name for info in infos if info.label_counts is None]
     if settings.route.needs_labels and silent:
         raise ConfigurationError(
@@ -128,5 +223,29 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
         )
 
 
-def _listed(info: ClientInfo) -> str:
-    return "no names" if info.classes is None else f"{', '.join(info.classes[:20])}"
+def require_claims(infos: Sequence[ClientInfo], limit: int | dict[str, int] | None) -> None:
+    """Refuse sites that claim more examples than the server's owner expects.
+
+    Args:
+        infos: what the sites told.
+        limit: the most training examples of a site; by site's name, or for all of them; None for no limit.
+
+    Raises:
+        ConfigurationError: naming the sites and their claims.
+    """
+    if limit is None:
+        return
+    most = {info.name: limit.get(info.name, math.inf) if isinstance(limit, dict) else limit for info in infos}
+    over = [f"{info.name} ({info.num_examples})" for info in infos if info.num_examples > most[info.name]]
+    if over:
+        raise ConfigurationError(
+            f"These sites tell more training examples than 'federation.pool.max_examples' allows: {', '.join(over)}. Ask them, "
+            "then raise the limit, or revoke the site."
+        )
+
+
+def warn_of_ranges(infos: Sequence[ClientInfo], features: Sequence[str] | None) -> None:
+    """Warn of features whose ranges at a site are far from those at the others, if at least two sites tell theirs."""
+    told = {info.name: info.ranges for info in infos if info.ranges is not None}
+    for text in unlike_ranges(features, {f"site {name}": ranges for name, ranges in told.items()}):
+        rank_zero_warn(text)

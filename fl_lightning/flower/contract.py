@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,11 @@ from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workpl
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.flower.site_data import SiteData
+from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
 from fl_lightning.server.assembly import client_settings
@@ -78,36 +80,37 @@ def check_contract(contract: Any, policy: Policy, client: int) -> None:
     for name, kind in _VALUES.items():
         if type(contract[name]) is not kind:
             raise RefusedError(f"The server's setting '{name}' must be of type {kind.__name__}.")
-    if not 0 <= client < contract["num_clients"] <= 10**6 or not 1 <= contract["threads"] <= 1024:
-        raise RefusedError("The server's number of clients or threads is outside its range.")
-    policy.check_plan(contract["rounds"])
+    if not 0 <= client < contract["num_clients"] <= 10**6:
+        raise RefusedError("The server's number of clients is outside its range.")
+    SiteLimits(policy).check_values(contract)
     recipe = Recipe(policy.accepted_classes)
     if not isinstance(contract["model"], Mapping) or "class_path" not in contract["model"]:
         raise RefusedError("The server's 'model' must be a class with 'class_path'.")
     recipe.check(contract["model"], "model")
     recipe.check(sections, "federation")
-    if isinstance(sections["local"], Mapping) and sections["local"].get("callbacks"):
-        raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
 
 
 def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: torch.device, tell: Any) -> Built:
     """Build a site's half of a federation from a contract that :func:`check_contract` accepted.
 
     Raises:
-        RefusedError: if the values do not fit, or the settings have less noise or more evaluations than the site's policy.
+        RefusedError: if the values do not fit, or the settings are beyond the site's policy.
     """
-    recipe, sections = Recipe(policy.accepted_classes), contract["federation"]
+    recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
-    owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"])
+    owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"], rounds=contract["rounds"])
     owner.transforms = owner.transforms or []
-    policy.check_privacy(owner.local, owner.transforms, owner.strategy, owner.route)
-    policy.check_plan(contract["rounds"], getattr(owner.route, "periods", 1))
-    policy.check_evaluations(owner.strategy, owner.client_evaluation)
-    module = recipe.build(contract["model"], LightningModule, "model")
+    never = [name for name, asked in not_at_sites(owner).items() if asked]
+    if never:
+        raise RefusedError(f"Sites do not do this for any server: {', '.join(never)}.")
+    limits.check_settings(owner)
+    module = _module(recipe, contract["model"], limits)
+    _require_classes(module, data)
+    owner.faults = replace(owner.faults, deadline=min(policy.max_seconds, owner.faults.deadline or policy.max_seconds))
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
-    policy.check_module(owner.transforms, owner.local, precision, module)
+    limits.check_module(owner.transforms, owner.local, precision, module)
     place = Workplace(
         precision=precision,
         device=device,
@@ -127,3 +130,23 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
         tell=tell,
     )
     return Built(module, assembly.runtime(in_place=False), settings)
+
+
+def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:
+    """Return the module, of which a copy without memory is measured first: it could fill this machine."""
+    try:
+        with torch.device("meta"):
+            limits.check_size(recipe.build(model, LightningModule, "model"))
+    except RefusedError:
+        raise
+    except Exception:  # some modules compute with their weights when they are built; the next line then tells what is wrong
+        pass
+    module: LightningModule = recipe.build(model, LightningModule, "model")
+    limits.check_size(module)
+    return module
+
+
+def _require_classes(module: LightningModule, data: SiteData) -> None:
+    classes, outputs = data.names("classes"), getattr(module, "num_classes", None)
+    if classes is not None and isinstance(outputs, int) and outputs < len(classes):
+        raise RefusedError(f"The model has {outputs} classes, but this site's data have more.")

@@ -43,6 +43,10 @@ class FlowerPool(RemoteSites):
             are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
         model: the model as values, ``{"class_path": ..., "init_args": ...}``, for a fit that a Python script starts with
             ``pool.build_model()``; None on the command line, where sites get the section ``model``.
+        max_examples: the most training examples that a site may claim, >= 1: one number, or one for each site by name; None
+            for any.
+        max_share: the largest share of a round's change that one site may have, in (0, 1]; its numbers of examples and steps
+            and its losses are its own claims.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class FlowerPool(RemoteSites):
         grace: float = 30.0,
         min_sites: int | None = None,
         model: dict[str, Any] | None = None,
+        max_examples: int | dict[str, int] | None = None,
+        max_share: float = 1.0,
     ) -> None:
-        super().__init__(grace, min_sites, model)
+        super().__init__(grace, min_sites, model, max_examples, max_share)
         require(wait >= 0, "federation.pool.wait", "0 seconds or above", wait)
         self.folder, self.wait = folder, wait
 

@@ -18,30 +18,9 @@ from typing import Any
 
 from fl_lightning.errors import ConfigurationError
 
-_PACKAGE = ("losses", "metrics", "models", "optimizers", "routes", "strategies", "tasks", "transforms")
-_SETTINGS = ("ClientEvaluation", "ExamplePrivacy", "Faults", "LocalTraining", "PartialWork")
-_TORCH_LOSSES = (
-    "BCELoss BCEWithLogitsLoss CrossEntropyLoss HuberLoss L1Loss MSELoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss "
-    "PoissonNLLLoss SmoothL1Loss SoftMarginLoss"
-)
-_TORCH_OPTIMIZERS = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop SGD"
-_SCHEDULERS = "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR LinearLR MultiStepLR PolynomialLR StepLR"
 _LOCATION = re.compile(r"(?:^|_)(?:weights|path|paths|root|dir|dirpath|folder|file|filename|url|checkpoint|ckpt)$")
 _PLAIN_TEXT = re.compile(r"[\w .,:=+%()-]{0,200}")
 _DEPTH = 30
-
-
-def default_classes() -> frozenset[str]:
-    """Return the dotted paths that a site accepts by default: this package's classes, torch's losses and optimizers."""
-    import fl_lightning
-
-    public: dict[str, str] = vars(fl_lightning)["_NAMES"]
-    names = {f"fl_lightning.{name}" for part in _PACKAGE for name in public[part].split()}
-    names |= {f"fl_lightning.{name}" for name in _SETTINGS}
-    names |= {f"torch.nn.{name}" for name in _TORCH_LOSSES.split()}
-    names |= {f"torch.optim.{name}" for name in _TORCH_OPTIMIZERS.split()}
-    names |= {f"torch.optim.lr_scheduler.{name}" for name in _SCHEDULERS.split()}
-    return frozenset(names)
 
 
 class RefusedError(ConfigurationError):

@@ -7,13 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.collectives import Collectives
+from fl_lightning.data.class_names import names_of
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
-from fl_lightning.flower.checks import digest_of_names, refuse_simulated, require_features, require_parts
+from fl_lightning.flower.checks import (
+    refuse_simulated,
+    require_claims,
+    require_fitting_classes,
+    require_names,
+    require_parts,
+    warn_of_ranges,
+)
 from fl_lightning.flower.exchange import Exchange
 from fl_lightning.flower.remote_pool import RemotePool
 from fl_lightning.flower.replies import Needs, info_in
@@ -36,12 +45,27 @@ class RemoteSites(RemoteClients):
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
         min_sites: the number of sites that must be online for the fit to start, >= 1; None for all.
         model: the model as values, for a fit that a Python script starts; see :meth:`build_model`.
+        max_examples: the most training examples that a site may claim, >= 1: one number, or one for each site by name; None
+            for any.
+        max_share: the largest share of a round's change that one site may have, in (0, 1].
     """
 
-    def __init__(self, grace: float = 30.0, min_sites: int | None = None, model: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        grace: float = 30.0,
+        min_sites: int | None = None,
+        model: dict[str, Any] | None = None,
+        max_examples: int | dict[str, int] | None = None,
+        max_share: float = 1.0,
+    ) -> None:
         require(grace > 0, "federation.pool.grace", "above 0 seconds", grace)
         require(min_sites is None or min_sites >= 1, "federation.pool.min_sites", "1 or above, or null", min_sites)
+        limits = max_examples.values() if isinstance(max_examples, dict) else [1 if max_examples is None else max_examples]
+        require(all(limit >= 1 for limit in limits), "federation.pool.max_examples", "1 or above, or null", max_examples)
+        require(0 < max_share <= 1, "federation.pool.max_share", "above 0 and at most 1", max_share)
         self.grace, self.min_sites, self.model = grace, min_sites, model
+        self.max_examples, self.max_share = max_examples, max_share
+        self._warned_of: set[int] = set()
         self._transport: Transport | None = None
         self._infos: tuple[ClientInfo, ...] = ()
 
@@ -90,25 +114,30 @@ class RemoteSites(RemoteClients):
             )
         self._transport, names = self._connect(settings)
         absent = self._transport.absent() if self.min_sites is not None else {}
-        told = self._described(names, absent)
-        self._remember(list(told.values()))
+        classes, features = (_names_here(trainer, kind) for kind in ("classes", "feature_names"))
+        require_fitting_classes(trainer.lightning_module, classes)
+        told = self._described(names, absent, {"classes": classes, "features": features})
         for client, cause in absent.items():
             rank_zero_warn(f"The fit starts without site {names[client]} (client {client}): {cause}.")
         everyone = enumerate(names)
         self._infos = tuple(told.get(k) or self._recall(name) or ClientInfo(name, 0) for k, name in everyone)
         known = [info for info in self._infos if info.num_examples]
+        require_claims(known, self.max_examples)
+        require_names(known, classes, features)
         require_parts(settings, known, absent=len(absent))
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        require_features(known, digest_of_names(getattr(datamodule, "feature_names", None)))
+        warn_of_ranges(known, features)
+        self._remember(list(told.values()))
         return self._infos
 
-    def _described(self, names: Sequence[str], absent: Collection[int]) -> dict[int, ClientInfo]:
-        """Return what each site that is online tells about its data."""
+    def _described(
+        self, names: Sequence[str], absent: Collection[int], here: Mapping[str, Sequence[str] | None]
+    ) -> dict[int, ClientInfo]:
+        """Return what each site that is online tells about its data, compared with the names of the server's set."""
         online = [client for client in range(len(names)) if client not in absent]
-        found = self._ask_all({client: envelope.request("describe") for client in online}, names)
+        found = self._ask_all({client: envelope.request("describe", client=client, **here) for client in online}, names)
         infos: dict[int, ClientInfo] = {}
         for client in online:
-            infos[client] = info_in(found[client], names[client])
+            infos[client] = info_in(found[client], names[client], here)
         return infos
 
     def _ask_all(self, requests: Mapping[int, bytes], names: Sequence[str]) -> dict[int, Mapping[str, Any]]:
@@ -170,11 +199,41 @@ class RemoteSites(RemoteClients):
             needs=_needs(settings.strategy, settings.route),
         )
 
+    def review(self, round_idx: int, influence: Mapping[int, float]) -> None:
+        """See :class:`RemoteClients`; warn of a site with more than half of the change, since it may have claimed too much."""
+        for client, share in influence.items():
+            name = self._infos[client].name
+            if share > self.max_share:
+                raise ClientError(
+                    f"Site {name} has {share:.1%} of the change of round {round_idx}, but 'federation.pool.max_share' is "
+                    f"{self.max_share}. Its number of examples, steps and losses are its own claims: ask it, then raise the "
+                    "limit, or revoke the site."
+                )
+            if share > 0.5 and len(influence) > 2 and client not in self._warned_of:
+                self._warned_of.add(client)
+                rank_zero_warn(
+                    f"Site {name} has {share:.1%} of the change of round {round_idx}. Its number of examples, steps and losses "
+                    "are its own claims. To limit them, set 'federation.pool.max_share' or 'max_examples'."
+                )
+
     def close(self) -> None:
         """See :class:`RemoteClients`."""
         if self._transport is not None:
             self._transport.close(False)
             self._transport = None
+
+
+def _names_here(trainer: Trainer, kind: str) -> tuple[str, ...] | None:
+    """Return the names of the classes or features of the server's validation or test set; None if it has no names."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    for name in ("val_dataloader", "test_dataloader"):
+        if is_overridden(name, datamodule.datamodule, LightningDataModule):
+            loader = getattr(datamodule.datamodule, name)()
+            first = next(iter(loader.values())) if isinstance(loader, Mapping) else loader
+            found = names_of(first[0] if isinstance(first, list | tuple) else first, kind)
+            if found is not None:
+                return found
+    return None
 
 
 def _needs(strategy: Strategy, route: Route) -> Needs:

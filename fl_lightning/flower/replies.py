@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalReport, ServerModel
+from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalReport, NameComparison, ServerModel
 from fl_lightning.types import ClientUpdate
 
-_MOST_EXAMPLES = 2**40
-"""The most training examples that a site may claim."""
+_MOST_EXAMPLES = 2**36
+"""The most training examples that a site may claim; larger weights cannot be summed exactly."""
 _MOST_STEPS = 2**40
 """The most steps in a round that a site may claim."""
 _LARGEST_EXTRA = 2.0**40
@@ -88,12 +88,13 @@ class TensorCheck:
             raise SiteError(who, f"its update lacks '{missing[0]}', which the strategy needs.")
 
 
-def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:
+def info_in(found: Mapping[str, Any], name: str, sent: Mapping[str, Sequence[str] | None] | None = None) -> ClientInfo:
     """Return what a site tells about its data.
 
     Args:
         found: the contents of the reply.
         name: the registered name of the site.
+        sent: the names of ``classes`` and ``features`` that the server has sent.
 
     Raises:
         ConfigurationError: if it is not a description of this site, or has impossible counts.
@@ -112,8 +113,17 @@ def info_in(found: Mapping[str, Any], name: str) -> ClientInfo:
     for which, count in told.items():
         if not 0 <= count <= _MOST_EXAMPLES:
             raise ConfigurationError(
-                f"Site {name} tells a '{which}' of {count}, but it must be from 0 to 2**40. Check the data.yaml there."
+                f"Site {name} tells a '{which}' of {count}, but it must be from 0 to 2**36. Check the data.yaml there."
             )
+    for kind in ("classes", "features"):
+        compared: NameComparison | None = getattr(info, kind)
+        known = {"", *((sent or {}).get(kind) or ())}
+        if compared is not None and not {*compared.missing, compared.moved} <= known:
+            raise ConfigurationError(f"Site {name} tells names of {kind} that the server does not have. Update the site.")
+    if any(printable(text) != text for text in info.digests):
+        raise ConfigurationError(f"Site {name} tells digests with control characters.")
+    if info.ranges is not None and not all(math.isfinite(value) for one in info.ranges for value in one):
+        raise ConfigurationError(f"Site {name} tells ranges that are not finite. Check the data.yaml there.")
     return info  # type: ignore[no-any-return]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,18 +140,19 @@ class ServerFolder:
         told = self._descriptions().get(name)
         if told is None:
             return None
-        from fl_lightning.messages import ClientInfo  # it imports torch, which the commands of a server do not need
+        from fl_lightning.wire import from_bytes  # it imports torch, which the commands of a server do not need
 
-        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
-        return ClientInfo(**fields)
+        return from_bytes(b64decode(told))  # type: ignore[no-any-return]
 
     def describe(self, infos: Sequence[ClientInfo]) -> None:
         """Keep what sites told, for fits that start without them."""
-        told = self._descriptions() | {info.name: asdict(info) for info in infos}
-        write_whole(self.path / "described.json", json.dumps(told).encode())
+        from fl_lightning.wire import to_bytes
 
-    def _descriptions(self) -> dict[str, dict[str, Any]]:
-        path = self.path / "described.json"
+        told = self._descriptions() | {info.name: b64encode(to_bytes(info)).decode() for info in infos}
+        write_whole(self.path / "descriptions.json", json.dumps(told).encode())
+
+    def _descriptions(self) -> dict[str, str]:
+        path = self.path / "descriptions.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 

@@ -8,6 +8,7 @@ import http.client
 import socket
 import ssl
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -177,16 +178,19 @@ def _registered(arguments: argparse.Namespace) -> str:
 
 
 def _data(arguments: argparse.Namespace) -> str:
-    settings = read_settings(Path(arguments.data))
-    device = settings.torch_device()
-    data = SiteData(settings)
-    info = data.info(arguments.name, settings.policy.label_counts)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        settings = read_settings(Path(arguments.data))
+        device = settings.torch_device()
+        data = SiteData(settings)
+        info = data.info(arguments.name, settings.policy)
     training = "a stream, whose length it learns in each round" if info.streams else f"{info.num_examples} training examples"
     lines = [f"the server would learn the name '{info.name}', {training}"]
     lines += [f"{info.num_validation} validation and {info.num_test} test examples"]
-    lines += [f"the names of the classes: {', '.join(info.classes)}"] if info.classes else []
+    lines += ["whether its classes and columns have the server's names"]
     lines += [f"the counts of the classes: {info.label_counts}"] if info.label_counts else ["no counts of classes"]
-    lines += [f"training would run on {device}"]
-    if getattr(settings.datamodule, "standardize", False):
-        lines += ["features are standardised by this site's own mean and deviation, not by those of all sites"]
+    lines += ["the ranges of its features, to two digits"] if info.ranges else []
+    allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
+    lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
+    lines += [f"note: {one.message}" for one in told if not issubclass(one.category, DeprecationWarning)]
     return "; ".join(lines)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from fl_lightning.compat.jsonargparse import actions_of, in_words
+from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.ranges import ranges_of, rounded
 from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, require
-from fl_lightning.flower.checks import digest_of_names
+from fl_lightning.flower.checks import compared, digest_of_names, standardizes
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.null_settings import refuse_null
@@ -24,9 +28,17 @@ from fl_lightning.partitioners.base import Partitioner
 
 
 class WholePartitioner(Partitioner):
-    """Assign all examples, in their order, to one client."""
+    """Assign all examples, in their order, to one client.
+
+    Args:
+        seed: with ``first``, draws the parts that the client holds back.
+        first: the number of the client.
+    """
 
     needs_labels = False
+
+    def __init__(self, seed: int = 0, first: int = 0) -> None:
+        self.seed, self.first = seed, first
 
     def partition(self, num_examples: int, labels: Any = None) -> list[torch.Tensor]:
         """Return one part."""
@@ -43,6 +55,8 @@ class SiteSettings:
         test: a datamodule whose training set is the site's own test part.
         client_validation: the share of the training set held back for validation, in [0, 1), instead of ``validation``.
         client_test: the share held back for a test, in [0, 1), instead of ``test``.
+        seed: with the site's number, draws the shares that are held back; a simulation with the same seed of its partitioner (0
+            by default) holds back the same rows. Only the site knows it.
         policy: what a server may have this site do.
         device: the device to train on: ``auto``, ``cpu``, ``cuda``, or ``cuda:1`` for the second GPU.
 
@@ -55,12 +69,19 @@ class SiteSettings:
     test: LightningDataModule | None = None
     client_validation: float = 0.0
     client_test: float = 0.0
+    seed: int = 0
     policy: Policy = field(default_factory=Policy)
     device: str = "auto"
 
     def __post_init__(self) -> None:
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device)
         require(known is not None, "device", "auto, cpu, cuda or cuda:NUMBER", self.device)
+        for name, datamodule in {"datamodule": self.datamodule, "validation": self.validation, "test": self.test}.items():
+            if standardizes(datamodule):
+                raise ConfigurationError(
+                    f"'{name}' has 'standardize: true', which scales by this site's own rows, while the other sites and the "
+                    "server scale by theirs. Set 'standardize: false', and scale the files of all by the same numbers."
+                )
 
     def torch_device(self) -> torch.device:
         """Return the device.
@@ -108,7 +129,7 @@ def _cause(error: Exception, parser: ArgumentParser) -> str:
 def _whole(settings: SiteSettings) -> FederatedDataModule:
     """Return the site's examples as those of one client, set up; a stream is read by its own loader."""
     held: Any = {"client_validation": settings.client_validation, "client_test": settings.client_test}
-    whole = FederatedDataModule(settings.datamodule, WholePartitioner(), **held)
+    whole = FederatedDataModule(settings.datamodule, WholePartitioner(settings.seed), **held)
     whole.prepare_data()
     try:
         whole.setup("fit")
@@ -147,7 +168,25 @@ class SiteData:
                 self._separate[part] = FederatedDataModule(datamodule, WholePartitioner())
                 self._separate[part].prepare_data()
                 self._separate[part].setup("fit")
-        self.number: int | None = None
+        self._number: int | None = None
+
+    @property
+    def number(self) -> int | None:
+        """Return the site's number at the server, from which its held-back parts follow; None before the server tells it."""
+        return self._number
+
+    @number.setter
+    def number(self, number: int) -> None:
+        if number != self._number and self.draws_parts:
+            partitioner: Any = self.whole.partitioner
+            partitioner.first = number
+            self.whole.divide_again()
+        self._number = number
+
+    @property
+    def draws_parts(self) -> bool:
+        """Return whether parts are drawn from the training set, which then depend on the site's number."""
+        return self.whole.client_validation > 0 or self.whole.client_test > 0
 
     @property
     def whole(self) -> FederatedDataModule:
@@ -161,22 +200,57 @@ class SiteData:
         found = getattr(self.whole.splits, part)
         return 0 if found is None else int(found.sizes[0])
 
-    def info(self, name: str, consent: bool) -> ClientInfo:
+    def names(self, kind: str) -> tuple[str, ...] | None:
+        """Return the names of the site's ``classes`` or ``feature_names``; None if its data have none."""
+        return names_of(self.whole.client_datasets.source, kind)
+
+    def info(
+        self, name: str, policy: Policy, classes: Sequence[str] | None = None, features: Sequence[str] | None = None
+    ) -> ClientInfo:
         """Return what the server learns before the first round.
 
         Args:
             name: the site's name.
-            consent: whether to tell the label counts.
+            policy: what the site consents to tell.
+            classes: the names of the server's classes, if it has any.
+            features: the names of its features, if it has any.
         """
-        counts = None
-        if consent:
-            counts = tuple(int(count) for count in self.whole.label_counts()[0])
+        counts = tuple(int(count) for count in self.whole.label_counts()[0]) if policy.label_counts else None
+        own = self.names("classes"), self.names("feature_names")
+        return ClientInfo(
+            name=name,
+            num_examples=self.size("training"),
+            label_counts=counts,
+            num_validation=self.size("validation"),
+            num_test=self.size("test"),
+            streams=self.whole.client_datasets.size_is_unknown(0),
+            evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
+            classes=compared(own[0], classes),
+            features=compared(own[1], features),
+            digests=(digest_of_names(own[0]), digest_of_names(own[1])),
+            ranges=self._ranges() if policy.ranges else None,
+        )
+
+    def _ranges(self) -> tuple[tuple[float, float, float, float], ...] | None:
         dataset: Any = self.whole.client_datasets.source.dataset
-        names = getattr(dataset, "classes", None)
-        classes = None if names is None else tuple(str(name)[:100] for name in names)
-        streams = self.whole.client_datasets.size_is_unknown(0)
-        sizes = self.size("training"), counts, self.size("validation"), self.size("test")
-        return ClientInfo(name, *sizes, classes, streams, digest_of_names(getattr(dataset, "feature_names", None)))
+        if type(dataset) is not TensorDataset or dataset.tensors[0].dim() != 2 or self.names("feature_names") is None:
+            return None
+        return rounded(ranges_of(dataset.tensors[0].double().numpy()))
+
+    def batches(self, full_batch: bool) -> tuple[float, int]:
+        """Return the number of batches of an epoch, inf for a stream, and the fewest persons that may be in one of them.
+
+        A person is a row if the data do not name persons; otherwise a batch may be the rows of few persons.
+        """
+        source, training = self.whole.client_datasets.source, self.whole.indices
+        if self.whole.client_datasets.size_is_unknown(0):
+            return math.inf, 1
+        rows = int(training.sizes[0])
+        size = rows if full_batch else min(rows, source.batch_size or 1)
+        rest = 0 if source.drop_last and rows > size else rows % size
+        persons = self.whole.splits.persons
+        most = 1 if persons is None else int(torch.bincount(persons[training[0]]).max())
+        return rows // size + (rest > 0), max(1, (rest or size) // most)
 
     def _here(self, client: int) -> None:
         if client != self.number:

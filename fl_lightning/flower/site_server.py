@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import WireError
 from fl_lightning.flower import envelope
-from fl_lightning.flower.audit import AuditLog
+from fl_lightning.flower.audit import AuditLog, in_words
 from fl_lightning.flower.contract import Built, build, check_contract
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.flower.site_data import SiteData
-from fl_lightning.flower.site_state import SiteStore
+from fl_lightning.flower.site_limits import SiteLimits
+from fl_lightning.flower.site_record import SiteRecord, digest_of
+from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
 from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
 from fl_lightning.types import ClientUpdate
@@ -38,8 +42,6 @@ class _Work:
     built: Built
     site: Site
     store: SiteStore
-    turns: int
-    """How many trained models the site has sent in this federation, in earlier processes as well."""
     model: ServerModel | None = None
 
 
@@ -65,33 +67,53 @@ class SiteServer:
         say: Callable[[str], None] = print,
     ) -> None:
         self._name, self._data, self._policy, self._folder = name, data, policy, folder
-        self._device, self._say = device, say
+        self._device, self._print = device, say
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._audit = AuditLog(folder / "audit.jsonl")
+        self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy)
+        self._limits = SiteLimits(policy)
         self._work: _Work | None = None
+
+    def _say(self, line: str) -> None:
+        self._print(envelope.printable(line))
 
     def answer(self, parts: Parts) -> bytes:
         """Return the reply to a request; an error is told by class and code, without data.
+
+        Nothing but a code leaves a site that cannot write its audit log.
 
         Args:
             parts: ``order``, an envelope; ``model``, the global model if the order needs one that this site may lack.
         """
         try:
             return self._answer(parts)
-        except Exception as error:
-            return envelope.reply(error=self.told(error))
+        except (Exception, SystemExit) as error:  # a library may end the process, as parsers do
+            reply = envelope.reply(error=self.told(error))
+            try:
+                self._audit.record("out", "error", reply, (), error=type(error).__name__)
+            except Exception:  # a full disk
+                return envelope.reply(error=self._coded(error))
+            return reply
 
-    def told(self, error: Exception) -> str:
+    def told(self, error: BaseException) -> str:
         """Return what the server learns of an error, and write the rest to the site's log.
 
         The text of an error is told only if it is about the server's own message.
         """
         if isinstance(error, RefusedError | WireError):
             self._say(f"Refused: {error}")
-            return f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {envelope.printable(error)}"
+        return self._coded(error)
+
+    def _coded(self, error: BaseException) -> str:
         code = secrets.token_hex(4)
-        with open(self._folder / "errors.log", "a", encoding="utf-8") as file:
-            file.write(f"--- code {code}\n{''.join(traceback.format_exception(error))}")
+        text = "".join(traceback.format_exception(error))
+        lines = "\n".join(map(envelope.printable, text.splitlines()))
+        try:
+            with open(self._folder / "errors.log", "a", encoding="utf-8") as file:
+                file.write(f"--- code {code}\n{lines}\n")
+        except OSError as full:
+            self._say(f"{type(error).__name__} (code {code}): {error}. It cannot be written to errors.log: {full.strerror}.")
+            return f"{type(error).__name__} (code {code})"
         self._say(f"{type(error).__name__} (code {code}): see {self._folder / 'errors.log'}")
         return f"{type(error).__name__} (code {code}; its text is in the site's errors.log)"
 
@@ -102,63 +124,83 @@ class SiteServer:
         if set(parts) not in ({"order"}, {"order", "model"}):
             raise WireError("The message does not have the expected parts.")
         asked = envelope.opened(parts["order"], envelope.KINDS)
-        federation = asked.get("federation")
-        self._audit.record("in", asked["kind"], parts["order"], asked, federation)
-        if asked["kind"] == "describe":
-            reply = envelope.reply(info=self._data.info(self._name, self._policy.label_counts))
-        elif asked["kind"] == "prepare":
-            self._prepare(asked)
+        federation, kind = asked.get("federation", ""), asked["kind"]
+        orders, contract = asked.get("orders", ()), asked.get("contract")
+        details: dict[str, Any] = {"orders": list(map(in_words, orders))} if isinstance(orders, tuple) and orders else {}
+        digest = digest_of(contract) if isinstance(contract, Mapping) else ""
+        details |= self._audit.settings(digest, contract) if digest else {}
+        self._audit.record("in", kind, parts["order"], asked, federation, **details)
+        if kind == "describe":
+            info = self._described(asked)
+            reply = envelope.reply(info=info)
+            self._audit.record("out", kind, reply, (), federation, told=in_words(info))
+        elif kind == "prepare":
+            self._prepare(asked, digest)
             reply = envelope.reply()
+            self._audit.record("out", kind, reply, (), federation)
         else:
-            return self._carry_out(asked, parts)
-        self._audit.record("out", asked["kind"], reply, (), federation)
+            reply = self._carry_out(asked, digest, parts)
         return reply
+
+    def _described(self, asked: Mapping[str, Any]) -> Any:
+        client, names = asked.get("client"), [asked.get(kind) for kind in ("classes", "features")]
+        for one in names:
+            if not (one is None or (isinstance(one, tuple) and all(isinstance(name, str) for name in one))):
+                raise WireError("The names of classes or features are no texts.")
+        self._take_number(client)
+        return self._data.info(self._name, self._policy, *names)
+
+    def _take_number(self, client: Any) -> int:
+        if type(client) is not int or not 0 <= client < 10**6:
+            raise WireError("The request does not give this site a number.")
+        if self._data.draws_parts:
+            self._record.take_number(client)
+        self._data.number = client
+        return client
 
     # ---------------------------------------------------------------- the federation
 
-    def _prepare(self, asked: Mapping[str, Any]) -> None:
-        """Build the model and the settings that the server names, unless they are here already."""
+    def _prepare(self, asked: Mapping[str, Any], digest: str) -> _Work:
+        """Return the federation that the server names, with the model and the settings that it wants, built if necessary."""
         federation, contract, client = asked.get("federation"), asked.get("contract"), asked.get("client")
         if not isinstance(federation, str) or type(client) is not int:
             raise WireError("The request does not name a federation and a client.")
         known = self._work
         if known is not None and (known.federation, known.contract, self._data.number) == (federation, contract, client):
-            return
+            return known
         check_contract(contract, self._policy, client)
         assert isinstance(contract, Mapping)
-        self._work, self._data.number = None, client
+        self._work = None
+        self._take_number(client)
+        require_id(federation)
+        self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
             site.load_state_dict(kept)
-        turns = 0 if kept is None else int(kept.get("turns", 0))
-        self._work = _Work(federation, contract, built, site, store, turns)
+        self._work = _Work(federation, contract, built, site, store)
         self._say(f"Ready as client {client}: {type(built.module).__name__}, federation {federation[:8]}.")
+        return self._work
 
-    def _carry_out(self, asked: Mapping[str, Any], parts: Parts) -> bytes:
-        self._prepare(asked)
-        work = self._work
-        assert work is not None
+    def _carry_out(self, asked: Mapping[str, Any], digest: str, parts: Parts) -> bytes:
+        work = self._prepare(asked, digest)
         key = hashlib.sha256(parts["order"]).hexdigest()
         cached = work.store.reply(key)
         if cached is not None:
             self._say("Answered a repeated order from the store.")
-            return cached
+            replies = envelope.opened(cached, ("reply",)).get("replies", ())
+            return self._sent(work, cached, replies, stored=True)
         orders, settlements = asked.get("orders"), asked.get("settlements")
         if not isinstance(orders, tuple) or not isinstance(settlements, tuple):
             raise WireError("The request does not have orders and settlements.")
-        for settlement in settlements:
-            require_message(settlement, Settlement)
-        for order in orders:
-            require_message(order, TrainOrder, EvalOrder)
-            self._policy.check_order(order, work.built.settings.local)
-        self._policy.check_turns(work.turns, sum(isinstance(order, TrainOrder) for order in orders))
+        self._check(work, orders, settlements)
         model = self._received(work, parts)
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
-            return envelope.reply(needs="model")
+            return self._sent(work, envelope.reply(needs="model"), ())
+        self._record.count_turns(work.federation, sum(isinstance(order, TrainOrder) for order in orders))
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
@@ -168,12 +210,25 @@ class SiteServer:
         replies = [self._one(work, order) for order in orders]
         releases = work.built.runtime.releases()
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
-        reply = envelope.reply(replies=replies, releases=told)
-        self._audit.record("out", "work", reply, {"replies": replies}, work.federation)
-        reports = [one for one in replies if isinstance(one, ChainReport)]
-        work.turns += sum(bool(one.updates) for one in reports)
-        final = all(not one.failures for one in reports)
-        work.store.save({**work.site.state_dict(), "turns": work.turns}, key, reply if final else None)
+        reply = self._sent(work, envelope.reply(replies=replies, releases=told), replies)
+        final = all(not one.failures for one in replies if isinstance(one, ChainReport))
+        work.store.save(work.site.state_dict(), key, reply if final else None)
+        return reply
+
+    def _check(self, work: _Work, orders: Sequence[Any], settlements: Sequence[Any]) -> None:
+        for settlement in settlements:
+            require_message(settlement, Settlement)
+        local = work.built.settings.local
+        batches, smallest = self._data.batches(local.full_batch)
+        batches = batches if batches == math.inf else batches_per_epoch(int(batches), local, False)
+        for order in orders:
+            require_message(order, TrainOrder, EvalOrder)
+            self._limits.check_order(order, local, batches, smallest)
+
+    def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], stored: bool = False) -> bytes:
+        """Return a reply after it has been written down."""
+        details: dict[str, Any] = {"replies": list(map(in_words, replies))} | ({"stored": True} if stored else {})
+        self._audit.record("out", "work", reply, {"replies": replies}, work.federation, **details)
         return reply
 
     def _received(self, work: _Work, parts: Parts) -> ServerModel | None:
@@ -196,11 +251,12 @@ class SiteServer:
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         settings = work.built.settings
-        self._policy.check_buffers(settings.transforms, settings.local, resident.view())
+        self._limits.check_buffers(settings.transforms, settings.local, resident.view())
         result = work.site.handle(order)
         assert result is not None
         if isinstance(result, ChainReport):
-            result = replace(result, updates=tuple(map(_as_sent, result.updates)))
+            sent = (self._limits.without_figures(_as_sent(update)) for update in result.updates)
+            result = replace(result, updates=tuple(sent))
         if isinstance(order, TrainOrder):
             self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
         return result

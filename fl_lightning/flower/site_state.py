@@ -11,6 +11,16 @@ from fl_lightning.errors import WireError
 from fl_lightning.wire import from_bytes, to_bytes
 
 
+def require_id(federation: str) -> None:
+    """Refuse the id of a federation that could name a place.
+
+    Raises:
+        WireError: if it is not 32 hexadecimal digits.
+    """
+    if not re.fullmatch(r"[0-9a-f]{32}", federation):
+        raise WireError("The federation's id is not 32 hexadecimal digits.")
+
+
 class SiteStore:
     """Store the state of one site in one federation.
 
@@ -18,13 +28,10 @@ class SiteStore:
         folder: the site's folder.
         federation: the id of the federation, which the server keeps in its checkpoints.
 
-    Raises:
-        WireError: if the id is not 32 hexadecimal digits.
     """
 
     def __init__(self, folder: Path, federation: str) -> None:
-        if not re.fullmatch(r"[0-9a-f]{32}", federation):
-            raise WireError("The federation's id is not 32 hexadecimal digits.")
+        require_id(federation)
         self._folder = folder / "federations" / federation
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # A worker that is killed while it writes leaves such a file; a folder has only one worker.

@@ -13,8 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.contract import SECTIONS
-from fl_lightning.flower.recipe import Recipe, default_classes
+from fl_lightning.flower.recipe import Recipe
 from fl_lightning.functional.description import constructor_arguments
 
 _MISSING = object()

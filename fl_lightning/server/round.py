@@ -248,7 +248,7 @@ class FederationRound(Cohort):
                 "learning rate, or clip with 'federation.local.gradient_clip_val'."
             )
         counters = self._comm.elementwise_maximum(self._counters)
-        return RoundResult(aggregate, counters, with_shares(updates), failures, moved)
+        return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved)
 
     def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
         """Return the scores of the models that reached the strategy, by client."""

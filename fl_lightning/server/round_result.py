@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.returned import described
-from fl_lightning.strategies.base import JointStrategy
+from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 3
@@ -53,9 +54,21 @@ def shared_out(handed: ClientUpdate, chain: Sequence[ClientUpdate]) -> list[Clie
     ]
 
 
-def with_shares(updates: list[ClientUpdate]) -> list[ClientUpdate]:
+def influences(strategy: Strategy, updates: Sequence[ClientUpdate]) -> dict[int, float]:
+    """Return each client's share of the aggregated change, by client; equal shares if all are 0."""
+    factors = {update.client: strategy.influence(update) for update in updates}
+    total = math.fsum(factors.values())
+    return {client: factor / total if total > 0 else 1 / len(factors) for client, factor in factors.items()}
+
+
+def with_shares(updates: list[ClientUpdate], strategy: Strategy) -> list[ClientUpdate]:
     """Return the updates with their shares of the total weight, which sum to 1."""
     total = sum(update.weight for update in updates)
+    if not total > 0 and len(updates) > 1:
+        rank_zero_warn(
+            f"{type(strategy).__name__} gave all clients of a round the weight 0, so their plain average was used. Check the "
+            "metric that the weights are computed from."
+        )
     return [replace(u, share=u.weight / total if total > 0 else 1 / len(updates)) for u in updates]
 
 

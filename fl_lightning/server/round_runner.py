@@ -26,11 +26,12 @@ from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
 from fl_lightning.server.rank_buffers import RankBuffers
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.round_log import log_round, write_matrices
-from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.round_result import RoundResult, influences
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
 from fl_lightning.server.termination import Termination
 from fl_lightning.settings.federation import FederationSettings
+from fl_lightning.strategies.base import JointStrategy
 
 
 class RoundRunner:
@@ -62,11 +63,14 @@ class RoundRunner:
         self._termination = termination
         self._buffers = RankBuffers(federation.server, federation.comm)
         self._default_dtype = torch.get_default_dtype()
+        self.rounds = 0
+        """The number of rounds that have been run in this fit."""
         self._warned_of_extension = False
 
     def run(self, module: LightningModule) -> None:
         """Run a round, after which the module contains the new global model."""
         trainer, comm = self._federation.trainer, self._federation.comm
+        self.rounds += 1
         self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             jobs = self._round(module)
@@ -75,6 +79,15 @@ class RoundRunner:
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         self._termination.agree(comm, raises=False)
+
+    def warn_if_none(self) -> None:
+        """Warn of a resumed fit that had no round left to run."""
+        trainer = self._federation.trainer
+        if not self.rounds and trainer.current_epoch:
+            rank_zero_warn(
+                f"Nothing was trained: the checkpoint has {trainer.current_epoch} rounds, and 'trainer.max_epochs' is "
+                f"{trainer.max_epochs}. Raise it to train further rounds."
+            )
 
     def conclude(self) -> None:
         """Compare the final model with the clients' own models."""
@@ -94,6 +107,8 @@ class RoundRunner:
         with closing(federation_round):
             self._settings.route.run(federation_round)
             result = federation_round.result()
+        if self._settings.pool is not None and not isinstance(self._settings.strategy, JointStrategy):
+            self._settings.pool.review(round_idx, influences(self._settings.strategy, result.updates))
         if self._settings.server_evaluation.every_n_rounds > 1:
             run.last_scores |= federation_round.scores(result.updates)
         run.engine, run.finished_round = federation.engine, round_idx

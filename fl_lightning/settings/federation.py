@@ -15,6 +15,7 @@ from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.personal import PersonalPart
+from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
@@ -51,6 +52,6 @@ class FederationSettings(Protocol):
         ...
 
     @property
-    def pool(self) -> object | None:
+    def pool(self) -> RemoteClients | None:
         """Return where the clients are, if they are not simulated."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -33,6 +33,17 @@ class RemoteClients(ABC):
         Args:
             assembly: the parts of the federation at the server.
             federation: returns the federation's id, which checkpoints keep.
+        """
+
+    def review(self, round_idx: int, influence: Mapping[int, float]) -> None:  # noqa: B027 (nothing by default)
+        """Refuse a round in which one client has too much influence, before the server uses its result.
+
+        Args:
+            round_idx: the round, from 0.
+            influence: each client's share of the change of the model, by client; shares add up to 1.
+
+        Raises:
+            ClientError: naming the client.
         """
 
     @abstractmethod

@@ -111,6 +111,13 @@ class Strategy(ChecksTypes):
         """Return the optimizer that steps on the pseudo-gradient ``w_t - aggregate``; SGD of rate 1 sets the aggregate."""
         return torch.optim.SGD(parameters, lr=1.0)
 
+    def influence(self, update: ClientUpdate) -> float:
+        """Return the factor with which the aggregate contains a client's change, up to one that all clients share.
+
+        It is asked after the round, when updates have no models any more. The default is the logged weight.
+        """
+        return update.weight
+
     def figures(self) -> dict[str, float]:
         """Return figures of the last round to log as ``federation/<name>``."""
         return {}

@@ -55,6 +55,10 @@ class FedNova(RunningStrategy):
         sums.add("examples", examples)
         return examples
 
+    def influence(self, update: ClientUpdate) -> float:
+        """Return n_k / ||a_k||: a client that claims a small normalizer has a large part in the step."""
+        return update.weight / (update.normalizer or 1.0)
+
     def aggregate(self, sums: Sums) -> Tensor:
         """Return w_t moved by the normalised step, with averaged buffers."""
         start = self._start.server_state[: self._start.num_parameters].to(sums.device, torch.float64)

@@ -1,0 +1,80 @@
+"""Find features that are measured in another unit at one client, and numbers that stand for missing values."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Ranges = Sequence[tuple[float, float, float, float]]
+"""Of each feature: its smallest and largest value, its mean, and its standard deviation."""
+
+_FACTOR = 10.0
+"""How many times larger or smaller a feature's spread is at a client, compared with the others, if its unit differs."""
+_SENTINELS = (-1.0, -9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0)
+"""Numbers that often stand for a missing value."""
+_FAR = 10.0
+"""How many standard deviations such a number is away from the other values, if it stands for a missing one."""
+
+
+def ranges_of(features: np.ndarray[Any, Any]) -> list[tuple[float, float, float, float]]:
+    """Return the ranges of features of shape (n, d), n >= 1."""
+    columns = zip(features.min(0), features.max(0), features.mean(0), features.std(0), strict=True)
+    return [(float(low), float(high), float(mean), float(std)) for low, high, mean, std in columns]
+
+
+def rounded(ranges: Ranges) -> tuple[tuple[float, float, float, float], ...]:
+    """Return ranges to two significant digits, so that no value of a single row is told exactly."""
+    return tuple(tuple(float(f"{value:.1e}") for value in one) for one in ranges)  # type: ignore[misc]
+
+
+def unlike_ranges(names: Sequence[str] | None, clients: Mapping[str, Ranges]) -> list[str]:
+    """Return a sentence for each feature whose spread at a client is far from the others'.
+
+    Args:
+        names: the names of the features; None numbers them.
+        clients: the ranges of each client, by its name in messages.
+    """
+    found: list[str] = []
+    if len(clients) < 2 or len({len(ranges) for ranges in clients.values()}) != 1:
+        return found
+    for k in range(len(next(iter(clients.values())))):
+        label = f"'{names[k]}'" if names is not None and k < len(names) else f"number {k}"
+        for client, ranges in clients.items():
+            others = [own[k] for name, own in clients.items() if name != client]
+            reach, usual = _reach(ranges[k]), statistics.median(map(_reach, others))
+            if min(reach, usual) > 0 and max(reach / usual, usual / reach) >= _FACTOR:
+                low, high = statistics.median(o[0] for o in others), statistics.median(o[1] for o in others)
+                found.append(
+                    f"The feature {label} is from {ranges[k][0]:.2g} to {ranges[k][1]:.2g} at {client}, but from {low:.2g} to "
+                    f"{high:.2g} at the others. Check its unit there, and numbers that stand for missing values."
+                )
+    return found
+
+
+def _reach(one: tuple[float, float, float, float]) -> float:
+    """Return the largest of the absolute values and the spread: another unit, or a number far away, changes it."""
+    low, high, _, _ = one
+    return max(abs(low), abs(high))
+
+
+def sentinels(names: Sequence[str], features: np.ndarray[Any, Any]) -> list[str]:
+    """Return a sentence for each feature in which a number such as -9999 seems to stand for missing values.
+
+    Args:
+        names: the names of the features.
+        features: their values, shape (n, d).
+    """
+    found = []
+    for value in _SENTINELS:
+        equal = features == value
+        for k in np.flatnonzero(equal.any(0)).tolist():
+            others = features[~equal[:, k], k]
+            if others.size and abs(value - others.mean()) > _FAR * others.std() and abs(value) > 2 * np.abs(others).max():
+                found.append(
+                    f"The column '{names[k]}' has {value:g} in {int(equal[:, k].sum())} of {len(features)} rows, and otherwise "
+                    f"{others.min():.4g} to {others.max():.4g}. If it stands for a missing value, remove the rows or fill them."
+                )
+    return found

@@ -1,0 +1,196 @@
+"""Hold what a server asks for, and what leaves a site, within the site's policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from lightning.pytorch import LightningModule
+
+from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.checks import evaluated_parts
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.functional.model_state import ModelState
+from fl_lightning.messages import ClientJob, EvalOrder, TrainOrder
+from fl_lightning.server.checks.privacy import check_private_settings, check_private_training, check_sent_buffers
+from fl_lightning.settings.local_training import LocalTraining
+from fl_lightning.transforms.base import Transform
+from fl_lightning.transforms.client_privacy import ClientPrivacy
+from fl_lightning.types import ClientUpdate
+
+
+class SiteLimits:
+    """Refuse what a site's policy does not allow.
+
+    Args:
+        policy: the site's policy.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    # ---------------------------------------------------------------- settings
+
+    def check_values(self, contract: Mapping[str, Any]) -> None:
+        """Refuse rounds, threads, epochs and engines beyond the policy, before anything is imported.
+
+        Raises:
+            RefusedError: naming the setting.
+        """
+        policy, local = self._policy, contract["federation"]["local"]
+        self.check_plan(contract["rounds"])
+        if not 1 <= contract["threads"] <= policy.most_threads:
+            raise RefusedError(
+                f"The server's 'threads' is {contract['threads']}, but this site allows 1 to {policy.most_threads} "
+                "('policy.max_threads')."
+            )
+        if not isinstance(local, Mapping):
+            raise RefusedError("The server's 'federation.local' must be a mapping.")
+        local = local.get("init_args", local)  # a Python script sends the class by name
+        if local.get("engine", "auto") not in ("auto", "trainer", "fabric") or local.get("compile"):
+            raise RefusedError("Sites train with the engines auto, trainer and fabric, and do not compile.")
+        if local.get("callbacks"):
+            raise RefusedError("'federation.local.callbacks' is code of the server's, which sites do not run.")
+
+    def check_plan(self, rounds: int, periods: int = 1) -> None:
+        """Refuse a federation in which the site would train more often than it allows.
+
+        Args:
+            rounds: the number of rounds that the server plans.
+            periods: how many times a client trains in each.
+
+        Raises:
+            RefusedError: with both numbers.
+        """
+        if rounds * periods > self._policy.max_rounds:
+            planned = f"{rounds} rounds" if periods == 1 else f"{rounds} rounds of {periods} periods"
+            raise RefusedError(f"The server plans {planned}, but this site allows {self._policy.max_rounds}.")
+
+    def check_settings(self, owner: Any) -> None:
+        """Refuse settings with less noise than this site requires, and evaluations that it does not allow.
+
+        Raises:
+            RefusedError: naming the settings.
+        """
+        self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
+        given = [one.noise_multiplier for one in owner.transforms if isinstance(one, ClientPrivacy) and one.noise == "local"]
+        given += [] if owner.local.privacy is None else [owner.local.privacy.noise_multiplier]
+        most, least = max(given, default=0.0), self._policy.min_noise
+        if most < least:
+            raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")
+        with self._requiring_noise():
+            check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
+        for setting, part in evaluated_parts(owner).items():
+            if least > 0:
+                raise RefusedError(
+                    f"'{setting}' evaluates models on each client's {part} examples, and this site's 'policy.min_noise' is "
+                    f"{least}, so no figure without noise leaves it. Use FedAvg, without 'federation.client_evaluation'."
+                )
+            if part not in self._policy.evaluations:
+                raise RefusedError(
+                    f"'{setting}' evaluates models on each client's {part} examples, which this site does not allow. The site "
+                    f"would have to add '{part}' to 'policy.evaluations'."
+                )
+
+    def check_module(
+        self, transforms: Sequence[Transform], local: LocalTraining, precision: str, module: LightningModule
+    ) -> None:
+        """Refuse a precision or a module with which the required noise would not cover single examples or the change.
+
+        Raises:
+            RefusedError: naming them.
+        """
+        with self._requiring_noise():
+            check_private_training(transforms, local, precision, module)
+
+    def check_size(self, module: LightningModule) -> None:
+        """Refuse a model that is larger than this site allows.
+
+        Raises:
+            RefusedError: with its size.
+        """
+        size = sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())) / 2**20
+        if size > self._policy.max_model:
+            raise RefusedError(f"The model has {size:.0f} MiB, but this site allows {self._policy.max_model:g} MiB.")
+
+    def check_buffers(self, transforms: Sequence[Transform], local: LocalTraining, state: ModelState) -> None:
+        """Refuse a model whose buffers would be sent without the required noise.
+
+        Raises:
+            RefusedError: naming the buffers.
+        """
+        with self._requiring_noise():
+            check_sent_buffers(transforms, local, state)
+
+    @contextmanager
+    def _requiring_noise(self) -> Iterator[None]:
+        """Tell the server what is wrong with its settings, if this site requires noise, and let them pass otherwise."""
+        try:
+            yield
+        except ConfigurationError as error:
+            if self._policy.min_noise > 0:
+                raise RefusedError(f"This site's policy requires noise at the client. {error}") from error
+
+    # ---------------------------------------------------------------- orders
+
+    def check_order(self, order: TrainOrder | EvalOrder, local: LocalTraining, batches: float, smallest: int) -> None:
+        """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
+
+        Args:
+            order: the order.
+            local: the settings of local training, whose noise also covers models that pass no transforms.
+            batches: the number of batches in one of the site's epochs; inf if it is unknown.
+            smallest: the number of rows (or persons) in the smallest of them.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
+        policy = self._policy
+        if isinstance(order, TrainOrder) and not order.delivers:
+            in_steps = 0.0 if local.privacy is None else local.privacy.noise_multiplier
+            if in_steps < policy.min_noise:
+                raise RefusedError(
+                    "The order asks for a model that passes no transforms, and so for one without the noise that this site's "
+                    "policy requires. Use the route ServerRoute, or 'federation.local.privacy'."
+                )
+        for job in order.jobs:
+            self._check_turn(job, order, local, batches)
+        if isinstance(order, TrainOrder) and local.privacy is None and smallest < policy.min_batch:
+            raise RefusedError(
+                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}."
+            )
+        if isinstance(order, EvalOrder):
+            allowed = () if policy.min_noise > 0 else policy.evaluations
+            if order.part not in allowed:
+                raise RefusedError(
+                    f"This site does not allow evaluation on its {order.part} examples: '{order.part}' is not in its "
+                    "'policy.evaluations', or its 'policy.min_noise' is above 0."
+                )
+
+    def _check_turn(self, job: ClientJob, order: TrainOrder | EvalOrder, local: LocalTraining, batches: float) -> None:
+        policy = self._policy
+        if not 0 <= job.round_idx < policy.max_rounds:
+            raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
+        own = order.epochs if isinstance(order, EvalOrder) else None
+        if own is not None:
+            local = replace(local, max_epochs=own, max_steps=-1)
+        plan = TurnPlan.of(job, local)
+        steps = plan.steps(batches, whole=False) / job.slowness
+        epochs = float(plan.epochs)
+        if plan.epochs == -1:  # the number of steps ends the turn
+            epochs = math.inf if batches == math.inf else plan.max_steps / math.ceil(batches / plan.accumulate)
+        if not epochs <= policy.max_epochs:
+            raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
+        if isinstance(order, TrainOrder) and steps < policy.min_steps:
+            raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
+
+    def without_figures(self, update: ClientUpdate) -> ClientUpdate:
+        """Return an update as it may leave: with a required noise, without figures that the noise does not cover."""
+        if self._policy.min_noise == 0:
+            return update
+        return replace(update, train_loss=None, metrics={}, seconds=0.0, local_score=None, global_score=None)

@@ -1,0 +1,126 @@
+"""Remember at a site, over all federations: its number, the federations that it agreed to, and how often it has trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.atomic_file import write_whole
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.recipe import RefusedError
+
+_FILE, _APPROVED = "record.json", "approved.json"
+_NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")
+"""The parts of a contract that may change within a federation: more rounds and sites, another machine."""
+
+
+def digest_of(contract: Mapping[str, Any]) -> str:
+    """Return the digest of the settings that a site agrees to: model, strategy, training, transforms, seed, precision."""
+    agreed = {name: value for name, value in contract.items() if name not in _NOT_AGREED}
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def approvals(folder: Path) -> list[str]:
+    """Return what the site's staff agreed to: ``FEDERATION DIGEST`` and ``number N``."""
+    path = folder / _APPROVED
+    return list(map(str, json.loads(path.read_text(encoding="utf-8")))) if path.exists() else []
+
+
+def approve(folder: Path, what: str) -> None:
+    """Add a line to what the site's staff agreed to."""
+    write_whole(folder / _APPROVED, json.dumps([*dict.fromkeys([*approvals(folder), what])]).encode())
+
+
+class SiteRecord:
+    """Keep the record in a file of the site's folder, which outlives the state of federations.
+
+    Args:
+        folder: the site's folder.
+        policy: what the site allows.
+    """
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        self._folder, self._policy = folder, policy
+        path = folder / _FILE
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self._number: int | None = found.get("number")
+        self._known: dict[str, dict[str, Any]] = found.get("federations", {})
+
+    def _write(self) -> None:
+        write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
+
+    def take_number(self, number: int) -> None:
+        """Keep the number by which the server calls this site, from which its held-back rows follow.
+
+        Raises:
+            RefusedError: if the server changes it, which would let it see other rows.
+        """
+        if self._number not in (None, number) and f"number {number}" not in approvals(self._folder):
+            raise RefusedError(
+                f"The server calls this site client {number}, but it has been client {self._number}, and which rows it holds "
+                f"back follows from the number. If that is right, the site runs: fl-lightning site approve --number {number}"
+            )
+        if self._number != number:
+            self._number = number
+            self._write()
+
+    def admit(self, federation: str, digest: str) -> None:
+        """Take part in a federation with these settings, if the policy or the site's staff agrees.
+
+        Raises:
+            RefusedError: naming the command by which the staff agrees.
+        """
+        known, limit = self._known.get(federation), self._policy.federations
+        if known is not None and known["digest"] == digest and "withdrawn" not in known:
+            return
+        why = ""
+        if known is not None and "withdrawn" in known:
+            why = f"This site has withdrawn from this federation on {known['withdrawn']}"
+        elif limit != "any" and known is not None:
+            why = "The settings of this federation have changed since this site agreed to them"
+        elif limit != "any" and len(self._known) >= limit:
+            why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
+        if why and f"{federation} {digest}" not in approvals(self._folder):
+            raise RefusedError(f"{why}. If its staff agrees, it runs: fl-lightning site approve {federation} {digest}")
+        since = known["since"] if known else _now()
+        self._known[federation] = {"since": since, "turns": known["turns"] if known else 0, "digest": digest}
+        self._write()
+
+    def count_turns(self, federation: str, turns: int) -> None:
+        """Count turns that the server orders, before they begin.
+
+        Raises:
+            RefusedError: if the site has trained as often as it allows.
+        """
+        before = self._known[federation]["turns"]
+        total = sum(one["turns"] for one in self._known.values())
+        for name, done, where in (
+            ("max_rounds", before, "in this federation"),
+            ("max_total_rounds", total, "in all federations"),
+        ):
+            limit = getattr(self._policy, name)
+            if done + turns > limit:
+                raise RefusedError(
+                    f"This site has trained {done} times {where}, and its 'policy.{name}' is {limit}. Periods of a round, and "
+                    "rounds that are repeated after a restart of the server, count as well. Only the site can raise the limit."
+                )
+        if turns:
+            self._known[federation]["turns"] = before + turns
+            self._write()
+
+    def withdraw(self, federation: str) -> bool:
+        """Take no further part in a federation unless the staff agrees again, and return whether the site has taken part."""
+        known = self._known.get(federation)
+        self._known[federation] = {"since": _now(), "turns": 0, "digest": "", **(known or {}), "withdrawn": _now()}
+        lines = [line for line in approvals(self._folder) if not line.startswith(federation)]
+        write_whole(self._folder / _APPROVED, json.dumps(lines).encode())
+        self._write()
+        return known is not None
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
