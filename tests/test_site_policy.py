@@ -230,7 +230,7 @@ def test_a_further_federation_needs_the_staffs_agreement(site, tmp_path):  # noq
     digest = digest_of(contract())
     said = told(ask(site, "prepare", federation=OTHER))
     assert "This site's 'policy.federations' is 1, and it has taken part in 1." in said
-    assert f"it runs: fl-lightning site approve {OTHER} {digest}" in said
+    assert f"it runs: fl-lightning site approve --name north {OTHER} {digest}" in said
     approve(tmp_path / "north" / "state", f"{OTHER} {digest}")
     assert not told(ask(site, "prepare", federation=OTHER))
     assert told(ask(site, "prepare", federation="c" * 32))
@@ -406,6 +406,74 @@ def test_a_library_that_ends_the_process_is_an_error_of_the_site(site, monkeypat
 
     monkeypatch.setattr(site._data, "info", ends)
     assert told(ask(site, "describe")).startswith("SystemExit (code ")
+
+
+def command(*words: str) -> None:
+    from fl_lightning.flower.site import main
+
+    main(["site", *words])
+
+
+def test_the_staff_approves_withdraws_and_reads_the_log(site, tmp_path, capsys):  # noqa: F811
+    site = with_policy(tmp_path, federations=0)
+    folder = ["--folder", str(tmp_path / "north" / "state")]
+    words = told(work(site, order())).partition("fl-lightning site ")[2].split()
+    assert words[:3] == ["approve", "--name", "north"]
+    command("approve", *folder, *words[3:])
+    said = capsys.readouterr().out
+    assert f"Agreed to federation {FEDERATION} with these settings:" in said
+    assert '"class_path": "fl_lightning.ClassificationTask"' in said
+    assert not told(work(site, order()))
+    assert not told(work(site, order()))
+    command("audit", *folder)
+    said = capsys.readouterr().out
+    assert f"federation {FEDERATION}, 20" in said
+    assert f"settings {words[4]}: fl_lightning.ClassificationTask" in said
+    assert "ordered 3 trainings, evaluations: none" in said
+    assert "update of round 0: num_examples 24, num_steps 3, train_loss " in said
+    assert "update of round 0 (again, from the store): num_examples 24" in said
+    assert "error: RefusedError" in said
+    assert "the chain is complete." in said
+    command("withdraw", *folder, FEDERATION)
+    assert "Deleted what this site kept for it." in capsys.readouterr().out
+    assert not (tmp_path / "north" / "state" / "federations" / FEDERATION).exists()
+    assert "has withdrawn" in told(work(site, order(round_idx=1)))  # at once
+    assert "has withdrawn" in told(work(with_policy(tmp_path, federations=0), order()))
+    command("withdraw", *folder, OTHER)
+    assert "in which this site had not taken part." in capsys.readouterr().out
+    log = tmp_path / "north" / "state" / "audit.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"num_steps": 3', b'"num_steps": 9', 1))
+    command("audit", *folder, "--federation", OTHER)
+    assert "the chain is BROKEN before the lines " in capsys.readouterr().out
+
+
+def test_the_staff_agrees_to_another_number(site, tmp_path, capsys):  # noqa: F811
+    state = tmp_path / "north" / "state"
+    assert not told(ask(site, "prepare"))
+    SiteRecord(state, Policy()).take_number(0)
+    command("approve", "--folder", str(state), "--number", "2")
+    assert "Agreed to be client 2." in capsys.readouterr().out
+    SiteRecord(state, Policy()).take_number(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["audit"], "Which site? Pass '--name', or '--folder'"),
+        (["audit", "--name", "nowhere"], "'site_nowhere' is not the folder of a site that has had a message."),
+        (["approve", "--folder", "STATE", "xyz", "0"], "The federation is 'xyz', but must be 32 hexadecimal digits"),
+        (["approve", "--folder", "STATE", OTHER, "0" * 16], "No server has sent settings with the digest '0000000000000000'"),
+        (["withdraw", "--folder", "STATE", "1"], "The federation is '1'"),
+    ],
+)
+def test_wrong_words_of_the_staff_are_one_message(words, said, site, tmp_path, capsys):  # noqa: F811
+    ask(site, "prepare")
+    state = str(tmp_path / "north" / "state")
+    with pytest.raises(SystemExit):
+        command(*(state if word == "STATE" else word for word in words))
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_reports_are_logged_in_words():

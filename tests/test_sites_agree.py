@@ -211,7 +211,7 @@ def test_a_server_cannot_draw_other_parts_by_another_number(tmp_path, monkeypatc
     settings_of(tmp_path, "north", client_test=0.25)  # a restart does not help
     told = str(describe(1)["error"])
     assert "calls this site client 1, but it has been client 0" in told
-    assert "fl-lightning site approve --number 1" in told
+    assert "fl-lightning site approve --name north --number 1" in told
     for wrong in (-1, None, "1", True):
         assert "does not give this site a number" in str(describe(wrong)["error"])
 

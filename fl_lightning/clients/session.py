@@ -211,8 +211,8 @@ class ClientSession(Callback):
         elif self._deadline is not None and time.perf_counter() - self._begun > self._deadline:
             raise ClientError(
                 f"Its training was not finished after {time.perf_counter() - self._begun:.1f} s, but "
-                f"'federation.faults.deadline' (or 'policy.max_seconds' at a site) is {self._deadline:g}. Raise it, or let clients "
-                "do fewer steps."
+                f"'federation.faults.deadline' (or 'policy.max_seconds' at a site) is {self._deadline:g}. Raise it, or let "
+                "clients do fewer steps."
             )
         if self._read is not None and trainer.current_epoch == self._progress.first_epoch:
             self._read += extract_batch_size(batch)

@@ -113,7 +113,11 @@ def _free_port() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(prog="fl-lightning site", description="Take part in a federation with your own data.")
+    parser = ArgumentParser(
+        prog="fl-lightning site",
+        description="Take part in a federation with your own data.",
+        epilog="Also: fl-lightning site approve, withdraw and audit; see their --help.",
+    )
     parser.add_argument("--name", help="The name under which the server registered this site.")
     parser.add_argument("--server", help="The server's address, https://HOST:PORT.")
     parser.add_argument("--key", help="The file of the private key.")
@@ -136,9 +140,14 @@ def _unit(arguments: argparse.Namespace) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments[1:])
+    parser, words = _parser(), arguments[1:]
     try:
+        if words and words[0] in ("approve", "withdraw", "audit"):
+            from fl_lightning.flower.site_commands import main as decide
+
+            decide(words[0], words[1:])
+            return
+        parsed = parser.parse_args(words)
         require_flower()
         if parsed.create_key:
             public = create_key(Path(parsed.create_key))

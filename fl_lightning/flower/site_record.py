@@ -41,14 +41,23 @@ class SiteRecord:
     Args:
         folder: the site's folder.
         policy: what the site allows.
+        name: the site's name, for messages.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
-        self._folder, self._policy = folder, policy
-        path = folder / _FILE
+    def __init__(self, folder: Path, policy: Policy, name: str = "NAME") -> None:
+        self._folder, self._policy, self._name = folder, policy, name
+        self._number: int | None = None
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def _read(self) -> None:
+        """Read the file again: the staff may have withdrawn in the meantime."""
+        path = self._folder / _FILE
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        self._number: int | None = found.get("number")
-        self._known: dict[str, dict[str, Any]] = found.get("federations", {})
+        self._number, self._known = found.get("number"), found.get("federations", {})
+
+    @property
+    def _command(self) -> str:
+        return f"fl-lightning site approve --name {self._name}"
 
     def _write(self) -> None:
         write_whole(self._folder / _FILE, json.dumps({"number": self._number, "federations": self._known}).encode())
@@ -59,10 +68,11 @@ class SiteRecord:
         Raises:
             RefusedError: if the server changes it, which would let it see other rows.
         """
+        self._read()
         if self._number not in (None, number) and f"number {number}" not in approvals(self._folder):
             raise RefusedError(
                 f"The server calls this site client {number}, but it has been client {self._number}, and which rows it holds "
-                f"back follows from the number. If that is right, the site runs: fl-lightning site approve --number {number}"
+                f"back follows from the number. If that is right, the site runs: {self._command} --number {number}"
             )
         if self._number != number:
             self._number = number
@@ -74,6 +84,7 @@ class SiteRecord:
         Raises:
             RefusedError: naming the command by which the staff agrees.
         """
+        self._read()
         known, limit = self._known.get(federation), self._policy.federations
         if known is not None and known["digest"] == digest and "withdrawn" not in known:
             return
@@ -85,7 +96,7 @@ class SiteRecord:
         elif limit != "any" and len(self._known) >= limit:
             why = f"This site's 'policy.federations' is {limit}, and it has taken part in {len(self._known)}"
         if why and f"{federation} {digest}" not in approvals(self._folder):
-            raise RefusedError(f"{why}. If its staff agrees, it runs: fl-lightning site approve {federation} {digest}")
+            raise RefusedError(f"{why}. If its staff agrees, it runs: {self._command} {federation} {digest}")
         since = known["since"] if known else _now()
         self._known[federation] = {"since": since, "turns": known["turns"] if known else 0, "digest": digest}
         self._write()
@@ -94,8 +105,11 @@ class SiteRecord:
         """Count turns that the server orders, before they begin.
 
         Raises:
-            RefusedError: if the site has trained as often as it allows.
+            RefusedError: if the site has trained as often as it allows, or has withdrawn.
         """
+        self._read()
+        if "withdrawn" in self._known[federation]:
+            raise RefusedError(f"This site has withdrawn from this federation on {self._known[federation]['withdrawn']}.")
         before = self._known[federation]["turns"]
         total = sum(one["turns"] for one in self._known.values())
         for name, done, where in (
@@ -114,6 +128,7 @@ class SiteRecord:
 
     def withdraw(self, federation: str) -> bool:
         """Take no further part in a federation unless the staff agrees again, and return whether the site has taken part."""
+        self._read()
         known = self._known.get(federation)
         self._known[federation] = {"since": _now(), "turns": 0, "digest": "", **(known or {}), "withdrawn": _now()}
         lines = [line for line in approvals(self._folder) if not line.startswith(federation)]

@@ -69,7 +69,7 @@ class SiteServer:
         self._name, self._data, self._policy, self._folder = name, data, policy, folder
         self._device, self._print = device, say
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy)
+        self._audit, self._record = AuditLog(folder / "audit.jsonl"), SiteRecord(folder, policy, name)
         self._limits = SiteLimits(policy)
         self._work: _Work | None = None
 

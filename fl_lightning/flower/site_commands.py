@@ -1,0 +1,147 @@
+"""What a site's staff decides and reads: ``fl-lightning site approve``, ``withdraw`` and ``audit``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.arguments import ArgumentParser
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.flower.audit import read_log
+from fl_lightning.flower.envelope import printable
+from fl_lightning.flower.policy import Policy
+from fl_lightning.flower.site_record import SiteRecord, approve
+
+_TEXTS = {
+    "approve": "Agree to a federation with its settings, or to another number of this site, in the words of the message.",
+    "withdraw": "Leave a federation: the site trains for it no more, and deletes what it kept for it.",
+    "audit": "Print what has crossed the border of this site, by federation and day, and whether the log is complete.",
+}
+
+
+def main(command: str, arguments: Sequence[str]) -> None:
+    """Run one of the commands.
+
+    Raises:
+        ConfigurationError: if the arguments do not fit, or the folder is none of a site.
+    """
+    parser = ArgumentParser(prog=f"fl-lightning site {command}", description=_TEXTS[command])
+    parser.add_argument("--name", help="The name of the site, whose folder is site_NAME.")
+    parser.add_argument("--folder", help="The folder of the site, if it is another one.")
+    if command == "approve":
+        parser.add_argument("federation", nargs="?", help="The id of the federation.")
+        parser.add_argument("settings", nargs="?", help="The digest of its settings.")
+        parser.add_argument("--number", type=int, help="The number by which the server calls this site.")
+    elif command == "withdraw":
+        parser.add_argument("federation", help="The id of the federation.")
+    else:
+        parser.add_argument("--federation", help="Print this one only.")
+    parsed = parser.parse_args(arguments)
+    folder = _folder(parsed)
+    {"approve": _approve, "withdraw": _withdraw, "audit": _audit}[command](folder, parsed)
+
+
+def _folder(parsed: argparse.Namespace) -> Path:
+    if not (parsed.folder or parsed.name):
+        raise ConfigurationError("Which site? Pass '--name', or '--folder' with the folder that 'fl-lightning site' uses.")
+    folder = Path(parsed.folder or f"site_{parsed.name}")
+    if not (folder / "audit.jsonl").exists():
+        raise ConfigurationError(
+            f"'{folder}' is not the folder of a site that has had a message. Pass its folder with '--folder'."
+        )
+    return folder
+
+
+def _id(text: str | None) -> str:
+    if text is None or not re.fullmatch(r"[0-9a-f]{32}", text):
+        raise ConfigurationError(
+            f"The federation is {text!r}, but must be 32 hexadecimal digits, as in the message or the log."
+        )
+    return text
+
+
+def _approve(folder: Path, parsed: argparse.Namespace) -> None:
+    if parsed.number is not None and parsed.federation is None:
+        approve(folder, f"number {parsed.number}")
+        print(f"Agreed to be client {parsed.number}.")
+        return
+    federation, digest = _id(parsed.federation), parsed.settings
+    known = [entry for entry in read_log(folder / "audit.jsonl")[0] if entry.get("settings") == digest]
+    if not known:
+        raise ConfigurationError(
+            f"No server has sent settings with the digest {digest!r} to this site. Copy it from the message."
+        )
+    text = next((entry["text"] for entry in known if "text" in entry), "")
+    approve(folder, f"{federation} {digest}")
+    print(f"Agreed to federation {federation} with these settings:")
+    print("\n".join(map(printable, json.dumps(json.loads(text), indent=2).splitlines())) if text else digest)
+
+
+def _withdraw(folder: Path, parsed: argparse.Namespace) -> None:
+    federation = _id(parsed.federation)
+    known = SiteRecord(folder, Policy()).withdraw(federation)
+    kept = folder / "federations" / federation
+    deleted = kept.exists()
+    shutil.rmtree(kept, ignore_errors=True)
+    print(f"Withdrawn from federation {federation}" + ("." if known else ", in which this site had not taken part."))
+    print("Deleted what this site kept for it." if deleted else "This site kept nothing for it.")
+    print("Models that the server has aggregated already contain this site's updates; see docs/real_federation.md.")
+
+
+def _audit(folder: Path, parsed: argparse.Namespace) -> None:
+    entries, broken = read_log(folder / "audit.jsonl")
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        groups[str(entry.get("federation", "")), str(entry.get("time", ""))[:10]].append(entry)
+    for (federation, day), own in groups.items():
+        if parsed.federation in (None, federation):
+            print(f"{'federation ' + federation if federation else 'no federation'}, {day}")
+            for line in _lines(own):
+                print(f"  {printable(line)}")
+    what = "complete" if not broken else f"BROKEN before the lines {', '.join(map(str, broken[:20]))}"
+    print(f"{len(entries)} lines; the chain is {what}.")
+
+
+def _lines(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what happened, in words: settings, orders, and each number that left."""
+    found = []
+    for digest in dict.fromkeys(entry["settings"] for entry in entries if entry.get("settings")):
+        own = next(entry for entry in entries if entry.get("settings") == digest)
+        found.append(f"settings {digest}: {own.get('model')}")
+    orders = [order for entry in entries if entry.get("direction") == "in" for order in entry.get("orders", ())]
+    turns, parts = sum("train" in one for one in orders), [one["evaluate"] for one in orders if "evaluate" in one]
+    evaluated = ", ".join(f"{parts.count(part)} on {part} examples" for part in dict.fromkeys(parts)) or "none"
+    found.append(f"in: {_size(entries, 'in')}; ordered {turns} trainings, evaluations: {evaluated}")
+    found.append(f"out: {_size(entries, 'out')}")
+    for entry in entries:
+        if entry.get("direction") != "out":
+            continue
+        again = " (again, from the store)" if entry.get("stored") else ""
+        if "told" in entry:
+            found.append(f"  about its data: {_numbers(entry['told'])}")
+        for reply in entry.get("replies", ()):
+            found += [
+                f"  update of round {update['round_idx']}{again}: {_numbers(update)}" for update in reply.get("updates", ())
+            ]
+            found += [f"  failure: {cause}" for cause in reply.get("failures", ())]
+            found += [f"  evaluation{again}: {reply['value']}"] if "value" in reply else []
+        if "error" in entry:
+            found.append(f"  error: {entry['error']}")
+    return found
+
+
+def _size(entries: Sequence[dict[str, Any]], direction: str) -> str:
+    own = [entry for entry in entries if entry.get("direction") == direction]
+    return f"{len(own)} messages, {sum(entry.get('bytes', 0) for entry in own):,} bytes"
+
+
+def _numbers(told: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {value}" for name, value in told.items() if value not in (None, "", [], {}) and name != "round_idx"
+    )
