@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from federation_demo import ELSEWHERE, Federation, digits, same_bits, wait_for, weights
+from federation_demo import DATA, ELSEWHERE, Federation, digits, same_bits, wait_for, weights
 
 from fl_lightning.cli import main
 from fl_lightning.compat.flower import TESTED, installed_version
@@ -28,7 +28,7 @@ LONG = ("--federation.local.max_epochs", "150", "--federation.local.engine", "fa
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[Federation]:
     federation = Federation(tmp_path_factory.mktemp("federation"), life=240)
-    federation.prepare(*digits(600), test=100)
+    federation.prepare(*digits(600), test=100, data=DATA + "  max_epochs: 1000000\n")
     try:
         federation.serve()
         federation.register()

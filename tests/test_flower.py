@@ -192,7 +192,8 @@ def test_streams_and_wandb(federation, monkeypatch):
         wait_for(lambda pid=process.pid: len(descendants(pid)) == 2, federation.life, "the site to start")
         site = federation.folder / name
         (site / "rows.py").write_text(STREAM)
-        (site / "data.yaml").write_text("datamodule: {class_path: rows.Stream, init_args: {path: own.csv}}\n")
+        datamodule = "datamodule: {class_path: rows.Stream, init_args: {path: own.csv}}\n"
+        (site / "data.yaml").write_text(datamodule + "policy: {federations: any}\n")
         process.send_signal(signal.SIGTERM)
     for name, process in federation.sites.items():
         assert process.wait(20) == 0

@@ -16,13 +16,13 @@ import pytest
 from fl_lightning.compat.flower import TESTED, Node, Reply
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower import requirements
+from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.pool import FlowerPool, FlowerTransport
 from fl_lightning.flower.processes import Child, Supervisor
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder
-from fl_lightning.flower.site import address_of
 from fl_lightning.flower.transport import Answer
 from fl_lightning.messages import ClientInfo
 

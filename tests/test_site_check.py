@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fl_lightning
-from fl_lightning.flower import site_check
+from fl_lightning.flower import site_check, site_connection
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import VERSION
 from fl_lightning.flower.server_folder import ServerFolder
@@ -97,7 +97,7 @@ def certified(tmp_path_factory) -> ServerFolder:
 def server(certified, monkeypatch) -> Iterator[Server]:
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(site_check, "_registered", lambda arguments: "the server knows this key")
+    monkeypatch.setattr(site_connection, "_registered", lambda arguments: "the server knows this key")
     monkeypatch.setattr(site_check, "_data", lambda arguments: "the server would learn nothing")
     found = Server(certified)
     yield found
@@ -140,9 +140,9 @@ def test_another_ca_and_another_name_are_told(server, capsys, monkeypatch):
 
 
 def test_an_expiring_ca_is_told(server, capsys, monkeypatch):
-    now = site_check.time.time()
-    monkeypatch.setattr(site_check.time, "time", lambda: now + 3649.5 * 86400)
-    monkeypatch.setattr(site_check.ssl.SSLSocket, "getpeercert", lambda *_: {"notAfter": "Jan  1 00:00:00 2099 GMT"})
+    now = site_connection.time.time()
+    monkeypatch.setattr(site_connection.time, "time", lambda: now + 3649.5 * 86400)
+    monkeypatch.setattr(site_connection.ssl.SSLSocket, "getpeercert", lambda *_: {"notAfter": "Jan  1 00:00:00 2099 GMT"})
     assert "The CA expires within a day." in failure(server, capsys)
 
 

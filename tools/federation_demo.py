@@ -56,6 +56,7 @@ DATA = """datamodule:
   class_path: TableDataModule
   init_args: {path: own.csv, target: digit, kind: classification, standardize: false, batch_size: 20, test_share: 0}
 policy:
+  federations: any # without asking the site's staff; by default, only the first one
   max_rounds: 50
 """
 ELSEWHERE = ("--data.datamodule.path", "few.csv", "--federation.pool", "FlowerPool")

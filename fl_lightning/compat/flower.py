@@ -299,6 +299,7 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
     import sys
     from unittest.mock import patch
 
+    from flwr.supercore import sql_mixin
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
     from flwr.superlink.main import create_app
 
@@ -313,6 +314,9 @@ def superlink_app(files: Mapping[str, str], host: str, port: int) -> Any:
         ),
         *("--ssl-keyfile", files["key"], "--database", files["database"], "--superexec-auth-secret-file", files["secret"]),
     ]
+    # What SQLite deletes would otherwise stay in the file, and the file would never shrink.
+    given = [pragma for pragma in sql_mixin.SQLITE_PRAGMAS if pragma[0] not in ("auto_vacuum", "secure_delete")]
+    sql_mixin.SQLITE_PRAGMAS = (("auto_vacuum", "INCREMENTAL"), ("secure_delete", "ON"), *given)
     with patch.object(sys, "argv", arguments):
         config = _parse_superlink_lifespan_config()
     return create_app(config, SuperLinkLifespan)

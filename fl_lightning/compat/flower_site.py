@@ -13,6 +13,11 @@ from fl_lightning.compat.flower import prepare_environment
 from fl_lightning.compat.flower_records import as_parts, as_record
 from fl_lightning.compat.flower_runtime import acquired, heartbeat, runtime
 
+NOT_ACTIVATED = b"[code: 2004]"
+"""What a SuperNode logs if the server refuses to activate it, as long as it counts another one with its key as online."""
+HEARTBEAT = 15
+"""The seconds after which a SuperNode must have given a sign of life, twice in a row; with Flower's 30, a crash shows later."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -65,6 +70,13 @@ class SiteLink:
             push_task_output(client, context, status, "")
             beating.stop()
             client.close()
+
+    @staticmethod
+    def is_gone(error: Exception) -> bool:
+        """Return whether an error says that the SuperNode does not run."""
+        import httpx
+
+        return isinstance(error, httpx.TransportError)
 
     def close(self) -> None:
         """Close the connection."""
@@ -184,6 +196,9 @@ def run_supernode() -> None:
 
     loop: Any = import_module("flwr.supernode.start_client_internal")
     loop.time = Pauses()
+    for module in ("flwr.supernode.fleet_http_connection", "flwr.supercore.heartbeat"):
+        changed: Any = import_module(module)
+        changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
     flower_supernode()
 

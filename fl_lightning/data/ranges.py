@@ -13,6 +13,8 @@ Ranges = Sequence[tuple[float, float, float, float]]
 
 _FACTOR = 10.0
 """How many times larger or smaller a feature's spread is at a client, compared with the others, if its unit differs."""
+_SPREAD = 0.1
+"""The least deviation in parts of the range: the range of features that are mostly 0, such as pixels, differs by chance."""
 _SENTINELS = (-1.0, -9.0, -99.0, -999.0, -9999.0, -99999.0, 99.0, 999.0, 9999.0, 99999.0)
 """Numbers that often stand for a missing value."""
 _FAR = 10.0
@@ -45,7 +47,8 @@ def unlike_ranges(names: Sequence[str] | None, clients: Mapping[str, Ranges]) ->
         for client, ranges in clients.items():
             others = [own[k] for name, own in clients.items() if name != client]
             reach, usual = _reach(ranges[k]), statistics.median(map(_reach, others))
-            if min(reach, usual) > 0 and max(reach / usual, usual / reach) >= _FACTOR:
+            spread = statistics.median(map(_spread, others)) >= _SPREAD
+            if spread and min(reach, usual) > 0 and max(reach / usual, usual / reach) >= _FACTOR:
                 low, high = statistics.median(o[0] for o in others), statistics.median(o[1] for o in others)
                 found.append(
                     f"The feature {label} is from {ranges[k][0]:.2g} to {ranges[k][1]:.2g} at {client}, but from {low:.2g} to "
@@ -58,6 +61,11 @@ def _reach(one: tuple[float, float, float, float]) -> float:
     """Return the largest of the absolute values and the spread: another unit, or a number far away, changes it."""
     low, high, _, _ = one
     return max(abs(low), abs(high))
+
+
+def _spread(one: tuple[float, float, float, float]) -> float:
+    low, high, _, std = one
+    return std / (high - low) if high > low else 0.0
 
 
 def sentinels(names: Sequence[str], features: np.ndarray[Any, Any]) -> list[str]:

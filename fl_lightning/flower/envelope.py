@@ -7,20 +7,13 @@ from typing import Any
 
 import fl_lightning
 from fl_lightning.errors import WireError
+from fl_lightning.flower.words import minor, printable
 from fl_lightning.wire import from_bytes, to_bytes
+
+__all__ = ["KINDS", "minor", "opened", "printable", "reply", "request"]
 
 KINDS = ("describe", "prepare", "work")
 """What a server asks: describe the data; build the model; carry out orders."""
-
-
-def printable(text: object) -> str:
-    """Return a stranger's text for a terminal: one line, without control characters, of at most 1,000 characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:1000])
-
-
-def minor(version: str) -> str:
-    """Return the part of a version that server and site must share, e.g. ``0.2`` of ``0.2.5``."""
-    return ".".join(version.split(".")[:2])
 
 
 def request(kind: str, **content: Any) -> bytes:

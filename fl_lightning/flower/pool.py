@@ -37,7 +37,8 @@ class FlowerPool(RemoteSites):
 
     Args:
         folder: the folder of ``fl-lightning serve``.
-        wait: the seconds to wait for the registered sites to be online, >= 0.
+        wait: the seconds to wait for the registered sites to be online, >= 0; at the start, and with
+            ``federation.faults.retries`` for a site that is restarted in a round.
         grace: the seconds beyond ``federation.faults.deadline`` after which a silent site has failed, > 0.
         min_sites: the number of sites that must be online after ``wait`` for the fit to start, >= 1; None for all. The others
             are left out of rounds until they are online, so ``federation.faults.policy`` must be ``skip``.
@@ -74,7 +75,7 @@ class FlowerPool(RemoteSites):
             held.enter_context(lock_folder(folder.path / "fit", "fit", "federation.pool.folder"))
             nodes = self._wait(address, certificate, names)
             link = _link(lambda: ServerLink(address, certificate, folder.secret), folder)
-            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all()), names
+            return FlowerTransport(link, [nodes.get(name) for name in names], held.pop_all(), self.wait), names
 
     def _recall(self, name: str) -> ClientInfo | None:
         return ServerFolder(Path(self.folder)).description(name)
@@ -149,10 +150,14 @@ class FlowerTransport:
         link: the connection to the SuperLink.
         nodes: the node id of each client; None if it was revoked.
         held: what to release when the transport is closed.
+        wait: the seconds for which an order waits for a site that is offline.
     """
 
-    def __init__(self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None) -> None:
-        self._link, self._nodes, self._held = link, list(nodes), held or ExitStack()
+    def __init__(self, link: ServerLink, nodes: Sequence[int | None], held: ExitStack | None = None, wait: float = 0.0) -> None:
+        self._link, self._nodes, self._held, self._wait = link, list(nodes), held or ExitStack(), wait
+        self._later: dict[_Order, float] = {}  # orders to sites that are offline, and until when they wait
+        self._looked = 0.0
+        self._down: set[int] = set()  # clients whose site was offline when it was last heard of
         self._waiting: dict[str, _Order] = {}  # by the message's id; an order that was sent again has several
         self._refused: list[int] = []
 
@@ -166,8 +171,12 @@ class FlowerTransport:
     def send(self, client: int, parts: Parts, round_idx: int, seconds: float | None) -> None:
         """See :meth:`Transport.send`."""
         end = time.monotonic() + (_DAY if seconds is None else seconds)
-        if not self._push(_Order(client, parts, round_idx, end)):
-            self._refused.append(client)
+        order = _Order(client, parts, round_idx, end)
+        if client in self._down or not self._push(order):
+            if self._nodes[client] is None:
+                self._refused.append(client)
+            else:
+                self._later[order] = time.monotonic() + self._wait
 
     def _push(self, order: _Order) -> bool:
         node, seconds = self._nodes[order.client], max(0.0, order.end - time.monotonic())
@@ -181,9 +190,10 @@ class FlowerTransport:
     def answers(self) -> Iterator[Answer]:
         """See :meth:`Transport.answers`."""
         pause = 0.05
-        while self._waiting or self._refused:
+        while self._waiting or self._refused or self._later:
             while self._refused:
                 yield Answer(self._refused.pop(), None, "the server's SuperLink refused the order")
+            yield from self._still_offline()
             replies: list[Reply] = self._guarded(lambda: list(self._link.pull(self._waiting))) if self._waiting else []
             for reply in replies:
                 order = self._waiting.pop(reply.order, None)
@@ -199,10 +209,27 @@ class FlowerTransport:
             if self._waiting and self._link.recovered():
                 self._send_again()
             pause = 0.05 if replies else min(0.5, pause * 1.3)
-            if self._waiting and not replies:
+            if (self._waiting or self._later) and not replies:
                 time.sleep(pause)
 
+    def _still_offline(self) -> Iterator[Answer]:
+        """Send the orders to sites that are back, and yield an answer for each whose time is over."""
+        now = time.monotonic()
+        if not self._later or now < self._looked + 1:
+            return
+        self._looked, absent = now, self.absent()
+        for order, until in list(self._later.items()):
+            cause = absent.get(order.client)
+            if cause is None and self._push(order):
+                self._down.discard(order.client)
+                del self._later[order]
+            elif cause == _REVOKED or now > until:
+                del self._later[order]
+                yield Answer(order.client, None, cause or "the server's SuperLink refused the order")
+
     def _cause(self, order: _Order, reply: Reply) -> str:
+        if reply.error == _OFFLINE:
+            self._down.add(order.client)  # the SuperLink would take further orders, and answer each with the same error
         if reply.error == _OFFLINE and self._nodes[order.client] not in self._guarded(self._link.registered):
             return _REVOKED
         return _CAUSES.get(reply.error, f"error {reply.error} of Flower")
@@ -232,6 +259,7 @@ class FlowerTransport:
         """See :meth:`Transport.forget`."""
         self._waiting.clear()
         self._refused.clear()
+        self._later.clear()
 
     def close(self, completed: bool) -> None:
         """See :meth:`Transport.close`."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Child:
         environment: variables added to this process's.
         log: the file for its output; None for this process's.
         last: the exit status after which it is not started again, and all children end; None for no such status.
+        explain: returns in words why the process may have ended; empty if it does not know. It may take seconds.
     """
 
     name: str
@@ -42,9 +44,11 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict)
     log: str | None = None
     last: int | None = None
+    explain: Callable[[], str] | None = None
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
+    cause: str = ""
     next_start: float = 0.0
 
     def start(self) -> None:
@@ -114,6 +118,14 @@ class Supervisor:
         why = f" See {child.log}." if child.log else ""
         self._say(f"The {child.name} ended with status {status}; it starts again in {wait:g} s.{why}")
         child.process, child.next_start = None, now + wait
+        if child.explain is not None:
+            threading.Thread(target=self._explain, args=(child, child.explain), daemon=True).start()
+
+    def _explain(self, child: Child, explain: Callable[[], str]) -> None:
+        cause = explain()
+        if cause and cause != child.cause and not self._stopping:
+            self._say(f"The cause may be this. {cause}")
+        child.cause = cause
 
     def _end(self) -> None:
         running = [child.process for child in self._children if child.process is not None]

@@ -149,9 +149,13 @@ class RemoteSites(RemoteClients):
         assert self._transport is not None
         for client, content in requests.items():
             self._transport.send(client, {"order": content}, 0, _WAIT)
-        found, problems = {}, []
+        found, problems, again = {}, [], set(requests)
         for answer in self._transport.answers():
             try:
+                if answer.content is None and answer.client in again:  # it may have died a moment ago, and be on its way back
+                    again.remove(answer.client)
+                    self._transport.send(answer.client, {"order": requests[answer.client]}, 0, _WAIT)
+                    continue
                 if answer.content is None:
                     raise ClientError(answer.cause)
                 opened = envelope.opened(answer.content, ("reply",))

@@ -10,6 +10,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fl_lightning.flower.certificates import answering
 from fl_lightning.flower.front import OnlyFleet
 from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
+from fl_lightning.flower.retention import Sweeper
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.folder_lock import lock_folder
 
@@ -88,7 +90,8 @@ def _serve(arguments: argparse.Namespace, folder: ServerFolder) -> None:
         f"  fl-lightning fit --config ... --federation.pool FlowerPool --federation.pool.folder {where}",
         flush=True,
     )
-    uvicorn.Server(config).run(sockets=listening)
+    with closing(Sweeper(Path(folder.files["database"]))):
+        uvicorn.Server(config).run(sockets=listening)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,12 +9,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fl_lightning.arguments import ArgumentParser
-from fl_lightning.compat.flower_site import supernode_command
+from fl_lightning.compat.flower_site import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.private_files import write_private
 from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
@@ -39,22 +40,6 @@ PrivateTmp=true
 [Install]
 WantedBy=multi-user.target
 """
-
-
-def address_of(server: str) -> str:
-    """Return host and port of a server's address.
-
-    Raises:
-        ConfigurationError: if it is not https, or names no port.
-    """
-    parts = urlsplit(server if "://" in server else f"https://{server}")
-    if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/"):
-        raise ConfigurationError(f"'--server' is {server!r}. Use https://HOST:PORT, as 'fl-lightning serve' prints it.")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    try:
-        return f"{host}:{parts.port or 443}"
-    except ValueError as error:
-        raise ConfigurationError(f"'--server' is {server!r}, whose port is not a number from 0 to 65535.") from error
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -90,9 +75,10 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
         *("--folder", str(folder), "--address", f"127.0.0.1:{port}", "--secret", str(secret)),
         *("--server", address, "--key", str(key), *(["--ca", arguments.ca] if arguments.ca else [])),
     ]
+    log = folder / "supernode.log"
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
-        Child("SuperNode", lambda: node, environment, str(folder / "supernode.log")),
+        Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log)),
         Child("worker", lambda: worker, environment, last=UNUSABLE),
     ]
     supervisor = Supervisor(children, say)
@@ -101,9 +87,27 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     return supervisor.run()
 
 
+def _cause(arguments: argparse.Namespace, log: Path) -> str:
+    """Return why the SuperNode may have ended, which its own log does not say in words."""
+    from fl_lightning.flower.site_connection import first_problem
+
+    try:
+        problem = first_problem(arguments)
+        end = log.read_bytes()[-3000:] if log.exists() else b""
+    except Exception:  # this must never end the site
+        return ""
+    if not problem and NOT_ACTIVATED in end:
+        problem = (
+            "The server still counts this site as connected. After a crash this lasts up to half a minute. If it lasts longer, "
+            "the same key is in use on another machine, too: each site needs a key of its own."
+        )
+    return problem
+
+
 def say(line: str) -> None:
-    """Print a line for the site's staff."""
-    print(f"[site] {line}", flush=True)
+    """Print a line for the site's staff, unless the disk of its log is full."""
+    with suppress(OSError):
+        print(f"[site] {line}", flush=True)
 
 
 def _free_port() -> int:

@@ -158,12 +158,10 @@ class SiteLimits:
                     "The order asks for a model that passes no transforms, and so for one without the noise that this site's "
                     "policy requires. Use the route ServerRoute, or 'federation.local.privacy'."
                 )
+        own = order.epochs if isinstance(order, EvalOrder) else None
         for job in order.jobs:
-            self._check_turn(job, order, local, batches)
-        if isinstance(order, TrainOrder) and local.privacy is None and smallest < policy.min_batch:
-            raise RefusedError(
-                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}."
-            )
+            turn = local if own is None else replace(local, max_epochs=own, max_steps=-1)
+            self.check_turn(job, turn, batches, None if isinstance(order, EvalOrder) else smallest)
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
             if order.part not in allowed:
@@ -172,13 +170,21 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
 
-    def _check_turn(self, job: ClientJob, order: TrainOrder | EvalOrder, local: LocalTraining, batches: float) -> None:
+    def check_turn(self, job: ClientJob, local: LocalTraining, batches: float, smallest: int | None) -> None:
+        """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
+
+        Args:
+            job: the turn.
+            local: the settings of local training.
+            batches: the number of batches in one of the site's epochs; inf if it is unknown.
+            smallest: the number of rows (or persons) in the smallest of them; None if the trained model does not leave.
+
+        Raises:
+            RefusedError: naming the limit.
+        """
         policy = self._policy
         if not 0 <= job.round_idx < policy.max_rounds:
             raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
-        own = order.epochs if isinstance(order, EvalOrder) else None
-        if own is not None:
-            local = replace(local, max_epochs=own, max_steps=-1)
         plan = TurnPlan.of(job, local)
         steps = plan.steps(batches, whole=False) / job.slowness
         epochs = float(plan.epochs)
@@ -186,8 +192,12 @@ class SiteLimits:
             epochs = math.inf if batches == math.inf else plan.max_steps / math.ceil(batches / plan.accumulate)
         if not epochs <= policy.max_epochs:
             raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
-        if isinstance(order, TrainOrder) and steps < policy.min_steps:
+        if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
+        if smallest is not None and local.privacy is None and smallest < policy.min_batch:
+            raise RefusedError(
+                f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}."
+            )
 
     def without_figures(self, update: ClientUpdate) -> ClientUpdate:
         """Return an update as it may leave: with a required noise, without figures that the noise does not cover."""

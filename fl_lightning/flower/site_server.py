@@ -26,7 +26,8 @@ from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
-from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import from_bytes
 
@@ -176,6 +177,7 @@ class SiteServer:
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
+        self._limits.check_turn(ClientJob(client, 0), built.settings.local, *self._batches(built.settings.local))
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -219,11 +221,14 @@ class SiteServer:
         for settlement in settlements:
             require_message(settlement, Settlement)
         local = work.built.settings.local
-        batches, smallest = self._data.batches(local.full_batch)
-        batches = batches if batches == math.inf else batches_per_epoch(int(batches), local, False)
         for order in orders:
             require_message(order, TrainOrder, EvalOrder)
-            self._limits.check_order(order, local, batches, smallest)
+            self._limits.check_order(order, local, *self._batches(local))
+
+    def _batches(self, local: LocalTraining) -> tuple[float, int]:
+        """Return the number of batches of an epoch under these settings, and the size of the smallest one."""
+        batches, smallest = self._data.batches(local.full_batch)
+        return batches if batches == math.inf else batches_per_epoch(int(batches), local, False), smallest
 
     def _sent(self, work: _Work, reply: bytes, replies: Sequence[Any], stored: bool = False) -> bytes:
         """Return a reply after it has been written down."""

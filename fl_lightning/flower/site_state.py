@@ -37,6 +37,9 @@ class SiteStore:
         # A worker that is killed while it writes leaves such a file; a folder has only one worker.
         for left in self._folder.glob(PARTIAL.format(name="*", process="*")):
             left.unlink()
+        for reply in self._folder.parent.glob("*/reply-*"):  # nobody repeats an order of another federation's fit
+            if reply.parent != self._folder:
+                reply.unlink()
         self._written: bytes | None = None
 
     def load(self) -> dict[str, Any] | None:
@@ -56,17 +59,14 @@ class SiteStore:
             reply: the reply, or None if the request must not be answered from the store.
         """
         if reply is not None:
-            for old in self._folder.glob("reply-*"):
-                if old.name != f"reply-{self._answered}":
-                    old.unlink()
             write_whole(self._folder / f"reply-{key}", reply)
         content = to_bytes({**state, "answered": key if reply is not None else ""})
         if content != self._written:
             write_whole(self._folder / "state.bin", content)
             self._written = content
-        self._answered = key if reply is not None else ""
-
-    _answered = ""
+        for old in self._folder.glob("reply-*"):  # after the state no longer names it
+            if reply is None or old.name != f"reply-{key}":
+                old.unlink()
 
     def reply(self, key: str) -> bytes | None:
         """Return the stored reply to a request, or None."""

@@ -55,16 +55,19 @@ def main() -> None:
     watch = RunWatch(arguments.server, roots, Path(arguments.key).read_bytes())
     parent = os.getppid()
     while os.getppid() == parent:
-        task = None
+        task, answered = None, False
         try:
             with link.task() as task:
                 if task is not None:
                     with _ended_with(watch, task, say):
                         reply = server.answer(task.parts)
                     task.reply(reply)
-        except Exception as error:  # the SuperNode may be starting again
+                    answered = True
+        except Exception as error:
             say(f"The SuperNode did not answer ({type(error).__name__}).")
-            time.sleep(1)
+            if task is not None and not answered and not link.is_gone(error):
+                os._exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
+            time.sleep(1)  # it may be starting again
         if task is None:
             time.sleep(_PAUSE)
 

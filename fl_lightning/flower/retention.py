@@ -1,0 +1,57 @@
+"""Keep nothing of sites' updates on the server's disk longer than a round needs it."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+_PERIOD = 5.0
+"""The seconds between two sweeps."""
+_PATIENCE = 1.0
+"""The seconds for which a sweep waits for the SuperLink to end a transaction."""
+
+
+def sweep(database: Path) -> None:
+    """Return the pages of deleted messages to the file system, and empty the write-ahead log, in which copies of them lie.
+
+    The SuperLink deletes a message when the fit has it, and SQLite overwrites what is deleted (``secure_delete``).
+    """
+    with closing(sqlite3.connect(database, timeout=_PATIENCE)) as connection:
+        if not connection.execute("PRAGMA auto_vacuum").fetchone()[0]:  # a database of an earlier version
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("VACUUM")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.executescript("PRAGMA incremental_vacuum;")  # ``execute`` would stop after the first page
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+class Sweeper:
+    """Sweep a database now and then while it is in use, and at the end.
+
+    Args:
+        database: its file.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._database, self._end = database, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(_PERIOD):
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            if self._database.exists():
+                sweep(self._database)
+        except sqlite3.OperationalError:  # the SuperLink writes now; the next sweep comes soon
+            return
+
+    def close(self) -> None:
+        """Stop, after a last sweep."""
+        self._end.set()
+        self._thread.join(10)
+        self._try()

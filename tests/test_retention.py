@@ -1,0 +1,99 @@
+"""What a server and a site keep on their disks, and for how long."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.flower.retention import Sweeper, sweep
+from fl_lightning.flower.site_state import SiteStore
+
+_UPDATE = b"an update of site a " * 10_000
+
+
+def _found(folder: Path) -> int:
+    """Return how often an update's text is in any of a folder's files."""
+    return sum(path.read_bytes().count(b"an update of site a") for path in folder.iterdir())
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[tuple[Path, sqlite3.Connection]]:
+    """Return a database in the mode of a SuperLink's, with updates that were deleted."""
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
+        for pragma in ("auto_vacuum = INCREMENTAL", "secure_delete = ON", "journal_mode = WAL"):
+            connection.execute(f"PRAGMA {pragma}")
+        connection.execute("CREATE TABLE messages (content BLOB)")
+        connection.executemany("INSERT INTO messages VALUES (?)", [(_UPDATE,)] * 20)
+        connection.commit()
+        connection.execute("DELETE FROM messages")
+        connection.commit()
+        yield path, connection
+
+
+def test_a_sweep_leaves_nothing_of_deleted_updates(database: tuple[Path, sqlite3.Connection]) -> None:
+    path, _ = database
+    before = path.stat().st_size
+    assert before > 20 * len(_UPDATE)
+    assert _found(path.parent) > 0  # in the write-ahead log, although SQLite has overwritten the pages
+    sweep(path)
+    assert _found(path.parent) == 0
+    assert path.stat().st_size < before / 100
+
+
+def test_a_sweep_shrinks_a_database_of_an_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA secure_delete = OFF")  # the default of some builds is ON
+        connection.execute("CREATE TABLE messages (content BLOB)")
+        connection.executemany("INSERT INTO messages VALUES (?)", [(_UPDATE,)] * 20)
+        connection.commit()
+        connection.execute("DELETE FROM messages")
+        connection.commit()
+    assert _found(tmp_path) > 0
+    sweep(path)
+    assert _found(tmp_path) == 0
+    assert path.stat().st_size < len(_UPDATE)
+
+
+def test_a_sweeper_waits_while_the_superlink_writes_and_sweeps_at_the_end(
+    database: tuple[Path, sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, connection = database
+    monkeypatch.setattr("fl_lightning.flower.retention._PERIOD", 0.05)
+    monkeypatch.setattr("fl_lightning.flower.retention._PATIENCE", 0.05)
+    connection.execute("BEGIN IMMEDIATE")
+    with closing(Sweeper(path)) as sweeper:
+        sweeper._thread.join(0.5)
+        assert sweeper._thread.is_alive()  # although each sweep has failed so far
+        assert _found(path.parent) > 0
+        connection.commit()
+    assert _found(path.parent) == 0
+
+
+def test_a_sweeper_waits_for_the_database(tmp_path: Path) -> None:
+    with closing(Sweeper(tmp_path / "state.db")):
+        pass
+    assert not (tmp_path / "state.db").exists()
+
+
+def test_a_site_keeps_one_reply(tmp_path: Path) -> None:
+    store = SiteStore(tmp_path, "a" * 32)
+    for key in ("1", "2", "3"):
+        store.save({"round": key}, key, b"reply " + key.encode())
+    assert store.reply("3") == b"reply 3"
+    assert [path.name for path in (tmp_path / "federations" / ("a" * 32)).glob("reply-*")] == ["reply-3"]
+    store.save({"round": "4"}, "4", None)
+    assert store.reply("3") is None
+    assert not [*tmp_path.rglob("reply-*")]
+
+
+def test_the_replies_of_a_federation_go_when_the_site_works_for_another(tmp_path: Path) -> None:
+    SiteStore(tmp_path, "a" * 32).save({"memory": {}}, "1", b"reply")
+    SiteStore(tmp_path, "b" * 32)
+    assert not [*tmp_path.rglob("reply-*")]
+    assert SiteStore(tmp_path, "a" * 32).load() is not None  # what a resumed fit needs stays
