@@ -14,12 +14,14 @@ import flower_processes
 import pytest
 import torch
 import yaml
-from federation_demo import Federation, same_bits, wait_for, weights
-from flower_processes import MARKS, as_simulated, descendants, in_a_round, same_as_simulated, start, told
+from federation_demo import ELSEWHERE, Federation, same_bits, wait_for, weights
+from flower_processes import MARKS, as_simulated, descendants, ended, in_a_round, same_as_simulated, start, told
 from wandb_file import history
 
 import fl_lightning
 from fl_lightning.cli import main
+from fl_lightning.flower.certificates import create_certificates
+from fl_lightning.flower.server_folder import ServerFolder
 
 pytestmark = MARKS
 running, federation = flower_processes.running, flower_processes.federation  # the fixtures
@@ -51,8 +53,7 @@ SCRIPT = """import torch
 import yaml
 from lightning.pytorch import Trainer, seed_everything
 
-from fl_lightning import DomainPartitioner, Faults, FederatedDataModule, FederatedOrchestrator
-from fl_lightning import FlowerPool, LocalTraining, TableDataModule
+from fl_lightning import Faults, FederatedDataModule, FederatedOrchestrator, FlowerPool, LocalTraining, TableDataModule
 
 config = yaml.safe_load(open("config.yaml"))
 model = config["model"]
@@ -60,9 +61,9 @@ model["init_args"]["loss"] = {"class_path": "CrossEntropy"}
 seed_everything(0)
 pool = FlowerPool("fed", wait=3, min_sites=2, model=model)
 federation = FederatedOrchestrator(pool=pool, local=LocalTraining(threads=1), faults=Faults(policy="skip"))
-rows = TableDataModule(**{**config["data"]["datamodule"]["init_args"], "path": "few.csv"})
+rows = TableDataModule(**{**config["data"]["datamodule"]["init_args"], "path": None})
 trainer = Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[federation])
-trainer.fit(pool.build_model(), FederatedDataModule(rows, DomainPartitioner()))
+trainer.fit(pool.build_model(), FederatedDataModule(rows))
 torch.save(trainer.lightning_module.state_dict(), "script.pt")
 """
 """A fit from Python that starts with two sites."""
@@ -154,6 +155,65 @@ def test_private_files_are_private(federation):
     assert not list((server / "fed").glob("*ca.key"))
 
 
+def test_nothing_of_an_update_stays_on_a_disk(federation):
+    """With one client in the cohort, the model in the checkpoint is this client's update."""
+    ended(federation, start(federation, "swept", "--federation.clients_per_round", "1", "--trainer.max_epochs", "1"))
+    update = max(weights(federation.folder / "server" / "swept").values(), key=torch.numel).numpy().tobytes()
+    pieces = [update[k : k + 200] for k in range(0, len(update), 5000)]
+    assert len(set(pieces)) == len(pieces) > 10
+
+    def found(folder: Path) -> list[str]:
+        contents = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return sorted(name for name, content in contents.items() if any(piece in content for piece in pieces))
+
+    assert found(federation.folder / "server" / "swept") == ["best.ckpt", "last.ckpt"]  # where it belongs
+    wait_for(lambda: not found(federation.folder / "server" / "fed"), 30, "the server to forget")
+    assert (federation.folder / "server" / "fed" / "state.db").stat().st_size < 2**20
+    for name in federation.names:
+        assert not found(federation.folder / name)
+
+
+def other_site(federation: Federation, how: str) -> list[str]:
+    """Return the command of a site on another machine, which cannot connect."""
+    elsewhere = federation.folder / how
+    shutil.copytree(federation.folder / "hospital_a", elsewhere, ignore=shutil.ignore_patterns("site_*", "*.log"))
+    if how == "another CA":
+        other = ServerFolder(elsewhere / "other")
+        other.path.mkdir()
+        create_certificates(other.public, other.ca_key, "localhost")
+        shutil.copy(other.files["ca"], elsewhere / "ca.crt")
+    if how == "an unknown key":
+        for path in elsewhere.glob("hospital_a.*"):
+            path.unlink()
+        federation.call(how, "site", "--create_key", "hospital_a.key")
+    clock = ["faketime", "-f", "+1h"] if how == "another time" else []
+    return [*clock, *federation.site_command("hospital_a")]
+
+
+CANNOT_CONNECT = {
+    "the same key": "The server still counts this site as connected. After a crash this lasts up to half a minute. If it lasts "
+    "longer, the same key is in use on another machine, too: each site needs a key of its own.",
+    "an unknown key": "registration: The server does not know this key. Send it the public key: fl-lightning register NAME.pub",
+    "another CA": "Pass the server's ca.crt with '--ca'",
+    "another time": "Synchronise them (NTP): signatures hold 300 s.",
+}
+
+
+@pytest.mark.parametrize("how", CANNOT_CONNECT)
+def test_a_site_that_cannot_connect_says_why(how, federation):
+    if how == "another time" and shutil.which("faketime") is None:
+        pytest.skip("needs the command 'faketime'")
+    command, log = other_site(federation, how), federation.folder / how / "site.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        wait_for(lambda: "The cause may be this. " in log.read_text(), 60, "the cause")
+        assert CANNOT_CONNECT[how] in log.read_text()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
 def test_interrupting_the_fit_stops_the_sites(federation):
     """Within ten seconds where the processors are free; no test asserts that."""
     stopped = [told(federation.folder / name / "site.log", "The server has ended the run.") for name in federation.names]
@@ -217,7 +277,4 @@ def test_a_revoked_site_cannot_connect(federation):
     assert "Revoked hospital_a" in federation.call("server", "sites", "revoke", "hospital_a")
     assert "revoked" in federation.call("server", "sites", "list")
     with pytest.raises(RuntimeError, match="These sites were revoked: hospital_a"):
-        federation.call(
-            *("server", "fit", "--config", "config.yaml", "--data.datamodule.path", "few.csv"),
-            *("--federation.pool", "FlowerPool", "--trainer.default_root_dir", "revoked"),
-        )
+        federation.call("server", "fit", "--config", "config.yaml", *ELSEWHERE, "--trainer.default_root_dir", "revoked")

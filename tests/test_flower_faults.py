@@ -7,7 +7,7 @@ import signal
 
 import flower_processes
 from federation_demo import wait_for
-from flower_processes import LONG, MARKS, descendants, in_a_round, resumed_as_simulated, same_as_simulated, told
+from flower_processes import LONG, MARKS, descendants, ended, in_a_round, resumed_as_simulated, same_as_simulated, told
 
 pytestmark = MARKS
 running, federation = flower_processes.running, flower_processes.federation  # the fixtures
@@ -26,6 +26,27 @@ def test_a_worker_dies_and_the_order_is_repeated(federation):
     fit = in_a_round(federation, "worker dies", *arguments)
     os.kill(descendants(federation.sites["hospital_b"].pid)["worker"], signal.SIGKILL)
     assert same_as_simulated(federation, fit, "worker dies", *LONG, *arguments)
+
+
+def test_a_site_that_restarts_trains_the_round(federation):
+    """The order waits for it, since the SuperLink refuses a site until it has given up the killed one."""
+    arguments = ("--federation.strategy", "Scaffold", "--federation.faults.retries", "1")
+    fit = in_a_round(federation, "site restarts", *arguments)
+    federation.sites["hospital_b"].kill()
+    federation.sites["hospital_b"].wait(10)
+    federation.start_site("hospital_b")
+    assert same_as_simulated(federation, fit, "site restarts", *LONG, *arguments)
+
+
+def test_a_worker_that_stands_still_is_noticed_without_a_deadline(federation):
+    """It gives no sign of life, unlike one that trains for long; the round continues without it."""
+    fit = in_a_round(federation, "stands still", "--federation.faults.policy", "skip")
+    worker = descendants(federation.sites["hospital_b"].pid)["worker"]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        assert "hospital_b" in ended(federation, fit)
+    finally:
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_a_site_dies_and_returns(federation):

@@ -95,6 +95,44 @@ def test_a_message_of_a_run_that_ends_while_it_arrives_is_dropped(step, monkeypa
     assert len(store) == 0
 
 
+@pytest.mark.parametrize("taken", [True, False], ids=["with the message", "before it took the message"])
+def test_a_message_is_answered_if_its_worker_dies(taken, monkeypatch):
+    """Also if it dies after it took the task: Flower alone would never answer. The next order stays for the next worker."""
+    from datetime import timedelta
+
+    from flwr.app import Message, RecordDict
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.date import now
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    from fl_lightning.compat.flower_site import answering_unread
+
+    be_a_fit(monkeypatch)
+    monkeypatch.setattr(
+        InMemoryNodeState, "_on_task_tokens_expired", answering_unread(InMemoryNodeState._on_task_tokens_expired)
+    )
+    state = InMemoryNodeState(InMemoryObjectStore())
+    state.set_node_id(3)
+    orders = []
+    for kind in ("train", "evaluate"):
+        message = Message(RecordDict(), dst_node_id=3, message_type=kind)
+        vars(message.metadata)["_message_id"] = message.object_id
+        orders.append(state.store_message(message))
+    task, later = (state.create_task(task_type=TaskType.CLIENT_APP, run_id=7) for _ in orders)
+    assert state.claim_task(task)
+    assert state.activate_task(task)
+    if taken:
+        state.get_messages_legacy(run_ids=[7], is_reply=False, limit=1)
+        state.record_message_processing_start(orders[0])
+    state.task_token_store[task].active_until = now() - timedelta(seconds=1)
+    replies = state.get_messages_legacy(run_ids=[7], is_reply=True)
+    assert [(one.metadata.reply_to_message_id, one.error.code) for one in replies] == [(orders[0], 8)]
+    assert state.claim_task(later)
+    left = state.get_messages_legacy(run_ids=[7], is_reply=False)
+    assert [one.metadata.message_id for one in left] == orders[1:]
+
+
 def test_an_order_whose_contents_were_lost_is_pushed_again(monkeypatch):
     """As when the SuperLink dies after the message and before its contents, which the next one then refuses."""
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError

@@ -59,7 +59,7 @@ policy:
   federations: any # without asking the site's staff; by default, only the first one
   max_rounds: 50
 """
-ELSEWHERE = ("--data.datamodule.path", "few.csv", "--federation.pool", "FlowerPool")
+ELSEWHERE = ("--data.datamodule.path", "null", "--federation.pool", "FlowerPool")
 """The settings of a fit whose clients are sites: the server has no row of theirs."""
 
 
@@ -99,8 +99,6 @@ class Federation:
         server = self.folder / "server"
         (server / "all").mkdir(parents=True)
         write_rows(server / "test.csv", features[:test], labels[:test])
-        few = np.unique(labels, return_index=True)[1]  # one of each digit, blank: never trained on, the sites have the rows
-        write_rows(server / "few.csv", features[few] * 0, labels[few])
         share = np.cumsum([0, *(k + 2 for k in range(len(self.names)))])
         bounds = test + (share / share[-1] * (len(labels) - test)).astype(int)
         for k, name in enumerate(self.names):
@@ -119,11 +117,11 @@ class Federation:
         """Return a command of fl-lightning."""
         return [sys.executable, "-m", "fl_lightning", *arguments]
 
-    def _start(self, where: str, log: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, where: str, log: str, *command: str) -> subprocess.Popen[bytes]:
         with open(self.folder / where / log, "ab") as output:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
             return subprocess.Popen(
-                self.command(*arguments),
+                command,
                 cwd=self.folder / where,
                 env=environment,
                 stdout=output,
@@ -149,7 +147,9 @@ class Federation:
     def serve(self) -> None:
         """Start the server, and wait until it listens."""
         ports = ("--port", str(self.port), "--local_port", str(self.local_port))
-        self.server = self._start("server", "serve.log", "serve", "--host", "localhost", "--bind", "127.0.0.1", *ports)
+        self.server = self._start(
+            "server", "serve.log", *self.command("serve", "--host", "localhost", "--bind", "127.0.0.1", *ports)
+        )
         wait_for(lambda: listens(self.local_port), 60, "the server")
 
     def register(self) -> None:
@@ -160,16 +160,19 @@ class Federation:
             shutil.copy(self.folder / "server" / "fed" / "ca.crt", self.folder / name)
             self.call("server", "register", f"{name}.pub")
 
+    def site_command(self, name: str) -> list[str]:
+        """Return the command of a site."""
+        address = ("--server", f"https://localhost:{self.port}", "--ca", "ca.crt")
+        return self.command("site", "--name", name, *address, "--key", f"{name}.key", "--data", "data.yaml")
+
     def start_site(self, name: str) -> None:
         """Start a site."""
-        address = ("--server", f"https://localhost:{self.port}", "--ca", "ca.crt")
-        self.sites[name] = self._start(
-            name, "site.log", "site", "--name", name, *address, "--key", f"{name}.key", "--data", "data.yaml"
-        )
+        self.sites[name] = self._start(name, "site.log", *self.site_command(name))
 
     def start_fit(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the server's fit, for which only its test set matters."""
-        return self._start("server", "fit.log", "fit", "--config", "config.yaml", *ELSEWHERE, *arguments)
+        command = self.command("fit", "--config", "config.yaml", *ELSEWHERE, *arguments)
+        return self._start("server", "fit.log", *command)
 
     def stop(self) -> None:
         """End all processes: sites first, so that they sign off."""

@@ -189,6 +189,38 @@ def dropping_incomplete(pull: Callable[..., Any]) -> Callable[..., Any]:
     return pulled
 
 
+def answering_unread(expired: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Let the SuperNode answer a message whose worker died after it took the task and before it took the message.
+
+    Flower 1.41 answers with an error only for messages that were taken: the server would wait for the others forever.
+
+    Args:
+        expired: the node state's ``_on_task_tokens_expired``, which it calls with its store of tasks locked.
+    """
+    from flwr.common.constant import Status
+
+    def handled(state: Any, tasks: Any) -> None:
+        for run in {task.run_id for task in tasks}:
+            waiting = sum(one.run_id == run and one.status.status == Status.PENDING for one in state.task_store.values())
+            with state.lock_msg_store:
+                entries = [entry for entry in state.msg_store.values() if entry.message.metadata.run_id == run]
+            unread = [entry for entry in entries if not (entry.is_retrieved or entry.message.metadata.reply_to_message_id)]
+            for entry in unread[: max(0, len(unread) - waiting)]:  # for the later ones, tasks wait
+                entry.is_retrieved = True
+                state.record_message_processing_start(entry.message.metadata.message_id)
+        expired(state, tasks)
+
+    return handled
+
+
+def answer_unread() -> None:
+    """Let the state of SuperNodes in this process use :func:`answering_unread`."""
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    state: Any = InMemoryNodeState
+    state._on_task_tokens_expired = answering_unread(state._on_task_tokens_expired)
+
+
 def run_supernode() -> None:
     """Run Flower's SuperNode with the arguments of this process, in place of ``flower-supernode``."""
     prepare_environment()
@@ -200,6 +232,7 @@ def run_supernode() -> None:
         changed: Any = import_module(module)
         changed.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT
     loop._pull_and_store_message = dropping_incomplete(loop._pull_and_store_message)
+    answer_unread()
     flower_supernode()
 
 
