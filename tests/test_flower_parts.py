@@ -170,6 +170,60 @@ def test_an_order_that_was_sent_again_ends_at_its_deadline_once():
     assert len(link.pushed) == 2
 
 
+class RestartingLink(Link):
+    """A SuperLink that gives up the killed site 10, and has it back after some looks."""
+
+    def __init__(self, looks: int, back: bool = True) -> None:
+        super().__init__([[Reply("10-1", None, 5)], [Reply("10-2", b"trained")]])
+        self.died, self.looks, self.back = False, looks, back
+
+    def nodes(self) -> list[Node]:
+        self.looks -= 1
+        return [Node(10, "a", self.back and self.looks < 0, b"")]
+
+    def registered(self) -> set[int]:
+        return {10} if self.back or self.looks >= 0 else set()
+
+
+def repeated(link: Link, wait: float, monkeypatch: Any) -> list[Answer]:
+    """Return the answers to an order, which is repeated after the first failure, as by ``federation.faults.retries``."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(
+        "fl_lightning.flower.pool.time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: 0)
+    )
+    transport, found = FlowerTransport(link, [10], wait=wait), []  # type: ignore[arg-type]
+    transport.send(0, {"order": b"1"}, 3, None)
+    for answer in transport.answers():
+        found.append(answer)
+        if len(found) == 1:
+            transport.send(0, {"order": b"1"}, 3, None)
+    return found
+
+
+def test_a_repeated_order_waits_for_its_site(monkeypatch):
+    link = RestartingLink(looks=3)
+    offline = Answer(0, None, "it is offline")
+    assert repeated(link, 100.0, monkeypatch) == [offline, Answer(0, b"trained")]
+    assert link.pushed == [(10, {"order": b"1"}, "3")] * 2
+    assert repeated(RestartingLink(looks=500), 20.0, monkeypatch) == [offline] * 2
+
+
+def test_an_order_waits_no_longer_for_a_site_that_is_revoked(monkeypatch):
+    causes = [answer.cause for answer in repeated(RestartingLink(looks=2, back=False), 500.0, monkeypatch)]
+    assert causes == ["it is offline", "it was revoked"]
+
+
+def test_an_order_that_the_superlink_refuses_waits_as_well(monkeypatch):
+    class Refusing(RestartingLink):
+        def push(self, node: int, parts: Any, group: str, seconds: float) -> Any:
+            super().push(node, parts, group, seconds)
+            return None if len(self.pushed) == 2 else f"{node}-{min(2, len(self.pushed))}"
+
+    link = Refusing(looks=-1)
+    assert [answer.content for answer in repeated(link, 100.0, monkeypatch)] == [None, b"trained"]
+    assert len(link.pushed) == 3
+
+
 def test_a_folder_remembers_what_sites_told(tmp_path):
     folder = ServerFolder(tmp_path)
     assert folder.description("a") is None
@@ -245,3 +299,29 @@ def test_children_are_restarted_and_end_with_their_supervisor(tmp_path):
     assert not thread.is_alive()
     assert child.process is not None
     assert child.process.returncode == -signal.SIGTERM
+
+
+def test_the_cause_of_an_end_is_told_once():
+    said: list[str] = []
+    causes = iter(["", "clock: An hour.", "clock: An hour.", "port: Closed."])
+    supervisor = Supervisor([], said.append)
+    child = Child("SuperNode", lambda: [])
+    for _ in range(4):
+        supervisor._explain(child, lambda: next(causes))
+    assert said == ["The cause may be this. clock: An hour.", "The cause may be this. port: Closed."]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
+def test_a_child_that_ends_without_an_error_is_explained():
+    """As Flower's SuperNode does if the clocks differ."""
+    said: list[str] = []
+    child = Child("SuperNode", lambda: [sys.executable, "-S", "-c", ""], explain=lambda: "clock: An hour.")
+    supervisor = Supervisor([child], said.append)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    end = time.monotonic() + 30
+    while len(said) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    supervisor.stop()
+    thread.join(20)
+    assert said[:2] == ["The SuperNode ended with status 0; it starts again in 1 s.", "The cause may be this. clock: An hour."]

@@ -146,6 +146,15 @@ def test_an_expiring_ca_is_told(server, capsys, monkeypatch):
     assert "The CA expires within a day." in failure(server, capsys)
 
 
+def test_the_first_problem_is_the_cause(server):
+    given = argparse.Namespace(server=f"https://localhost:{server.port}", ca=server.ca, name="a", key="a.key")
+    assert site_connection.first_problem(given) == ""
+    server.headers["date"] = formatdate(0, usegmt=True)
+    assert site_connection.first_problem(given).startswith("clock: This clock and the server's differ by")
+    given.ca = None
+    assert site_connection.first_problem(given).startswith("certificate: ")
+
+
 def test_clocks_that_differ_are_told(server, capsys):
     server.headers["date"] = formatdate(0, usegmt=True)
     assert "FAILED  clock: This clock and the server's differ by" in failure(server, capsys)

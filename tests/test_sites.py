@@ -594,6 +594,28 @@ def test_evaluations_that_sites_do_not_allow_are_refused_first(settings, said, t
     assert {json.loads(line)["kind"] for line in path.read_text().splitlines()} == {"describe", "prepare", "error"}
 
 
+def test_a_site_that_restarts_while_a_fit_starts_is_asked_again(tmp_path, monkeypatch, capsys):
+    prepare(tmp_path, monkeypatch)
+    lost: list[bytes] = []
+
+    def lose(name: str, parts: Any, ask: Callable[[], bytes]) -> bytes | None:
+        if name == "south" and parts["order"] not in lost and b'"TrainOrder"' not in parts["order"]:
+            lost.append(parts["order"])
+            return None
+        return ask()
+
+    HOOK["hook"] = lose
+    assert same_bits(
+        federate(configuration(), "real", "--trainer.max_epochs", "1"),
+        simulate(configuration(), "one", "--trainer.max_epochs", "1"),
+    )
+    assert len(lost) >= 2  # the description and the settings
+    HOOK["hook"] = lambda name, parts, ask: None if name == "south" else ask()
+    with pytest.raises(SystemExit):
+        federate(configuration(), "never")
+    assert "Some sites cannot take part. Site south: no answer within its deadline" in capsys.readouterr().err
+
+
 def test_a_site_without_examples_is_refused(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
     monkeypatch.setattr(SERVERS["west"]._data, "info", lambda name, *_: ClientInfo(name, 0))
