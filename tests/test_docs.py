@@ -50,6 +50,16 @@ def test_links_lead_somewhere(document):
     assert not [link for link in links if not (document.parent / link).exists()]
 
 
+def test_the_tests_that_the_page_on_trust_names_exist():
+    file, named = "", 0
+    for name, ending in re.findall(r"`(test_\w+)(\.py)?`", (ROOT / "docs" / "trust.md").read_text()):
+        file = name + ending if ending else file  # the tests of a file follow it
+        if not ending:
+            named += 1
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(), name
+    assert named > 20
+
+
 @pytest.fixture
 def norm_bounded(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)

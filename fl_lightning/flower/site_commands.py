@@ -91,7 +91,7 @@ def _withdraw(folder: Path, parsed: argparse.Namespace) -> None:
     shutil.rmtree(kept, ignore_errors=True)
     print(f"Withdrawn from federation {federation}" + ("." if known else ", in which this site had not taken part."))
     print("Deleted what this site kept for it." if deleted else "This site kept nothing for it.")
-    print("Models that the server has aggregated already contain this site's updates; see docs/real_federation.md.")
+    print("Models that the server has aggregated already contain this site's updates; see docs/trust.md.")
 
 
 def _audit(folder: Path, parsed: argparse.Namespace) -> None:
