@@ -223,7 +223,7 @@ class ClientInfo:
         evaluations: the parts of its examples on which models may be evaluated, if it is remote.
         classes: how the names of its classes compare with those that the server sent, if it is remote and both have names.
         features: the same for the names of its features.
-        digests: digests of the names of its classes and features in their order; empty for none.
+        digests: digests of the names of its classes and features in their order, if the server has none; otherwise empty.
         ranges: of each feature its smallest and largest value, mean and standard deviation, to two digits; None if it does
             not tell them.
     """

@@ -32,6 +32,7 @@ from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.errors import ClientError, ConfigurationError, DataError
 from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import compared, require_claims
+from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, NameComparison
 
 
@@ -153,6 +154,15 @@ def test_a_comparison_repeats_only_names_that_the_server_sent(own, servers):
     assert {*found.missing, found.moved} <= {"", *servers}
     assert found.equal == (own == servers)
     assert compared(None, servers) is compared(own, None) is None
+
+
+def test_a_digest_of_names_is_told_only_to_a_server_without_names(tmp_path, monkeypatch):
+    """Names that can be guessed, such as those of diseases, could be found from it."""
+    prepare(tmp_path, monkeypatch)
+    data = SERVERS["west"]._data
+    assert all(data.info("west", Policy()).digests)
+    assert data.info("west", Policy(), ("0", "1"), None).digests[0] == ""
+    assert data.info("west", Policy(), None, ("a", "b")).digests[1] == ""
 
 
 def test_a_site_that_tells_other_names_is_refused(tmp_path, monkeypatch, capsys):

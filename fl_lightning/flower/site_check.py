@@ -42,5 +42,5 @@ def _data(arguments: argparse.Namespace) -> str:
     lines += ["the ranges of its features, to two digits"] if info.ranges else []
     allowed = ", ".join(info.evaluations) or "none (FedLoss and AdaFed scored by clients need 'evaluations: [validation]')"
     lines += [f"evaluations that 'policy' allows: {allowed}", f"training would run on {device}"]
-    lines += [f"note: {one.message}" for one in told if not issubclass(one.category, DeprecationWarning)]
+    lines += [f"note: {one.message}" for one in told if issubclass(one.category, UserWarning)]
     return "; ".join(lines)

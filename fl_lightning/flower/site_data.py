@@ -227,7 +227,7 @@ class SiteData:
             evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
             classes=compared(own[0], classes),
             features=compared(own[1], features),
-            digests=(digest_of_names(own[0]), digest_of_names(own[1])),
+            digests=("" if classes else digest_of_names(own[0]), "" if features else digest_of_names(own[1])),
             ranges=self._ranges() if policy.ranges else None,
         )
 
