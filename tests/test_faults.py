@@ -205,6 +205,30 @@ def test_a_round_goes_on_without_who_diverges(engine, dtype):
     assert all(bool(torch.isfinite(p).all()) for p in module.parameters())
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["among others", "alone"])
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_who_diverges_ends_the_run_by_its_name(engine, alone):
+    sizes = (20,) if alone else SIZES
+    data = Marked(math.nan)
+    data.train = tuple(tensor[SIZES[0] :] for tensor in data.train) if alone else data.train
+    client = 0 if alone else 1
+    with pytest.raises(ClientError, match=rf"Client {client} \(of 20 examples\) in round 0: the training loss is nan") as told:
+        federate(Plain(), 1, data=data, partitioner=Consecutive(sizes), local=LocalTraining(engine=engine))
+    assert vars(told.value)["__notes__"] == [f"In round 0, client {client}."]
+
+
+def test_what_stops_stacked_clients_ends_the_run_by_the_name_of_the_one_that_caused_it():
+    class Unreadable(Plain):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            if batch[0].abs().max() > MARK:
+                raise ZeroDivisionError("here")
+            return batch
+
+    with pytest.raises(ZeroDivisionError, match="here") as told:
+        federate(Unreadable(), 1, data=Marked(), local=LocalTraining(engine="stacked"))
+    assert vars(told.value)["__notes__"] == ["In round 0, client 1."]
+
+
 def test_what_has_another_shape_is_never_aggregated():
     """A client that rebuilds the network spoils it for all: the run ends."""
     with pytest.raises(ClientError, match="Round 0: 0 of 3 updates are valid"):

@@ -157,28 +157,39 @@ class ChainTrainer:
         begun: dict[int, float | None] = {}
         number_of = {job.client: number for number, (job, _) in turns.items()}
         for attempt in range(1, self._faults.retries + 2):
-            try:
-                for number, (job, _) in waiting.items():
-                    if number not in begun:
-                        begun[number] = self._start(job)
-                for update in self._trainer.train(list(waiting.values())):
-                    number = number_of[update.client]
-                    job, _ = waiting.pop(number)
-                    try:
-                        result: ClientUpdate | ClientFailure = self._accepted(update, job, begun[number])
-                    except ClientError as error:
-                        result = self.failed(job, error, attempt)
-                    yield number, result
-                return
-            except Exception as error:
-                self._recover()
-                last = attempt > self._faults.retries or not is_clients_fault(error)
-                if last and (len(waiting) == 1 or not self._skips(error)):
+            training = self._trainer.train(list(waiting.values()))
+            while True:
+                try:
                     for number, (job, _) in waiting.items():
-                        yield number, self.failed(job, error, attempt)
+                        if number not in begun:
+                            begun[number] = self._start(job)
+                    update = next(training, None)
+                except Exception as error:
+                    self._recover()
+                    if not is_clients_fault(error):
+                        raise
+                    if attempt > self._faults.retries and len(waiting) == 1:
+                        yield from ((number, self.failed(job, error, attempt)) for number, (job, _) in waiting.items())
+                        return
+                    break
+                if update is None:
                     return
+                number = number_of[update.client]
+                job, _ = waiting.pop(number)
+                yield number, self._judged(update, job, begun[number], attempt)
         for number, turn in waiting.items():
             yield number, self._attempt(turn)
+
+    def _judged(self, update: ClientUpdate, job: ClientJob, before: float | None, attempt: int) -> ClientUpdate | ClientFailure:
+        """Return an update that can be aggregated, or the client's failure.
+
+        Raises:
+            ClientError: if it cannot be aggregated, and the policy is ``fatal``.
+        """
+        try:
+            return self._accepted(update, job, before)
+        except Exception as error:
+            return self.failed(job, error, attempt)
 
     # ---------------------------------------------------------------- one client
 
