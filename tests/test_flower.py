@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -205,12 +206,12 @@ def test_a_site_that_cannot_connect_says_why(how, federation):
         pytest.skip("needs the command 'faketime'")
     command, log = other_site(federation, how), federation.folder / how / "site.log"
     with open(log, "wb") as output:
-        process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         wait_for(lambda: "The cause may be this. " in log.read_text(), 60, "the cause")
         assert CANNOT_CONNECT[how] in log.read_text()
     finally:
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # faketime starts the command as a child
         process.wait(20)
 
 
