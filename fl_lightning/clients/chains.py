@@ -12,7 +12,6 @@ from fl_lightning.clients.failures import UpdateCheck, describe, is_clients_faul
 from fl_lightning.clients.local_trainer import LocalTrainer, Turn
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import Kept, StoredState
-from fl_lightning.errors import ClientError
 from fl_lightning.messages import ClientJob, TrainOrder
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate
