@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import optimized, scheduled, variant
-from federations import Plain
+from federations import Blobs, Consecutive, Plain, federate, weights
+from lightning.pytorch import Callback
 from plain_training import distance_from_plain
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as schedules
+
+from fl_lightning import LocalTraining
 
 ENGINES = ("trainer", "fabric", "stacked")
 SEQUENTIAL = ("trainer", "fabric")
@@ -88,6 +91,22 @@ def warm_up(optimizer: Any) -> Any:
     return schedules.SequentialLR(optimizer, [first, then], milestones=[7])
 
 
+def load_pretrained(self: Any) -> None:
+    """As people do in ``on_fit_start`` or ``on_train_start``, which every client's turn calls."""
+    values = {
+        name: torch.linspace(0.1, 0.5, tensor.numel()).reshape(tensor.shape) for name, tensor in weights(self.net).items()
+    }
+    self.net.load_state_dict({name: -value if "bias" in name else value for name, value in values.items()})
+
+
+class LoadsInData(Callback):
+    """Write past autograd's counters of changes."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        for parameter in pl_module.net.parameters():
+            parameter.data.copy_(torch.linspace(0.1, 0.5, parameter.numel()).reshape(parameter.shape))
+
+
 def plateau(self: Any) -> Any:
     optimizer = SGD(self.parameters(), lr=0.5)
     schedule = schedules.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
@@ -111,6 +130,9 @@ MODULES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "every second epoch": (scheduled(lambda o: schedules.ExponentialLR(o, 0.5), frequency=2), ENGINES, {"max_epochs": 3}),
     "restarts": (scheduled(lambda o: schedules.CosineAnnealingWarmRestarts(o, 3), interval="step", frequency=2), ENGINES, {}),
     "plateau": (variant(configure_optimizers=plateau), SEQUENTIAL, {}),
+    "pretrained in on_fit_start": (variant(on_fit_start=load_pretrained), SEQUENTIAL, {}),
+    "pretrained in on_train_start": (variant(on_train_start=load_pretrained), SEQUENTIAL, {}),
+    "pretrained BatchNorm": (type("N", (Normalised,), {"on_fit_start": load_pretrained}), SEQUENTIAL, {}),
     "annealed by epoch and step": (variant(training_step=annealed), ENGINES, {}),
 }
 CASES = [(name, engine) for name, (_, engines, _) in MODULES.items() for engine in engines]
@@ -142,3 +164,16 @@ def test_the_oracle_sees_what_is_not_continued(name):
     make, _, local = MODULES[name]
     forgets = {"optimizer_state": "fresh"} if name == "momentum" else {"progress": "round"}
     assert distance_from_plain(make, **{**local, **forgets}) > 1e-4
+
+
+@pytest.mark.parametrize("engine", SEQUENTIAL)
+def test_a_callback_that_loads_weights_counts_once(engine):
+    """Also for a client that is drawn for the first time in a later round."""
+    distances = []
+    for rounds in (1, 6):
+        module = Plain(lr=0.01)
+        local = LocalTraining(engine=engine, callbacks=[LoadsInData()])
+        federate(module, rounds, data=Blobs(shuffle=False), partitioner=Consecutive(), local=local, clients_per_round=1)
+        start = torch.cat([torch.linspace(0.1, 0.5, parameter.numel()) for parameter in module.net.parameters()])
+        distances.append(float((torch.cat([p.detach().reshape(-1) for p in module.net.parameters()]) - start).norm()))
+    assert distances[1] > 3 * distances[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from algorithms import ALGORITHMS, outcome, prepare
-from federations import Blobs, Consecutive, Plain, every_round, same_bits, trainer
+from federations import Blobs, Consecutive, Plain, every_round, same_bits, trainer, weights
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 
@@ -30,6 +30,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path):
     assert run.global_step == 3
     assert same_bits(outcome(module, federation), expected)
     assert not same_bits(halfway, expected)
+
+
+class LoadsPretrained(Plain):
+    def on_fit_start(self):
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).reshape(parameter.shape))
+
+
+def test_weights_that_a_hook_loads_do_not_replace_the_checkpoints(tmp_path):
+    finals = []
+    for rounds, resumes in ((3, False), (2, False), (3, True)):
+        saves = [every_round(tmp_path)] if rounds == 2 else []
+        module, run = LoadsPretrained(), trainer(rounds, FederatedOrchestrator(), *saves, enable_checkpointing=bool(saves))
+        last = str(tmp_path / "last.ckpt") if resumes else None
+        run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=last)
+        finals.append(weights(module))
+    assert same_bits(finals[0], finals[2])
+    assert not same_bits(finals[0], finals[1])
 
 
 class Draws(Plain):

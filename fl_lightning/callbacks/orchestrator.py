@@ -214,6 +214,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         with self._takeover.suspended():
             client = client_copy(pl_module)
             self._give_attributes(client)
+        self._run.hold_weights(pl_module)
         warn_of_resting_parts(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)
         federation = assembly.federation(self._build_pool(assembly))
@@ -243,12 +244,12 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             refuse_unknown_metrics(trainer, pl_module, names)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Try a checkpoint, restore the global random state of a resumed run, and use rounds as the x-axis."""
+        """Try a checkpoint, restore the random state and the weights of a resumed run, and use rounds as the x-axis."""
         if self._trusted is not None:
             try_checkpoint(trainer, self._trusted)
         if self._takeover is None:
             return
-        self._run.restore_random_state()
+        self._run.continue_from(pl_module)
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch))

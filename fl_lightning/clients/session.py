@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients import kept_training
+from fl_lightning.clients.arrival import Arrival
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.foreign_tensors import ForeignTensors
 from fl_lightning.clients.metrics import keep_metrics_to_this_process
@@ -54,6 +55,7 @@ class ClientSession(Callback):
         private: PrivateSteps | None = None,
     ) -> None:
         self._resident, self._rules, self._private = resident, rules, private
+        self._arrival = Arrival(resident)
         self._progress, self._deadline = progress or TurnProgress(), deadline
         self._step: ListeningStep | None = None
         self._foreign: ForeignTensors | None = None
@@ -166,6 +168,7 @@ class ClientSession(Callback):
         Raises:
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
+        self._arrival.hold("on_fit_start", trainer, pl_module, self._job, self._client)
         self._read = 0 if is_unknown(trainer.train_dataloader) else None
         optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
         self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
@@ -188,6 +191,11 @@ class ClientSession(Callback):
                         "learning rate over rounds."
                     )
                     self._warned = True
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Load the model again before the first epoch, if ``on_train_start`` of the module may have replaced it."""
+        if trainer.current_epoch == self._progress.first_epoch:
+            self._arrival.hold("on_train_start", trainer, pl_module, self._job, self._client)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""

@@ -10,6 +10,9 @@ from uuid import uuid4
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
@@ -66,6 +69,7 @@ class RunState:
         self.federation = uuid4().hex
         self.fingerprint: Fingerprint | None = None
         self._random_state: dict[str, Any] | None = None
+        self._weights: dict[str, Tensor] | None = None
 
     def begin(self, training: Partition, names: Sequence[str], remote: bool = False, continues: bool = False) -> None:
         """Prepare for a fit. It may continue a checkpoint, which is loaded later.
@@ -78,7 +82,7 @@ class RunState:
         """
         if not continues:
             self.reset()
-        self.pool = self._random_state = None
+        self.pool = self._random_state = self._weights = None
         self.account.forget_loaded()
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients, self.client_names = len(training), tuple(names)
@@ -224,11 +228,26 @@ class RunState:
             )
         return problems
 
-    def restore_random_state(self) -> None:
-        """Restore the global random state of the checkpoint, once."""
+    def hold_weights(self, module: LightningModule) -> None:
+        """Keep a checkpoint's weights if the module may load others in ``on_fit_start``, as before the first round."""
+        if self._random_state is not None and is_overridden("on_fit_start", module):
+            self._weights = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
+
+    def continue_from(self, module: LightningModule) -> None:
+        """Restore the global random state of the checkpoint, and its weights if the module may have loaded others, once."""
         if self._random_state is not None:
             _set_random_state(self._random_state)
             self._random_state = None
+        if self._weights is not None:
+            found = _tensors(module)
+            with torch.no_grad():
+                for name, value in self._weights.items():
+                    found[name].copy_(value)
+            self._weights = None
+
+
+def _tensors(module: LightningModule) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
