@@ -217,10 +217,11 @@ class RemoteOrchestrator(FederatedOrchestrator):
     """The orchestrator of a federation whose clients are elsewhere."""
 
     workers: Workers
+    clients_pool: BytesPool
 
     def _build_pool(self, assembly: Assembly) -> BytesPool:
-        self.pool = BytesPool(self.workers, Collectives(assembly._trainer))
-        return self.pool
+        self.clients_pool = BytesPool(self.workers, Collectives(assembly._trainer))
+        return self.clients_pool
 
 
 __all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers"]

@@ -160,7 +160,7 @@ def test_clients_elsewhere_give_the_same_bits(case, tmp_path):
     assert told.seen == heard.seen
     mine = {name: float(value) for name, value in fit.callback_metrics.items() if "seconds" not in name}
     assert mine == {name: float(value) for name, value in remote.callback_metrics.items() if name in mine}
-    assert federation.pool.received > 2 * 4 * 67
+    assert federation.clients_pool.received > 2 * 4 * 67
     if "client_evaluation" in CASES[case][1]:
         names = {path.name for path in (tmp_path / "here").glob("client_*.csv")}
         assert "client_evaluation.csv" in names

@@ -66,7 +66,7 @@ def main() -> None:
         except Exception as error:
             say(f"The SuperNode did not answer ({type(error).__name__}).")
             if task is not None and not answered and not link.is_gone(error):
-                os._exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
+                sys.exit(1)  # a SuperNode waits for ever for a worker that lives and does not answer
             time.sleep(1)  # it may be starting again
         if task is None:
             time.sleep(_PAUSE)

@@ -114,7 +114,7 @@ TABLE: dict[str, Row] = {
     ),
     "TableDataModule": Row(
         free="path test_path",
-        on_purpose="target test_share client_column kind standardize batch_size eval_batch_size seed",
+        on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed",
     ),
     "ImageDataModule": Row(free="num_workers", on_purpose="batch_size eval_batch_size mean std augmentation"),
     "TorchvisionDataModule": _IMAGES,
@@ -126,12 +126,12 @@ TABLE: dict[str, Row] = {
     "MNISTDataModule": _IMAGES._replace(free="root num_workers source"),
     "ImageFolderDataModule": Row(
         free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size channels batch_size eval_batch_size mean std augmentation unreadable seed",
+        on_purpose="test_share image_size channels classes batch_size eval_batch_size mean std augmentation unreadable seed",
     ),
     "CellFolderDataModule": Row(
         free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels mean std "
-        "augmentation unreadable seed",
+        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes mean "
+        "std augmentation unreadable seed",
     ),
     "SimulatedCellsDataModule": Row(
         free="num_workers",
