@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.clients.client_data import ClientData
@@ -195,4 +196,11 @@ def _counted(trained: Trained, planned: int) -> int:
         raise DataError(
             "The stream of this client has no examples. Let it yield some in every epoch, also when it is read again."
         )
-    return planned if trained.num_examples is None else trained.num_examples
+    if trained.num_examples is None:
+        return planned
+    if planned > trained.num_examples:
+        rank_zero_warn(
+            f"The stream of client {trained.job.job.client} has a length of {planned}, but yielded {trained.num_examples} "
+            "examples in an epoch, so it counts with these. Let '__len__' return their number."
+        )
+    return trained.num_examples

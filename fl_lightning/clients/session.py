@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,12 +20,12 @@ from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.stream_size import StreamSize
 from fl_lightning.clients.switches import set_switches, switches_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.clients.turn_progress import TurnProgress
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
-from fl_lightning.data.own_loaders import is_unknown
 from fl_lightning.errors import ClientError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
@@ -78,7 +77,7 @@ class ClientSession(Callback):
         self._begun = time.perf_counter()
         self._losses: list[Tensor] = []
         self._skipped, self._words = 0, ""
-        self._read: int | None = None
+        self._size = StreamSize()
         self._trace, self._foreign = StepTrace(), None
         self._terms: list[tuple[ClientRule, list[Tensor]]] = []
         self._resident.preload(job.start, job.own)
@@ -121,7 +120,7 @@ class ClientSession(Callback):
             optimizer=self._words,
             seconds=time.perf_counter() - begun,
             kept=kept_training.pack(self._kept) if self._kept else None,
-            num_examples=self._read,
+            num_examples=self._size.found,
             own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
             kept_model=own if sent is None else model,
         )
@@ -169,7 +168,7 @@ class ClientSession(Callback):
             ConfigurationError: if a rule is not defined for the module's optimizers.
         """
         self._arrival.hold("on_fit_start", trainer, pl_module, self._job, self._client)
-        self._read = 0 if is_unknown(trainer.train_dataloader) else None
+        self._size = StreamSize(trainer)
         optimizers = [plain(optimizer) for optimizer in trainer.optimizers]
         self._foreign = ForeignTensors(pl_module, optimizers, self._resident.python)
         self._words = " and ".join(describe(optimizer) for optimizer in trainer.optimizers)
@@ -199,6 +198,8 @@ class ClientSession(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the turn after its last epoch, which is not the last one of the whole training."""
+        if trainer.current_epoch == self._progress.first_epoch:
+            self._size.end_epoch(trainer)
         if trainer.current_epoch + 1 >= self._progress.last_epoch:
             trainer.should_stop = True
 
@@ -222,8 +223,8 @@ class ClientSession(Callback):
                 f"'federation.faults.deadline' (or 'policy.max_seconds' at a site) is {self._deadline:g}. Raise it, or let "
                 "clients do fewer steps."
             )
-        if self._read is not None and trainer.current_epoch == self._progress.first_epoch:
-            self._read += extract_batch_size(batch)
+        if trainer.current_epoch == self._progress.first_epoch:
+            self._size.count(batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):
             accumulated = trainer.accumulate_grad_batches  # Lightning has divided the loss by it

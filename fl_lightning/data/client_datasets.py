@@ -19,6 +19,7 @@ from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
 from fl_lightning.data.placement import free_memory, placed
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
+from fl_lightning.data.readers import OneAfterAnother, Readers, reads_alike
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.resident_loader import ResidentLoader, close_all
 from fl_lightning.data.samplers import client_sampler, is_plain
@@ -39,6 +40,8 @@ class ClientDatasets:
         labels: the labels of all examples, if they have been read.
         noise: the noise on the clients' inputs, or None.
         rebalancing: makes clients repeat examples of rare classes, or None.
+        readers: the loaders that read each part of each client; by default, ``source`` reads all of them.
+        possible: the number of examples that ``source`` can yield; None for all.
     """
 
     def __init__(
@@ -48,8 +51,11 @@ class ClientDatasets:
         labels: Tensor | None,
         noise: FeatureNoise | None,
         rebalancing: LabelAveraging | None,
+        readers: Readers | None = None,
+        possible: int | None = None,
     ) -> None:
         self.splits, self.source, self.labels = division, source, labels
+        self._readers, self._possible = readers or Readers(), possible
         self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
         self._wrong: dict[int, LabelAttack] = {}
@@ -72,6 +78,10 @@ class ClientDatasets:
 
     def size_is_unknown(self, client: int) -> bool:
         """Return whether a client trains on a stream without a length; its size is then 1 until it tells."""
+        return False
+
+    def streams(self, client: int) -> bool:
+        """Return whether a client trains on a stream, which may yield fewer examples than its length says."""
         return False
 
     @property
@@ -197,11 +207,11 @@ class ClientDatasets:
         if self._rebalancing is not None:
             labels = self.all_labels()[indices] if changes.labels is None else changes.labels
             repeated = self._rebalancing.repeated(labels, self.label_counts(), seed)
-        dataset, resident = None, None
+        dataset, resident, reader = None, None, self._readers.training(client, self.source)
         changes = replace(changes, repeated=repeated, rebalancing=self._rebalancing, public=public)
         if changes.none:
             indices = torch.cat([indices, public]) if public.numel() else indices
-            resident, dataset = self._workers(), self._training_set
+            resident, dataset = self._workers(reader), self._training_set
         else:
             dataset = changed_dataset(whole, indices, changes)
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
@@ -209,7 +219,7 @@ class ClientDatasets:
         order = torch.Generator().manual_seed(seed)
         sampler = self._sampler(order, self.splits.training[client], public, poisson is not None)
         if poisson is not None:
-            return poisson_loader(self.source, indices, order, dataset, poisson)
+            return poisson_loader(reader, indices, order, whole if dataset is None else dataset, poisson)
         return client_loader(
             self.source,
             indices,
@@ -219,6 +229,7 @@ class ClientDatasets:
             drop_single=drop_single,
             resident=resident,
             sampler=sampler,
+            reader=reader,
         )
 
     def _sampler(self, order: torch.Generator, own: Tensor, public: Tensor, poisson: bool) -> Sampler[int] | None:
@@ -236,7 +247,11 @@ class ClientDatasets:
                     f"The training loader uses {type(sampler).__name__}, but '{setting}' draws the examples itself. Remove one "
                     "of them."
                 )
-        return client_sampler(sampler, self._size, torch.cat([own, public]), order)
+        return self.sampler_of(torch.cat([own, public]), order)
+
+    def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:
+        """Return a sampler of positions among some examples that reads them as the user's sampler does."""
+        return client_sampler(self.source.sampler, self._size, indices, order, self._possible)
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Keep the training set's tensors on a GPU, if batches are indexed and they fit.
@@ -260,8 +275,13 @@ class ClientDatasets:
         of, there = self._placed
         return there if there is not None and of is self.source.dataset else None
 
-    def _workers(self) -> ResidentLoader | None:
-        """Return the workers of the training set, which are started once and kept for all clients and rounds."""
+    def _workers(self, reader: DataLoader[Any]) -> ResidentLoader | None:
+        """Return the workers of the training set, which are started once and kept for all clients and rounds.
+
+        None if a client's or a part's examples are read in another way.
+        """
+        if not reads_alike(reader, self.source):
+            return None
         if self._resident is None or self._resident.dataset is not self.source.dataset:
             if self._resident is not None:
                 self._resident.close()
@@ -271,10 +291,11 @@ class ClientDatasets:
     def evaluation_loader(self, client: int, part: Part, batch_size: int) -> Any:
         """Return a part of a client's examples in order, each once."""
         indices, changes, dataset = self.part(part)[client], self._changes(client, part), self._dataset
+        reader = self._readers.evaluation(client, part, self.source)
         if not changes.none:
             dataset = changed_dataset(dataset, indices, changes)
             indices = torch.arange(len(indices))
-        return evaluation_loader(self.source, dataset, indices, batch_size, self._workers() if changes.none else None)
+        return evaluation_loader(reader, dataset, indices, batch_size, self._workers(reader) if changes.none else None)
 
     def union(self, part: Part) -> tuple[Any, Tensor]:
         """Return a part of all clients' examples with their noise, as dataset and indices; training has the public share."""
@@ -291,7 +312,11 @@ class ClientDatasets:
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return a part of all clients' examples in order, each once."""
-        return evaluation_loader(self.source, *self.union(part), batch_size)
+        clients = len(self.splits.training)
+        if self._readers.alike(part, clients, self.source):
+            reader = self._readers.evaluation(0, part, self.source)
+            return evaluation_loader(reader, *self.union(part), batch_size)
+        return OneAfterAnother([self.evaluation_loader(client, part, batch_size) for client in range(clients)])
 
 
 def _joined(parts: list[Dataset[Any]]) -> Dataset[Any]:

@@ -11,20 +11,24 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.class_names import names_of, require_alike
 from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, refuse_hooks, sized
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
-from fl_lightning.data.own_loaders import OwnLoaders, known_size, reads_alone
+from fl_lightning.data.own_loaders import OwnLoaders, is_loader, loader_of_batches, reads_alone, size_of, warn_of_batches
+from fl_lightning.data.readers import OneAfterAnother, Readers, first_loader, reads_alike
+from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError, require
 from fl_lightning.functional.partition import Partition, offsets
+from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
 
 _LOADERS = {"validation": "val_dataloader", "test": "test_dataloader"}
-_SHARED = ("batch_size", "collate_fn", "drop_last", "num_workers", "pin_memory", "worker_init_fn", "timeout")
+_SHARED = ("batch_size", "drop_last", "num_workers", "pin_memory", "timeout")
 """The settings of loaders that all clients share."""
 
 
@@ -60,7 +64,14 @@ class ClientSets(LightningDataModule):
             )
         require(bool(clients), "data.clients", "at least one client by name", dict(clients))
         require(batch_size >= 1, "data.batch_size", "1 or above", batch_size)
-        self.clients = {str(name): clients[name] for name in sorted(clients, key=str)}
+        by_name = {str(name): name for name in clients}
+        if len(by_name) < len(clients):
+            twice = next(name for name in clients if by_name[str(name)] is not name)
+            raise ConfigurationError(
+                f"Two clients have the name '{twice}', once as a {type(twice).__name__} and once as a "
+                f"{type(by_name[str(twice)]).__name__}. Give each client a name of its own."
+            )
+        self.clients = {name: clients[by_name[name]] for name in sorted(by_name)}
         self.names = tuple(self.clients)
         self._val, self._test = val, test
         self._own: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": collate_fn}
@@ -68,6 +79,7 @@ class ClientSets(LightningDataModule):
         self._loader: DataLoader[Any] | None = None
         self._own_loaders: dict[str, DataLoader[Any]] | None = None
         self._parts: dict[str, Partition] = {}
+        self._readers: dict[Part, list[DataLoader[Any]]] = {}
         self._persons: Tensor | None = None
         for part, given in (("val", val), ("test", test)):
             if isinstance(given, Mapping) and {str(name) for name in given} != set(self.names):
@@ -113,11 +125,13 @@ class ClientSets(LightningDataModule):
                     source.setup(needed)
         loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
         first_name, first = next(iter(loaders.items()))
-        parts = {part: self._own_sets(part, given) for part, given in (("validation", self._val), ("test", self._test))}
+        given: tuple[tuple[Part, Any], ...] = (("validation", self._val), ("test", self._test))
+        parts = {part: self._own_sets(part, sets, loaders) for part, sets in given}
         self._require_same_names(loaders, parts)
+        self._readers["training"] = list(loaders.values())
         if any(reads_alone(loader) for loader in loaders.values()):
             self._own_loaders = loaders
-            sizes = torch.tensor([known_size(loader) or 1 for loader in loaders.values()])
+            sizes = torch.tensor([size_of(name, loader) for name, loader in loaders.items()])
             self._parts["training"] = Partition(torch.arange(int(sizes.sum())), offsets(sizes), self.names)
             self._arrange(parts, first, shuffle=False)
             return
@@ -133,11 +147,14 @@ class ClientSets(LightningDataModule):
                 f"'train_dataloader' of client '{name}' returns a {type(given).__name__} of loaders, but a client trains on a "
                 "single one. Return one DataLoader, over a dataset that joins the examples."
             )
+        if not isinstance(given, DataLoader) and (is_module(source) or is_loader(given)):
+            return loader_of_batches(name, given)
         streams = isinstance(dataset_of(given), IterableDataset)
         if not streams:
             sized(name, dataset_of(given))
         if isinstance(given, DataLoader):
             return given
+        warn_of_batches(name, given)
         return DataLoader(given, shuffle=False if streams else self._shuffle, **self._own)
 
     @staticmethod
@@ -152,7 +169,7 @@ class ClientSets(LightningDataModule):
                 "the same settings for all clients."
             )
 
-    def _require_same_names(self, loaders: Mapping[str, Any], parts: Mapping[str, list[Any]]) -> None:
+    def _require_same_names(self, loaders: Mapping[str, Any], parts: Mapping[Part, list[Any]]) -> None:
         """Refuse clients or sets whose classes or features have other names than the first client's that has names."""
         every = [(f"the training set of client '{name}'", loader) for name, loader in loaders.items()]
         for part, sets in parts.items():
@@ -164,17 +181,45 @@ class ClientSets(LightningDataModule):
                 first = named[0][0]
                 require_alike(first[0].upper() + first[1:], named[0][1], owner, data)
 
-    def _own_sets(self, part: str, given: Any) -> list[Any]:
-        """Return each client's own set of a part; empty if clients have none."""
+    def _own_sets(self, part: Part, given: Any, training: Mapping[str, DataLoader[Any]]) -> list[Any]:
+        """Return each client's own set of a part, of which its loader can yield all examples; empty if clients have none."""
         loader = _LOADERS[part]
         if isinstance(given, Mapping):
-            by_name = {str(name): own for name, own in given.items()}
-            return [sized(name, dataset_of(by_name[name])) for name in self.names]
-        if given is None and self._of_modules(loader):
-            return [sized(name, dataset_of(getattr(source, loader)())) for name, source in self.clients.items()]
-        return []
+            own = {str(name): one for name, one in given.items()}
+        elif given is None and self._of_modules(loader):
+            own = {name: first_loader(getattr(source, loader)()) for name, source in self.clients.items()}
+        else:
+            return []
+        sets = []
+        self._readers[part] = []
+        for name in self.names:
+            dataset = sized(name, dataset_of(own[name]))
+            reader = own[name] if isinstance(own[name], DataLoader) else self._reader(part, dataset, training[name])
+            if isinstance(own[name], DataLoader) and not is_plain(reader.sampler):
+                chosen = yields(reader, f"The {part} loader of client '{name}'")
+                dataset = dataset if chosen.numel() == len(dataset) else Subset(dataset, chosen.tolist())
+            self._readers[part].append(reader)
+            sets.append(sized(name, dataset))
+        return sets
 
-    def _arrange(self, parts: Mapping[str, list[Any]], first: DataLoader[Any], shuffle: bool) -> None:
+    def _reader(self, part: Part, dataset: Any, training: DataLoader[Any]) -> DataLoader[Any]:
+        """Return a loader for a set without one, as the training set is read if nothing else is known."""
+        own = self._own["collate_fn"]
+        collate = own or training.collate_fn
+        if own is None and collate is not default_collate and training.collate_fn is not self._own["collate_fn"]:
+            rank_zero_warn(
+                f"The {part} set has no loader, so it is read with the 'collate_fn' of the training loader. If that changes "
+                "examples at random, give a DataLoader instead of a dataset, or pass 'collate_fn'."
+            )
+        size = training.batch_size or self._own["batch_size"]
+        return DataLoader(dataset, size, collate_fn=collate, num_workers=training.num_workers)
+
+    def readers(self) -> Readers:
+        """Return what reads each part of each client, after ``setup``."""
+        val = self._val if isinstance(self._val, DataLoader) else None
+        return Readers(None if val is None else lambda: val, self._readers)
+
+    def _arrange(self, parts: Mapping[Part, list[Any]], first: DataLoader[Any], shuffle: bool) -> None:
         sets = [own for datasets in parts.values() for own in datasets] or [TensorDataset(torch.zeros(0))]
         begin = 0
         for part, datasets in parts.items():
@@ -190,7 +235,7 @@ class ClientSets(LightningDataModule):
             for one, whose in zip(persons, self._parts["training"], strict=True):
                 every[whose] = every[whose] if one is None else one
             self._persons = every
-        shared = {name: getattr(first, name) for name in _SHARED}
+        shared = {name: getattr(first, name) for name in (*_SHARED, "collate_fn", "worker_init_fn")}
         shared["batch_size"] = shared["batch_size"] or self._own["batch_size"]
         self._loader = DataLoader(joined(sets), shuffle=shuffle and len(sets[0]) > 0, **shared)
 
@@ -256,14 +301,21 @@ class ClientSets(LightningDataModule):
         """Return the server's test set, or the union of the clients' own."""
         return self._server_set(self._test, "test")
 
-    def _server_set(self, given: Any, part: str) -> Any:
+    def _server_set(self, given: Any, part: Part) -> Any:
         if isinstance(given, DataLoader):
             return given
-        loader = self.train_dataloader()
-        dataset: Any = given
-        if given is None or isinstance(given, Mapping):
-            dataset = torch.utils.data.Subset(loader.dataset, self._parts[part].order.tolist())
-        return DataLoader(dataset, batch_size=loader.batch_size, collate_fn=loader.collate_fn, num_workers=loader.num_workers)
+        if given is not None and not isinstance(given, Mapping):
+            return self._reader(part, given, self.train_dataloader())
+        loader, readers = self.train_dataloader(), self._readers[part]
+        union = self._parts[part]
+        chosen = [union.order] if all(reads_alike(readers[0], one) for one in readers[1:]) else list(union)
+        sets = [
+            DataLoader(
+                Subset(loader.dataset, own.tolist()), loader.batch_size, collate_fn=one.collate_fn, num_workers=one.num_workers
+            )
+            for own, one in zip(chosen, readers, strict=False)
+        ]
+        return sets[0] if len(sets) == 1 else OneAfterAnother(sets)
 
     def teardown(self, stage: str) -> None:
         """Let the clients' datamodules clean up."""

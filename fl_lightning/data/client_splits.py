@@ -58,6 +58,7 @@ def divide(
     seed: int,
     first: int = 0,
     persons: Tensor | None = None,
+    among: Tensor | None = None,
 ) -> ClientSplits:
     """Set the public share aside, split the rest over the clients, and split each client's into parts.
 
@@ -72,20 +73,21 @@ def divide(
         seed: draws the share and the parts.
         first: the number of the first client.
         persons: the person of each example, all of whose examples at a client are in one part; None if each is one of its own.
+        among: the examples to divide, ascending; None for all. The others belong to no part.
 
     Raises:
         ConfigurationError: if there is a public share of persons.
         DataError: if a client is left without examples, or a class has too few for the public share.
     """
-    chosen, public = torch.arange(num_examples), torch.zeros(0, dtype=torch.int64)
+    chosen, public = torch.arange(num_examples) if among is None else among, torch.zeros(0, dtype=torch.int64)
     if public_share:
         require(persons is None, "data.public_share", "0 if the data name persons, who would be in several parts", public_share)
-        public = _public(labels, num_examples, public_share, seed)
-        private = torch.ones(num_examples, dtype=torch.bool)
-        private[public] = False
-        chosen = chosen[private]
+        positions = _public(None if labels is None else labels[chosen], len(chosen), public_share, seed)
+        private = torch.ones(len(chosen), dtype=torch.bool)
+        private[positions] = False
+        public, chosen = chosen[positions], chosen[private]
     partition = split(chosen)
-    if public_share:
+    if len(chosen) < num_examples:
         partition = Partition(chosen[partition.order], partition.offsets, partition.names)
     held, parts = count_units(partition, persons), {}
     for name in ("test", "validation"):
@@ -150,7 +152,8 @@ def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) ->
     if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < num_examples:
         raise DataError(
             f"{name} returned indices from {int(order.min())} to {int(order.max())}, but there are {num_examples} examples to "
-            "divide. Return indices below the 'num_examples' that the partitioner is given (a public share is set aside first)."
+            "divide. Return indices below the 'num_examples' that the partitioner is given (a public share, and examples that "
+            "the loader's sampler never reads, are left out first)."
         )
     counts = torch.bincount(order, minlength=num_examples)
     if order.numel() and int(counts.max()) > 1:

@@ -26,10 +26,11 @@ from fl_lightning.data.labels import labels_at_hand, read_labels, read_persons
 from fl_lightning.data.loaders import client_loader, reduced, sharded, training_loader
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import PoissonBatches
+from fl_lightning.data.readers import Readers
 from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
-from fl_lightning.data.samplers import client_sampler, is_plain
+from fl_lightning.data.samplers import is_plain, yields
 from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import ConfigurationError, require
@@ -238,6 +239,8 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             partitioner = partitioner.for_stand_in(labels)
 
         shares = {"validation": self.client_validation, "test": self.client_test}
+        owner = f"{type(self.datamodule).__name__}.train_dataloader()"
+        among = None if is_plain(source.sampler) else yields(source, owner)
         known = labels if labels is not None else labels_at_hand(dataset)
         division = divide(
             len(dataset),
@@ -248,11 +251,20 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
             seed,
             first=int(getattr(partitioner, "first", 0)),
             persons=self.datamodule.persons if isinstance(self.datamodule, ClientSets) else read_persons(dataset),
+            among=among,
         )
         if isinstance(self.datamodule, ClientSets):
             division = self.datamodule.with_own_sets(division, shares)
         noise = FeatureNoise(self.feature_noise, len(division.training), seed) if self.feature_noise else None
-        return ClientDatasets(division, source, known, noise, self.rebalancing)
+        possible = None if among is None else among.numel()
+        return ClientDatasets(division, source, known, noise, self.rebalancing, self._readers(), possible)
+
+    def _readers(self) -> Readers:
+        """Return what reads each part of each client: the loaders of the datamodule, or each client's own."""
+        if isinstance(self.datamodule, ClientSets):
+            return self.datamodule.readers()
+        has_own = is_overridden("val_dataloader", self.datamodule, LightningDataModule)
+        return Readers(self.datamodule.val_dataloader if has_own else None)
 
     def divide_again(self) -> None:
         """Draw the clients' parts again, after a change of the partitioner; call it after ``setup('fit')``."""
@@ -330,7 +342,7 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         dataset, union = self.client_datasets.union("training")
         source = self.client_datasets.source
         own = is_plain(source.sampler) or self._rank[1] > 1  # on several ranks, Lightning wraps the sampler
-        sampler = None if own else client_sampler(source.sampler, len(source.dataset), union, None)  # type: ignore[arg-type]
+        sampler = None if own else self.client_datasets.sampler_of(union, None)
         return client_loader(source, union, None, self._rank[1] == 1, dataset, sampler=sampler)
 
     def val_dataloader(self) -> Any:

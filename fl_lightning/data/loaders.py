@@ -16,11 +16,11 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    Subset,
     TensorDataset,
     default_collate,
 )
 
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.poisson_loader import PoissonBatches, PoissonLoader
 from fl_lightning.data.resident_loader import ClientLoader, ResidentLoader
@@ -77,11 +77,12 @@ def client_loader(
     drop_single: bool = False,
     resident: ResidentLoader | None = None,
     sampler: Sampler[int] | None = None,
+    reader: DataLoader[Any] | None = None,
 ) -> Any:
     """Return a loader like ``source`` over some of its examples.
 
     Args:
-        source: provides dataset, batch size, shuffling, collation and workers.
+        source: provides dataset, batch size and shuffling.
         indices: the examples, int64, shape (m,).
         generator: the generator for shuffling; None uses torch's global one.
         in_memory: whether to index whole batches if the dataset is a TensorDataset with the default collation.
@@ -90,8 +91,9 @@ def client_loader(
         drop_single: whether to leave out a last batch of a single example.
         resident: workers that already read the dataset.
         sampler: draws positions in ``indices``; by default, each once, shuffled if those of ``source`` are.
+        reader: provides collation and workers; ``source`` by default.
     """
-    dataset = source.dataset if dataset is None else dataset
+    dataset, reader = source.dataset if dataset is None else dataset, reader or source
     shuffle = isinstance(source.sampler, RandomSampler)
     size = source.batch_size if batch_size is None else batch_size
     assert size is not None
@@ -103,7 +105,7 @@ def client_loader(
         sampler is None
         and in_memory
         and type(dataset) is TensorDataset
-        and source.collate_fn is default_collate
+        and reader.collate_fn is default_collate
         and not source.drop_last
     ):
         if shuffle and generator is None:
@@ -111,7 +113,7 @@ def client_loader(
         return TensorLoader(dataset.tensors, size, indices, generator if shuffle else None, drop_single=single)
     if resident is not None and sampler is None:
         return ClientLoader(resident, indices, size, generator, shuffle=shuffle, drop_last=drop_last or single)
-    part = Subset(dataset, indices.tolist())
+    part = ClientPart(dataset, indices.tolist())
     # A loader draws seeds for its workers from its own generator, which must not advance the sampler's.
     if sampler is None:
         sampler = RandomSampler(part, generator=generator) if shuffle else SequentialSampler(part)
@@ -122,21 +124,21 @@ def client_loader(
         sampler=sampler,
         generator=workers,
         drop_last=drop_last or single,
-        **_worker_settings(source),
+        **_worker_settings(reader),
     )
 
 
 def poisson_loader(
-    source: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batches: PoissonBatches
+    reader: DataLoader[Any], indices: Tensor, order: torch.Generator, dataset: Any, batches: PoissonBatches
 ) -> Any:
-    """Return a loader like ``source`` with Poisson-sampled batches."""
-    dataset = source.dataset if dataset is None else dataset
+    """Return a loader with the collation and workers of ``reader``, and Poisson-sampled batches."""
     assert batches.size == indices.numel()
-    if type(dataset) is TensorDataset and source.collate_fn is default_collate:
+    if type(dataset) is TensorDataset and reader.collate_fn is default_collate:
         return PoissonLoader(dataset.tensors, indices, batches)
     sampler: Any = batches
     workers = torch.Generator().manual_seed(order.initial_seed())
-    return DataLoader(Subset(dataset, indices.tolist()), batch_sampler=sampler, generator=workers, **_worker_settings(source))
+    part = ClientPart(dataset, indices.tolist())
+    return DataLoader(part, batch_sampler=sampler, generator=workers, **_worker_settings(reader))
 
 
 def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:
@@ -145,14 +147,14 @@ def resident_loader(source: DataLoader[Any]) -> ResidentLoader | None:
 
 
 def evaluation_loader(
-    source: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
+    reader: DataLoader[Any], dataset: Any, indices: Tensor, batch_size: int, resident: ResidentLoader | None = None
 ) -> Any:
-    """Return a loader like ``source`` over some examples in order, each once."""
-    if type(dataset) is TensorDataset and source.collate_fn is default_collate:
+    """Return a loader with the collation and workers of ``reader`` over some examples in order, each once."""
+    if type(dataset) is TensorDataset and reader.collate_fn is default_collate:
         return TensorLoader(dataset.tensors, batch_size, indices)
     if resident is not None:
         return ClientLoader(resident, indices, batch_size, torch.Generator().manual_seed(0), evaluates=True)
-    return DataLoader(Subset(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(source))
+    return DataLoader(ClientPart(dataset, indices.tolist()), batch_size=batch_size, **_worker_settings(reader))
 
 
 def reduced(loaders: Any, examples: int | float, batch_size: int | None, seed: int) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits
-from fl_lightning.data.samplers import is_plain
+from fl_lightning.data.readers import OneAfterAnother
+from fl_lightning.data.samplers import UnknownExamplesError, is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.seeding import derive_seed, reseed
 from fl_lightning.messages import Part
@@ -24,24 +26,120 @@ _NO_SETTING = (
 
 def reads_alone(loader: DataLoader[Any]) -> bool:
     """Return whether a loader must be used as it is, because parts of the data would not be read in its way."""
-    streams = isinstance(loader.dataset, IterableDataset)
-    own_batches = type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
-    if streams or own_batches or type(loader) is not DataLoader:
+    if is_stream(loader) or _own_batches(loader) or type(loader) is not DataLoader:
         return True
     return not is_plain(loader.sampler)
 
 
+def _own_batches(loader: DataLoader[Any]) -> bool:
+    return type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # given as 'batch_sampler'
+
+
 def known_size(loader: Any) -> int | None:
-    """Return the number of a client's examples; None for a stream without a length."""
+    """Return the number of a client's examples; None for a stream without a length. A stream may yield fewer."""
     try:
         return len(loader.dataset)
     except TypeError:
         return None
 
 
+def size_of(name: str, loader: DataLoader[Any]) -> int:
+    """Return the number of examples that a client's loader can yield; 1 for a stream without a length.
+
+    A sampler that reads other examples in each epoch counts with all of them, and a warning says so.
+
+    Args:
+        name: the client's name.
+        loader: its training loader.
+    """
+    size = known_size(loader)
+    if size is None or isinstance(loader.dataset, IterableDataset) or (is_plain(loader.sampler) and not _own_batches(loader)):
+        return size or 1
+    try:
+        return max(1, yields(loader, f"The training loader of client '{name}'").numel())
+    except UnknownExamplesError:
+        rank_zero_warn(
+            f"The sampler of client '{name}' ({type(loader.batch_sampler or loader.sampler).__name__}) reads other examples in "
+            f"each epoch, so the client counts with all {size} examples of its dataset. If it never reads some of them, give "
+            "the loader a dataset without those."
+        )
+        return size
+
+
+def is_stream(loader: Any) -> bool:
+    """Return whether a loader reads a stream."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
 def is_unknown(loader: Any) -> bool:
     """Return whether a loader reads a stream without a length."""
-    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset) and known_size(loader) is None
+    return is_stream(loader) and known_size(loader) is None
+
+
+# ---------------------------------------------------------------- what is no DataLoader
+
+
+class _Batches(IterableDataset[Any]):
+    """Present the batches of a loader of another kind as a stream, whose examples are counted as they are read."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(self.loader, name)
+
+
+def is_loader(given: Any) -> bool:
+    """Return whether an object yields batches, like webdataset's ``WebLoader`` or NVIDIA's iterators, rather than examples."""
+    named = any(kind.__name__.endswith("Loader") for kind in type(given).__mro__)
+    iterates = hasattr(given, "__iter__") and not hasattr(given, "__getitem__") and not isinstance(given, IterableDataset)
+    return named or iterates
+
+
+def loader_of_batches(name: str, given: Any) -> DataLoader[Any]:
+    """Return a DataLoader that passes on the batches of another kind of loader.
+
+    Args:
+        name: the client's name.
+        given: the loader.
+
+    Raises:
+        DataError: if it is a list of loaders, or nothing that can be iterated over.
+    """
+    if isinstance(given, list | tuple) or not hasattr(given, "__iter__"):
+        raise DataError(
+            f"'train_dataloader' of client '{name}' returns a {type(given).__name__}, but a client trains on a single loader. "
+            "Return a DataLoader."
+        )
+    return DataLoader(_Batches(given), batch_size=None, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def warn_of_batches(name: str, examples: Any) -> None:
+    """Warn of a list whose elements look like batches, because it is taken for a list of examples, which are batched.
+
+    Args:
+        name: the client's name.
+        examples: the list, or a dataset of another kind, which is left alone.
+    """
+    if not isinstance(examples, list | tuple) or not isinstance(examples[0], list | tuple) or len(examples[0]) < 2:
+        return
+    tensors = [one for one in examples[0] if isinstance(one, Tensor)]
+    sizes = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
+    if len(tensors) == len(examples[0]) and len(sizes) == 1 and sizes != {0} and not tensors[-1].is_floating_point():
+        rank_zero_warn(
+            f"The examples of client '{name}' are a list whose first element has tensors of the shapes "
+            f"{', '.join(str(tuple(tensor.shape)) for tensor in tensors)}. Each element is taken for one example. If they are "
+            "batches, pass DataLoader(batches, batch_size=None)."
+        )
 
 
 class OwnLoaders(ClientDatasets):
@@ -61,6 +159,10 @@ class OwnLoaders(ClientDatasets):
         """Return whether a client reads a stream without a length."""
         return is_unknown(self._loaders[client])
 
+    def streams(self, client: int) -> bool:
+        """Return whether a client reads a stream."""
+        return is_stream(self._loaders[client])
+
     def training_loader(self, client: int, seed: int, full_batch: bool, drop_single: bool, poisson: Any = None) -> Any:
         """Return a client's loader, with its generators seeded; see :meth:`FederatedDataModule.client`.
 
@@ -78,7 +180,7 @@ class OwnLoaders(ClientDatasets):
 
     def union_loader(self, part: Part, batch_size: int) -> Any:
         """Return the clients' training loaders one after another, or another part of all clients in order."""
-        return _OneAfterAnother(self._loaders) if part == "training" else super().union_loader(part, batch_size)
+        return OneAfterAnother(self._loaders) if part == "training" else super().union_loader(part, batch_size)
 
     def mislabel(self, attacks: Mapping[int, Any], seed: int, backdoors: Mapping[int, Any] | None = None) -> None:
         """Refuse attackers that change labels.
@@ -105,17 +207,3 @@ class OwnLoaders(ClientDatasets):
             "The labels of clients that read with loaders of their own are not known beforehand. Use settings that do not need "
             "them, or give datasets."
         )
-
-
-class _OneAfterAnother:
-    """Read several loaders, one after another."""
-
-    def __init__(self, loaders: Sequence[DataLoader[Any]]) -> None:
-        self._loaders = loaders
-
-    def __len__(self) -> int:
-        return sum(map(len, self._loaders))
-
-    def __iter__(self) -> Iterator[Any]:
-        for loader in self._loaders:
-            yield from loader

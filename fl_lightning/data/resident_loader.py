@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.compat.torch import stop_workers
+from fl_lightning.data.client_part import ClientPart
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 
@@ -81,6 +82,7 @@ class ResidentLoader:
         self.dataset = dataset
         self._requests = _Requests()
         self._serial = 0
+        self._stale = False
         sampler: Any = self._requests
         self._loader: DataLoader[Any] = DataLoader(
             _Seeded(dataset),
@@ -96,6 +98,10 @@ class ResidentLoader:
         """Stop the workers; left to the garbage collector, they would live on and delay the end of the process."""
         stop_workers(self._loader)
 
+    def renew(self) -> None:
+        """Start new workers before the next iteration, because the dataset of these has changed meanwhile."""
+        self._stale = True
+
     def read(self, requests: Sequence[Request]) -> Iterator[Any]:
         """Iterate over batches.
 
@@ -105,6 +111,9 @@ class ResidentLoader:
         Raises:
             DataError: if an earlier iteration is continued after this one began; it is raised from the earlier one.
         """
+        if self._stale:
+            self.close()
+            self._stale = False
         self._serial += 1
         serial = self._serial
         self._requests.batches = list(requests)
@@ -142,7 +151,7 @@ class ClientLoader:
         evaluates: bool = False,
     ) -> None:
         self.resident, self.batch_size = resident, batch_size
-        self.dataset = Subset(resident.dataset, indices.tolist())
+        self.dataset = ClientPart(resident.dataset, indices.tolist(), resident.renew)
         self._indices, self._generator = indices, generator
         self._shuffle, self._drop_last, self._evaluates = shuffle, drop_last, evaluates
         self._iterations = 0

@@ -1,13 +1,23 @@
-"""Carry the sampler of a training loader over to the clients."""
+"""Find out which examples a loader can yield, and carry the sampler of a training loader over to the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed, isolated_rng, reseed
@@ -20,6 +30,57 @@ def is_plain(sampler: Any) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return type(sampler) is SequentialSampler
+
+
+class UnknownExamplesError(DataError):
+    """A sampler yields other examples in each epoch, so which ones it can yield is not known."""
+
+
+def yields(loader: DataLoader[Any], owner: str) -> Tensor:
+    """Return the examples that a loader over a map-style dataset can yield, ascending, int64.
+
+    Args:
+        loader: the loader.
+        owner: who returned it, for messages.
+
+    Raises:
+        UnknownExamplesError: if its sampler yields other examples in the next epoch, or no numbers of examples.
+    """
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    given = type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None  # as the argument 'batch_sampler'
+    own_batches = given and loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if own_batches else loader.sampler
+    if type(sampler) in (RandomSampler, SequentialSampler):
+        return torch.arange(size)
+    if type(sampler) is WeightedRandomSampler:
+        return torch.as_tensor(sampler.weights > 0).nonzero().flatten()
+    if type(sampler) is SubsetRandomSampler:
+        return torch.as_tensor(sorted(set(map(int, sampler.indices))), dtype=torch.int64)
+    epochs: list[list[int] | None] = []
+    for epoch in range(2):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        found = _positions(sampler, epoch, most=4 * size + 1)
+        epochs.append(None if found is None or len(found) > 4 * size else sorted(set(found)))
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(0)
+    if epochs[0] is None or epochs[0] != epochs[1]:
+        raise UnknownExamplesError(
+            f"{owner} uses {type(sampler).__name__}, which reads other examples in each epoch, so which ones belong to this "
+            "part is not known. Give the loader a dataset of these examples alone (torch.utils.data.Subset), or a sampler "
+            "that always reads the same ones."
+        )
+    return torch.tensor(epochs[0], dtype=torch.int64)
+
+
+def _positions(sampler: Iterable[Any], seed: int, most: int) -> list[int] | None:
+    """Return at most a number of positions that a sampler, also of batches, draws; None if it draws no numbers."""
+    drawn = chain.from_iterable(one if isinstance(one, list | tuple | Tensor) else [one] for one in sampler)
+    try:
+        with _seeded(sampler, seed):
+            return [int(one) for one in islice(drawn, most)]
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def check_sampler(loader: DataLoader[Any], owner: str) -> None:
@@ -51,7 +112,9 @@ def check_sampler(loader: DataLoader[Any], owner: str) -> None:
         )
 
 
-def client_sampler(sampler: Any, size: int, indices: Tensor, generator: torch.Generator | None) -> Sampler[int]:
+def client_sampler(
+    sampler: Any, size: int, indices: Tensor, generator: torch.Generator | None, possible: int | None = None
+) -> Sampler[int]:
     """Return a sampler of positions in a client's part that treats the part as ``sampler`` treats the whole.
 
     Args:
@@ -59,18 +122,13 @@ def client_sampler(sampler: Any, size: int, indices: Tensor, generator: torch.Ge
         size: the number of examples n of the whole.
         indices: the client's examples, int64, shape (m,).
         generator: seeds the draws; None draws from torch's global generator.
-
-    Raises:
-        DataError: if it never draws an example of this client.
+        possible: the number of examples that the sampler can draw; None for all.
     """
-    name, share = type(sampler).__name__, indices.numel() / size
+    share = indices.numel() / (possible or size)
     if type(sampler) is WeightedRandomSampler:
         weights = sampler.weights[indices]
-        possible = int((weights > 0).sum())
-        if not possible:
-            raise DataError(f"The weights of {name} are 0 for all {indices.numel()} examples of this client. Raise them.")
         count = max(1, round(sampler.num_samples * share))
-        count = count if sampler.replacement else min(count, possible)
+        count = count if sampler.replacement else min(count, indices.numel())
         return WeightedRandomSampler(weights.tolist(), count, sampler.replacement, generator=generator)
     positions: Any = range(indices.numel())
     if type(sampler) is RandomSampler:
@@ -88,11 +146,6 @@ class _Restricted(Sampler[int]):
         self._positions[indices] = torch.arange(indices.numel())
         self._first: Tensor | None = self._order()
         self._size = self._first.numel()
-        if not self._size:
-            raise DataError(
-                f"{type(sampler).__name__} reads none of the {indices.numel()} examples of this client. Give it examples that "
-                "the sampler reads, or remove the client."
-            )
         if hasattr(sampler, "set_epoch"):
             self.set_epoch = self._set_epoch
 
@@ -123,7 +176,14 @@ def _drawn(sampler: Any, seed: int | None) -> Tensor:
     """Return one epoch of a sampler, int64; with a seed, the global generators stay as they are, and its own are seeded."""
     if seed is None:
         return torch.tensor(list(sampler), dtype=torch.int64)
+    with _seeded(sampler, seed):
+        return torch.tensor(list(sampler), dtype=torch.int64)
+
+
+@contextmanager
+def _seeded(sampler: Any, seed: int) -> Iterator[None]:
+    """Seed a sampler's own generators, and the global ones within the context."""
     for name, value in getattr(sampler, "__dict__", {}).items():
         reseed(value, derive_seed(seed, name))
     with isolated_rng(seed, _CPU):
-        return torch.tensor(list(sampler), dtype=torch.int64)
+        yield

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
+
+from fl_lightning.data.client_part import ClientPart
 
 _GATHERED_AT_ONCE = 2**22
 """Largest size of an epoch in bytes whose examples are gathered in advance; larger ones are gathered by batch."""
@@ -85,7 +87,7 @@ class TensorLoader:
     def dataset(self) -> Dataset[tuple[Tensor, ...]]:
         """Return the examples one by one, as the dataset of a DataLoader, of which modules read the length."""
         dataset = TensorDataset(*self.tensors)
-        return dataset if self.indices is None else Subset(dataset, self.indices.tolist())
+        return dataset if self.indices is None else ClientPart(dataset, self.indices.tolist())
 
     @property
     def num_served(self) -> int:

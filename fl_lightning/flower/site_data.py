@@ -223,7 +223,7 @@ class SiteData:
             label_counts=counts,
             num_validation=self.size("validation"),
             num_test=self.size("test"),
-            streams=self.whole.client_datasets.size_is_unknown(0),
+            streams=self.whole.client_datasets.streams(0),
             evaluations=() if policy.min_noise > 0 else tuple(policy.evaluations),
             classes=compared(own[0], classes),
             features=compared(own[1], features),
