@@ -92,6 +92,29 @@ def test_the_mean_by_size_is_the_accuracy_on_the_union():
     assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(union)
 
 
+class WithoutValue(Plain):
+    """Has no value where the first label is 0, as rank statistics have none without both classes."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("rank", float("nan") if len(batch[1]) == 6 else float(batch[1].float().mean()), batch_size=len(batch[1]))
+
+
+def test_a_client_without_a_value_is_left_out_and_named():
+    torch.manual_seed(1)
+    data = FederatedDataModule(Blobs(n=50), Consecutive(SIZES), client_test=0.25)
+    fitted = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "rank", mode="max", compare_alone=True)))
+    with pytest.warns(UserWarning, match=r"'rank' has no value \(NaN\) on the test examples of client 1. Means") as told:
+        fitted.fit(WithoutValue(), data)
+    assert sum("has no value" in str(one.message) for one in told) == 1
+    labels = [data.datamodule.train[1][data.splits.test[k]].double().mean() for k in (0, 2)]
+    assert float(fitted.callback_metrics["federation/client_mean"]) == pytest.approx(float(2 * labels[0] + 4 * labels[1]) / 6)
+    assert float(fitted.callback_metrics["federation/client_worst"]) == pytest.approx(float(min(labels)))
+    rows = rows_of("client_comparison.csv")
+    assert [row["global"] for row in rows][1] == "nan"
+    assert float(rows[3]["global"]) == pytest.approx(float(2 * labels[0] + 4 * labels[1]) / 6)
+
+
 def test_every_second_round_and_the_last():
     _, _, _, scores = run(5, ClientEvaluation(2, "val_acc"))
     assert sorted(scores) == [1, 3, 4]

@@ -479,9 +479,7 @@ def test_a_stream_that_is_cut_off_counts_with_its_length():
 
 
 def test_two_clients_of_one_name_are_refused():
-    with pytest.raises(
-        ConfigurationError, match=r"Two clients have the name '1', once as a .*. Give each client a name"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Two clients have the name '1', once as a .*. Give each client a name"):
         FederatedDataModule.from_clients({1: numbers(), "1": numbers()})
     assert FederatedDataModule.from_clients({1: numbers(), "2": numbers()}).datamodule.names == ("1", "2")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.errors import CheckpointError, ConfigurationError
@@ -74,7 +75,7 @@ class ClientEvaluator:
     ) -> None:
         self._settings, self._parts, self._scores = settings, federation, scores
         self._own, self._column = own_models, "own" if own_models or own_parts else "global"
-        self._tried = False
+        self._tried, self._told = False, set[int]()
         self._sizes = federation.data.splits.test.sizes if federation.data.splits.test is not None else torch.zeros(0)
 
     def begin_round(self, round_idx: int) -> None:
@@ -134,17 +135,32 @@ class ClientEvaluator:
             return {}
         values = self._scores.rounds[round_idx] = self._now()
         counted = self._counted(values)
-        if not counted.any():
+        if not counted.any() and not self._parts.pool.simulated:  # no site has answered
             return {}
+        counted = counted if counted.any() else torch.ones_like(counted)
         return spread_of_clients(values[counted], self._sizes[counted], self._settings.higher_is_better)
 
     def _counted(self, *columns: Tensor) -> Tensor:
-        """Return the clients over which means are taken, bool, shape (K,): all in a simulation, where NaN is a result.
+        """Return the clients with values, over which means are taken, bool, shape (K,), and warn of the others.
 
-        A site without a value did not answer, or says that it has none, which must not hide the others' values.
+        A client without a value must not hide those of the others.
         """
         known = ~torch.stack(columns).isnan().any(dim=0)
-        return torch.ones_like(known) if self._parts.pool.simulated else known
+        without = (~known).nonzero().flatten().tolist()
+        if not self._told.issuperset(without):
+            self._told.update(without)
+            names = [self._parts.data.client_name(client) for client in without[:5]]
+            more = f" and {len(without) - 5} more" if len(without) > 5 else ""
+            rank_zero_warn(
+                f"'{self._metric_name}' has no value (NaN) on the test examples of client {', '.join(names)}{more}. Means, "
+                "quantiles and the worst value are those of the other clients."
+            )
+        return known
+
+    @property
+    def _metric_name(self) -> str:
+        metric = self._settings.metric
+        return metric if isinstance(metric, str) else type(metric).__name__
 
     def _now(self) -> Tensor:
         return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._own))
@@ -184,9 +200,7 @@ class ClientEvaluator:
         if self._settings.compares:
             self._write(rounds - 1, "client_comparison", header, rows)
         if trainer.is_global_zero:
-            metric = self._settings.metric
-            name = metric if isinstance(metric, str) else type(metric).__name__
-            print(f"{name} on the clients' own test examples, after round {rounds - 1}:")
+            print(f"{self._metric_name} on the clients' own test examples, after round {rounds - 1}:")
             print(text_table(header, [*rows[:-1][:_SHOWN], rows[-1]]))
             if "gain" in header:
                 before = "local only" if "local only" in columns else self._column
