@@ -149,6 +149,21 @@ class Folded(nn.Module):
         return self.dropout(self.fold(x)).reshape(len(x), -1)
 
 
+class Both(nn.Module):
+    """One layer under two names, whose weight a further layer shares, as T5's embeddings and head; and a shared buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.one.weight
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 0.5, 1.0]))
+        self.head.register_buffer("scale", self.scale)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.other(torch.tanh(self.one(x))) * self.scale)) * self.head.scale
+
+
 def tied() -> nn.Module:
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     net[2].weight = net[0].weight
@@ -168,6 +183,7 @@ BODIES = {
     "dropout of a transpose": lambda: Folded(nn.Dropout(0.4), lambda x: x.reshape(-1, 2, 2).transpose(1, 2)),
     "tied": tied,
     "one layer twice": Twice,
+    "one layer twice, and tied": Both,
     "frozen": frozen,
     "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
     "no statistics": lambda: nn.BatchNorm1d(4, track_running_stats=False),

@@ -18,7 +18,7 @@ from fl_lightning.clients.engines.stacked.notes import Notes, tensors_of
 from fl_lightning.clients.engines.stacked.padding import padded, padded_size
 from fl_lightning.clients.engines.stacked.stack import Tensors
 from fl_lightning.clients.engines.stacked.trial import REMEDY, Trial, attempt
-from fl_lightning.compat.torch import tree_map
+from fl_lightning.compat.torch import buffers_of, parts_of, tree_map
 from fl_lightning.errors import EngineError
 
 
@@ -55,8 +55,7 @@ class StackedStep:
         self._step = _Step(module, context)
         self._compiled, self._largest = bool(compiled), largest
         self._mode = compiled if isinstance(compiled, str) else None
-        # Otherwise functional_call would swap a layer with two names twice, and the second swap would override the first.
-        self._ties = len(list(module.named_modules(remove_duplicate=False))) == len(list(module.named_modules()))
+        self._places = _places(module)
         self._notes = Notes(module)
         self._trials: dict[Any, Trial] = {}
         self._graphs: dict[Any, tuple[Callable[..., Any], list[Any]]] = {}
@@ -87,10 +86,14 @@ class StackedStep:
     def _call(
         self, parameters: Tensors, buffers: Tensors, batch: Any, batch_idx: int, mode: StackedDropout
     ) -> tuple[Tensor, Any]:
-        state = {f"module.{name}": tensor for name, tensor in (parameters | buffers).items()}
+        state = {
+            f"module.{place}": tensor
+            for name, tensor in (parameters | buffers).items()
+            for place in self._places.get(name, [name])
+        }
         names = [f"module.{name}" for name in buffers]
         with mode:
-            output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=self._ties)
+            output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=False)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise EngineError(
@@ -195,6 +198,20 @@ class StackedStep:
             return graph(*arguments)
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return tree_map(torch.clone, graph(*arguments))
+
+
+def _places(module: nn.Module) -> dict[str, list[str]]:
+    """Return every place of each tensor by its first name: tied weights have several.
+
+    functional_call would swap a layer that has two names twice, and could not undo it, so its first name alone counts.
+    """
+    found: dict[int, list[str]] = {}
+    for prefix, part in parts_of(module).items():
+        own = (*part.named_parameters(recurse=False, remove_duplicate=False), *buffers_of(part).items())
+        for name, tensor in own:
+            if tensor is not None:
+                found.setdefault(id(tensor), []).append(f"{prefix}.{name}".lstrip("."))
+    return {names[0]: names for names in found.values()}
 
 
 def _shapes(tensors: Tensors) -> Any:
