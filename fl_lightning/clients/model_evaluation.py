@@ -15,6 +15,7 @@ from fl_lightning.clients.metrics import keep_metrics_to_this_process, scalar_me
 from fl_lightning.compat.lightning_hooks import lean_hooks
 from fl_lightning.compat.torch import without_process_group
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.metrics.update import update_metric
 
 
@@ -92,13 +93,13 @@ class _Reload(Callback):
         """Remember the weights for the next validation."""
         self._module = module
         rebuilt = is_overridden("setup", module) or is_overridden("configure_model", module)
-        self._trained = {name: t.detach().clone() for name, t in module.state_dict().items()} if rebuilt else None
+        self._trained = copy_of_tensors(module) if rebuilt else None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the weights after ``setup``."""
         keep_metrics_to_this_process(self._module)
         if self._trained is not None:
-            self._module.load_state_dict(self._trained)
+            restore_tensors(self._module, self._trained)
 
 
 class _Scorer(LightningModule):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from fl_lightning.compat.torch import unsaved_buffers
 
 
 def constant_modules(module: nn.Module) -> set[int]:
@@ -46,6 +49,26 @@ def never_averaged(module: nn.Module) -> tuple[str, ...]:
     """Return the names of buffers that cannot be averaged over clients: complex ones, and those that are not finite."""
     found = module.named_buffers(remove_duplicate=False)
     return tuple(name for name, buffer in found if not is_lazy(buffer) and not can_be_averaged(buffer))
+
+
+def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of a module by name, also those that its own ``state_dict`` leaves out."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    unsaved = {f"{prefix}.{name}".lstrip(".") for prefix, part in module.named_modules() for name in unsaved_buffers(part)}
+    return {name: tensor for name, tensor in found.items() if name not in unsaved}
+
+
+def copy_of_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of :func:`saved_tensors`."""
+    return {name: tensor.detach().clone() for name, tensor in saved_tensors(module).items()}
+
+
+@torch.no_grad()
+def restore_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors by name into a module that has tensors of these names and shapes."""
+    own = saved_tensors(module)
+    for name, value in tensors.items():
+        own[name].copy_(value)
 
 
 def client_state(part: nn.Module) -> tuple[str, ...]:

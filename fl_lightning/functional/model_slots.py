@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from fl_lightning.compat.torch import unsaved_buffers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import client_state, constant_modules, server_buffers
 
@@ -80,15 +81,15 @@ def find_slots(
     """
     found, constant = ModelSlots(), constant_modules(module)
     _add_parameters(module, constant, moving, kept_by_clients, found)
-    persistent = module.state_dict().keys()
     for prefix, owner in module.named_modules():
-        owned = (*server_buffers(owner), *client_state(owner))
+        # Not what 'state_dict' returns: a module may override it, or have hooks that leave tensors out of checkpoints.
+        owned = {*server_buffers(owner), *client_state(owner), *unsaved_buffers(owner)}
         for name, buffer in owner.named_buffers(recurse=False):
             path = f"{prefix}.{name}".lstrip(".")
             if id(owner) in constant:
                 (found.frozen if path in moving else found.constants).append((owner, name))
                 continue
-            sent = path in persistent and name not in owned and path not in unsent
+            sent = name not in owned and path not in unsent
             if sent and path in kept_by_clients:
                 found.personal[path] = (owner, name)
             else:

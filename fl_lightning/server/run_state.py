@@ -19,6 +19,7 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.event_queue import EventQueue
+from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.partition import Partition
 from fl_lightning.moved import current_name
 from fl_lightning.reporting.rounds import Totals
@@ -231,7 +232,7 @@ class RunState:
     def hold_weights(self, module: LightningModule) -> None:
         """Keep a checkpoint's weights if the module may load others in ``on_fit_start``, as before the first round."""
         if self._random_state is not None and is_overridden("on_fit_start", module):
-            self._weights = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
+            self._weights = copy_of_tensors(module)
 
     def continue_from(self, module: LightningModule) -> None:
         """Restore the global random state of the checkpoint, and its weights if the module may have loaded others, once."""
@@ -239,15 +240,8 @@ class RunState:
             _set_random_state(self._random_state)
             self._random_state = None
         if self._weights is not None:
-            found = _tensors(module)
-            with torch.no_grad():
-                for name, value in self._weights.items():
-                    found[name].copy_(value)
+            restore_tensors(module, self._weights)
             self._weights = None
-
-
-def _tensors(module: LightningModule) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
