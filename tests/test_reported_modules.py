@@ -6,12 +6,32 @@ from typing import Any
 
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, federate, trainer
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, trainer
+from plain_training import distance_from_plain
 from torch import Tensor, nn
 
-from fl_lightning import ClientEvaluation, FederatedDataModule, FederatedOrchestrator, LocalTraining
+from fl_lightning import (
+    ClientEvaluation,
+    ConfigurationError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    FederationCallback,
+    FedMedian,
+    GeometricMedian,
+    LocalTraining,
+    RingFed,
+    SecureAggregation,
+)
 
 ENGINES = ("trainer", "fabric", "stacked")
+
+
+class Cohorts(FederationCallback):
+    def __init__(self) -> None:
+        self.clients: set[int] = set()
+
+    def on_round_start(self, trainer: Any, pl_module: Any, round_idx: int, clients: Any) -> None:
+        self.clients.update(clients)
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -99,3 +119,117 @@ def test_the_scores_of_a_module_that_saves_nothing_are_those_of_its_weights(tmp_
         fitted.fit(kind(), data)
         scores.append(float(fitted.callback_metrics["federation/client_mean"]))
     assert scores[0] == scores[1]
+
+
+# ---------------------------------------------------------------- buffers without a value at the start
+
+
+class Ranged(Plain):
+    """Finds the range of its inputs from infinite values on, and scales by it; validation reads what training found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("low", torch.full((4,), torch.inf))
+        self.register_buffer("seen", torch.tensor(torch.nan))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        lows = batch[0].min(0).values
+        self.low = torch.minimum(self.low, lows)
+        self.seen = lows.mean() if self.seen.isnan() else self.seen
+        return super().training_step(batch, batch_idx)
+
+
+class Lowest(Ranged):
+    extreme_buffers = {"low": "min"}
+
+
+@pytest.mark.parametrize("engine", ENGINES[:2])
+def test_buffers_that_training_gives_a_value_are_averaged(engine):
+    data = Blobs(shuffle=False)
+    module = Ranged()
+    federate(module, 1, data=data, local=LocalTraining(engine=engine))
+    parts = torch.split(data.train[0], SIZES)
+    lows = torch.stack([part.min(0).values for part in parts])
+    sizes = torch.tensor(SIZES, dtype=torch.float64)
+    torch.testing.assert_close(module.low, ((sizes[:, None] * lows).sum(0) / sizes.sum()).float())
+    firsts = torch.stack([part[:5].min(0).values.mean() for part in parts])
+    torch.testing.assert_close(module.seen, ((sizes * firsts).sum() / sizes.sum()).float())
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("setting", ["all", "two of three", "all at once", "ring"])
+def test_the_minimum_is_taken_where_a_module_says_so(setting, rounds):
+    module, watch = Lowest(), Cohorts()
+    settings = {"two of three": {"clients_per_round": 2}, "all at once": {"strategy": GeometricMedian()}}
+    parts: Any = settings.get(setting, {"route": RingFed()} if setting == "ring" else {})
+    data = Blobs(shuffle=False)
+    federate(module, rounds, watch, data=data, **parts)
+    own = torch.split(data.train[0], SIZES)
+    seen = torch.cat([own[client] for client in sorted(watch.clients)])
+    assert torch.equal(module.low, seen.min(0).values)
+
+
+class Observed(Plain):
+    """Observes activations as for quantization: per tensor, per channel (whose buffers grow), and as a moving average."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        observers = torch.ao.quantization
+        self.whole, self.mean = observers.MinMaxObserver(), observers.MovingAverageMinMaxObserver()
+        self.channels = observers.PerChannelMinMaxObserver(ch_axis=1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        for observer in (self.whole, self.channels, self.mean):
+            observer(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("engine", ENGINES[:2])
+def test_observers_of_quantization_reach_the_server(engine):
+    data, module = Blobs(shuffle=False), Observed()
+    federate(module, 2, data=data, local=LocalTraining(engine=engine))
+    x = data.train[0]
+    assert module.whole.min_val == x.min()
+    assert module.whole.max_val == x.max()
+    assert torch.equal(module.channels.min_val, x.min(0).values)
+    assert torch.equal(module.channels.max_val, x.max(0).values)
+    assert x.min() < module.mean.min_val < 0 < module.mean.max_val < x.max()
+
+
+@pytest.mark.parametrize("kind", [Lowest, Observed, Ranged])
+def test_one_client_finds_what_plain_training_finds(kind):
+    assert distance_from_plain(kind) < 1e-12
+
+
+def test_a_resumed_run_has_the_same_ranges(tmp_path):
+    finals = []
+    for rounds, resumes in ((3, False), (2, False), (3, True)):
+        torch.manual_seed(3)
+        saves = [every_round(tmp_path)] if rounds == 2 else []
+        module = Observed()
+        run = trainer(rounds, FederatedOrchestrator(), *saves, enable_checkpointing=bool(saves))
+        last = str(tmp_path / "last.ckpt") if resumes else None
+        run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=last)
+        finals.append(tensors(module))
+    assert_same(finals[0], finals[2])
+
+
+@pytest.mark.parametrize("named", ["FedMedian", "'federation.secure_aggregation'"])
+def test_what_cannot_take_such_a_buffer_says_so(named):
+    parts: Any = {"strategy": FedMedian()} if named == "FedMedian" else {"secure_aggregation": SecureAggregation()}
+    with pytest.raises(ConfigurationError, match=f"Training changes 'low'.* {named} does not cover such tensors"):
+        federate(Lowest(), 1, **parts)
+
+
+def test_a_mask_of_infinite_values_stays_a_constant():
+    class Masked(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf, 0.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) + self.mask.clamp(min=-5)
+
+    module = Masked()
+    federate(module, 2)
+    assert module.mask.tolist() == [0.0, -torch.inf, 0.0]

@@ -62,7 +62,7 @@ class UpdateCheck:
 
     def __init__(self, state: ModelState, server: ServerModel, name_of: Callable[[int], str] = str) -> None:
         self._name_of = name_of
-        self._names = state.names()
+        self._names, self._extremes = state.names(), state.extremes()
         self._server, self._size = server, state.size
         self.num_parameters = state.num_parameters
 
@@ -97,7 +97,7 @@ class UpdateCheck:
                 "change the network's layers in 'training_step' or in callbacks."
             )
         for name, tensor in update.snapshot.moved.items():
-            if tensor.is_floating_point() and not math.isfinite(magnitude(tensor)):
+            if name not in self._extremes and tensor.is_floating_point() and not math.isfinite(magnitude(tensor)):
                 raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
         moved = distance(self._parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)

@@ -210,7 +210,7 @@ class ResidentModel:
             self._warned.update(changed)
             rank_zero_warn(
                 f"Training changed the buffer {', '.join(map(repr, changed))} of {type(self.module).__name__}, which is not "
-                "sent back (not persistent, not finite, or complex), so every client's turn finds the server's. To let each "
+                "sent back (not persistent, or complex), so every client's turn finds the server's. To let each "
                 "client keep it, name it in an attribute of the part that owns it: "
                 f"client_state = ({changed[0].rpartition('.')[2]!r},)."
             )

@@ -36,8 +36,8 @@ def trained_parts(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]
 
 
 def can_be_averaged(buffer: Tensor) -> bool:
-    """Return whether a buffer can be averaged over clients: it is real, and its values are finite."""
-    return not buffer.is_complex() and bool(torch.isfinite(buffer).all())
+    """Return whether a buffer can be averaged over clients: it is real, and has values, which are finite."""
+    return not buffer.is_complex() and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
 
 
 def is_computed(part: Any, name: str) -> bool:
@@ -46,7 +46,7 @@ def is_computed(part: Any, name: str) -> bool:
 
 
 def never_averaged(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of buffers that cannot be averaged over clients: complex ones, and those that are not finite."""
+    """Return the names of buffers that cannot be averaged: complex ones, and those without values, or not finite ones."""
     found = module.named_buffers(remove_duplicate=False)
     return tuple(name for name, buffer in found if not is_lazy(buffer) and not can_be_averaged(buffer))
 
@@ -79,6 +79,19 @@ def client_state(part: nn.Module) -> tuple[str, ...]:
 def server_buffers(part: nn.Module) -> tuple[str, ...]:
     """Return the names of buffers that the server sets and clients only receive."""
     return _declared_names(part, "server_buffers")
+
+
+def extreme_buffers(part: nn.Module) -> dict[str, str]:
+    """Return which buffers of a part are the least ("min") or largest ("max") values so far, by name.
+
+    A module declares them: ``extreme_buffers = {"low": "min"}``. Those of torch's observers are known.
+    """
+    declared: dict[str, str] = getattr(type(part), "extreme_buffers", {})
+    observers = torch.ao.quantization
+    keeps = (observers.MinMaxObserver, observers.PerChannelMinMaxObserver)
+    averages = (observers.MovingAverageMinMaxObserver, observers.MovingAveragePerChannelMinMaxObserver)
+    known = {"min_val": "min", "max_val": "max"} if isinstance(part, keeps) and not isinstance(part, averages) else {}
+    return known | declared
 
 
 def turn_state(part: nn.Module) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ integer and boolean buffers            elementwise maximum over the cohort: exac
 buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
 buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
 personal parameters and buffers        neither sent nor aggregated; each client keeps its own (``federation.personal``)
-buffers that are not persistent        copied to the clients, never sent back
-complex buffers, and those that hold   constants such as an attention mask of -inf: copied to the clients, never sent back
-values that are not finite
-frozen parameters                      copied to the clients; those that a client's training changes, such as a target
-                                       that follows the network, are averaged with the same weights and set, not stepped
+buffers that are not persistent,       copied to the clients, never sent back
+and complex ones
+frozen parameters, and buffers that    copied to the clients; those that a client's training changes, such as a target
+begin empty or not finite              that follows the network or an observer's range, are averaged with the same weights and
+                                       set, not stepped; of ``extreme_buffers``, the minimum or maximum is taken
 frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated,
 and ``constant_parts``                 unless training changes them, which is an error in ``constant_parts``
 =====================================  =======================================================================
@@ -74,7 +74,7 @@ def find_slots(
         module: the module.
         moving: the names of tensors without gradients that training changes nevertheless.
         kept_by_clients: the names of personal tensors.
-        unsent: the names of persistent buffers that are not sent back nevertheless.
+        unsent: the names of persistent buffers that begin complex, or with values that are not finite.
 
     Raises:
         ConfigurationError: if parameters are not initialised, or trained ones complex.
@@ -92,6 +92,8 @@ def find_slots(
             sent = name not in owned and path not in unsent
             if sent and path in kept_by_clients:
                 found.personal[path] = (owner, name)
+            elif path in unsent and name not in owned and buffer.is_floating_point():
+                found.frozen.append((owner, name))
             else:
                 kind = found.local if not sent else found.floats if buffer.is_floating_point() else found.counters
                 kind.append((owner, name))

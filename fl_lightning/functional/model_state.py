@@ -11,7 +11,7 @@ from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, tim
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_changes import changed_tensors
-from fl_lightning.functional.model_parts import never_averaged, trained_parts
+from fl_lightning.functional.model_parts import extreme_buffers, never_averaged, trained_parts
 from fl_lightning.functional.model_slots import Slot, find_slots
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
@@ -43,6 +43,7 @@ class ModelState:
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
+        self._extremes: dict[str, str] | None = None
 
     def refresh(self) -> bool:
         """Re-check which parameters are frozen, and return whether that, and the length of :meth:`vector`, has changed."""
@@ -166,8 +167,10 @@ class ModelState:
         Args:
             tensors: the other's :meth:`tensors`.
         """
-        for name, (owner, attribute), mine in self._resized(tensors, slice(1, 4)):
-            setattr(owner, attribute, tensors[name].detach().to(mine.device, copy=True))
+        for name, (owner, attribute), mine in self._resized(tensors, slice(1, 5)):
+            if isinstance(getattr(owner, attribute), nn.Parameter):
+                continue
+            setattr(owner, attribute, tensors[name].detach().to(mine, copy=True))
 
     def resized(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the buffers that are sent back and have another shape than another module's, by name."""
@@ -211,6 +214,17 @@ class ModelState:
         """Set frozen tensors that clients have changed, and copy them to the clients from now on."""
         self._set(moved)
         self.note_moving(moved)
+
+    def extremes(self) -> dict[str, str]:
+        """Return of which frozen buffers the minimum or maximum is taken over clients, by name; see ``extreme_buffers``."""
+        if self._extremes is None:
+            found = zip(self._all_names()[4], self._slots.frozen, strict=True)
+            self._extremes = {
+                name: extreme_buffers(owner)[attribute]
+                for name, (owner, attribute) in found
+                if attribute in extreme_buffers(owner)
+            }
+        return self._extremes
 
     def note_moving(self, names: Iterable[str]) -> None:
         """Copy some frozen tensors to the clients in every round from now on."""
@@ -258,6 +272,7 @@ class ModelState:
             own.copy_(tensors[name])
 
     def _set(self, moved: Mapping[str, Tensor]) -> None:
+        self.take_shapes({**self.tensors(), **moved})
         own = self.tensors()
         for name, tensor in moved.items():
             own[name].copy_(tensor)

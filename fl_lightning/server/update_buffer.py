@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +10,14 @@ from torch import Tensor
 
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.returned import as_number
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.server.federation import Federation
+from fl_lightning.server.moved_tensors import MovedTensors, prefixed
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_store import UpdateStore
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientUpdate
-
-_MOVED = "moved "
-"""The prefix of the sums of frozen tensors that clients change."""
-_UNWEIGHTED = "plain moved "
-"""The prefix of those of clients whose weight is 0."""
 
 
 def averages_targets(strategy: JointStrategy) -> bool:
@@ -51,7 +45,7 @@ class UpdateBuffer:
     def __init__(self, federation: Federation, draw: RoundPlan, round_idx: int) -> None:
         trainer, self._comm = federation.trainer, federation.comm
         self._strategy = federation.strategy
-        self._server = federation.server
+        self._server, self._moved = federation.server, MovedTensors(federation.server)
         self._kept: list[ClientUpdate] = []
         self._store: UpdateStore | None = None
         needed = len(draw.clients) * federation.server.nbytes(upward=True)
@@ -74,7 +68,7 @@ class UpdateBuffer:
         grids = self._strategy.grids(examples, self._server.grid)
         if "weight" in grids:
             pieces = {name: ((tensor.numel(), None),) for name, tensor in self._server.tensors().items()}
-            grids = {_MOVED + name: Grid(piece, grids["weight"].largest) for name, piece in pieces.items()} | grids
+            grids = {prefixed(name): Grid(piece, grids["weight"].largest) for name, piece in pieces.items()} | grids
         self._sums = Sums(self._sums.device, grids)
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
@@ -88,11 +82,7 @@ class UpdateBuffer:
             if self._masked is not None:
                 return self._masked_in(update)
             weight = _accumulate(self._strategy, update, self._sums)
-            before = self._server.tensors() if moved else {}
-            for name, tensor in moved.items():
-                change = to_float64(tensor) - to_float64(before[name].to(tensor.device))
-                # If all weights are 0, each client counts as 1, as in the strategies' averages.
-                self._sums.add(*((_MOVED + name, change, weight) if weight > 0 else (_UNWEIGHTED + name, change)))
+            self._moved.add(moved, weight, self._sums)
             return replace(update, weight=weight)
         if self._store is None:
             self._kept.append(update)
@@ -135,39 +125,12 @@ class UpdateBuffer:
         return self._sums
 
     def moved(self, updates: Sequence[ClientUpdate]) -> dict[str, Tensor]:
-        """Return the frozen tensors that clients changed, averaged with their weights, after :meth:`total`.
-
-        A client that did not change a tensor counts with the server's.
-
-        Args:
-            updates: all updates of the round, with their weights, in the same order on every rank.
-        """
-        total = math.fsum(update.weight for update in updates)
-        prefix, total = (_MOVED, total) if total > 0 else (_UNWEIGHTED, float(len(updates)))
-        names = [name.removeprefix(prefix) for name in self._sums.sizes() if name.startswith(prefix)]
-        before = self._server.tensors() if names else {}
-        changes = {name: self._sums.value(prefix + name).to(before[name].device) / total for name in sorted(names)}
-        return {name: to_float64(before[name]) + change.view_as(before[name]) for name, change in changes.items()}
+        """Return the tensors without gradients that clients changed, after :meth:`total`; see :class:`MovedTensors`."""
+        return self._moved.result(updates, self._sums, self._comm)
 
     def moved_together(self, updates: Sequence[ClientUpdate], weights: Sequence[float]) -> dict[str, Tensor]:
-        """Return the same for a strategy that saw all updates at once.
-
-        Args:
-            updates: all updates of the round, with their snapshots, in the same order on every rank.
-            weights: the strategy's weight of each.
-        """
-        total = math.fsum(weights)
-        shares = [weight / total if total > 0 else 1 / len(updates) for weight in weights]
-        names = sorted({name for update in updates for name in update.snapshot.moved})
-        found = self._server.tensors() if names else {}
-        averaged = {}
-        for name in names:
-            before = to_float64(found[name])
-            averaged[name] = before.clone()
-            for update, share in zip(updates, shares, strict=True):
-                if share and name in update.snapshot.moved:
-                    averaged[name] += share * (to_float64(update.snapshot.moved[name].to(before.device)) - before)
-        return averaged
+        """Return the same for a strategy that saw all updates at once."""
+        return self._moved.of_all(updates, weights)
 
     def everyone(self) -> list[ClientUpdate]:
         """Return all updates with their states, in memory or mapped from files."""

@@ -129,8 +129,8 @@ def other_weights(module: LightningModule, saved: dict[str, Tensor]) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of a tensor; None for extra state, and for a lazy layer before its first batch."""
-    return tuple(value.shape) if isinstance(value, Tensor) and not is_lazy(value) else None
+    """Return the shape of a tensor; None for extra state, and for what has no values before its first batch."""
+    return tuple(value.shape) if isinstance(value, Tensor) and not is_lazy(value) and value.numel() else None
 
 
 def _renew(states: list[dict[str, Any]], optimizer: Optimizer, found: Sequence[Change]) -> None:
