@@ -233,3 +233,66 @@ def test_a_mask_of_infinite_values_stays_a_constant():
     module = Masked()
     federate(module, 2)
     assert module.mask.tolist() == [0.0, -torch.inf, 0.0]
+
+
+# ---------------------------------------------------------------- numbers that validation reads
+
+
+class Centred(Plain):
+    """Finds the mean of its targets at the start of training, and predicts from it, in a method that validation calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.steps, self.name, self.rate = 0.0, 0, "at first", 1.0
+
+    def on_train_start(self) -> None:
+        self.mean, self.name = 2.0, "later"
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        self.rate = 0.5
+        return super().training_step(batch, batch_idx)
+
+    @property
+    def _halved(self) -> float:
+        return self.rate / 2
+
+    def _shift(self, x: Tensor) -> Tensor:
+        return x - self.mean * self._halved
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self._shift(x))
+
+
+class Layer(nn.Linear):
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
+class InPart(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Layer(4, 3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.net.scale = 2.0
+        return super().training_step(batch, batch_idx)
+
+
+class KeptByClients(Centred):
+    client_state = ("mean", "rate")
+
+
+@pytest.mark.parametrize(("kind", "names"), [(Centred, "'mean', 'rate'"), (InPart, "'net.scale'")])
+def test_a_number_that_validation_reads_is_named(kind, names):
+    with pytest.warns(UserWarning, match=f"Training changed {names} of {kind.__name__}, which validation reads") as told:
+        federate(kind(), 2)
+    assert sum("which validation reads" in str(one.message) for one in told) == 1
+
+
+@pytest.mark.parametrize("kind", [Plain, KeptByClients])
+def test_other_numbers_are_not(kind, recwarn):
+    federate(kind(), 2)
+    assert not [one for one in recwarn if "which validation reads" in str(one.message)]

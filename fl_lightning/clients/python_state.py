@@ -32,6 +32,7 @@ from fl_lightning.clients.attribute_values import (
     stored,
     tensors_in,
 )
+from fl_lightning.clients.evaluation_reads import reads_in_evaluation
 from fl_lightning.clients.hook_registers import HookRegisters
 from fl_lightning.clients.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
@@ -59,6 +60,7 @@ class PythonState:
         self._constants: dict[str, dict[str, Any]] = {}  # of each part: what is unchanged while it is the same object
         self._quiet: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}  # of each part: names and values
         self._warned: set[tuple[str, str]] = set()
+        self._reads: dict[str, frozenset[str]] = {}
         self._hooks: HookRegisters | None = None  # before the first turn
         self._shared = SharedObjects(module)
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
@@ -221,6 +223,7 @@ class PythonState:
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared.compares:
             self._warn_of_shared(self._shared.end(self._objects(parts)))
+        self._warn_of_stale([key for key, value in changed if isinstance(value, PLAIN)], parts)
         prefixes = {id(part): prefix for prefix, part in parts.items()}
         renewed = [key for key, value in changed if not isinstance(value, PLAIN) and self._is_renewed(key, value)]
         self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in self._replaced())])
@@ -233,6 +236,23 @@ class PythonState:
                 "share. If it is more than a cache, a client's result depends on who trained before it, and a resumed run and "
                 "several ranks give other results. Keep such state in the module itself: numbers, tensors, generators, lists "
                 "and dictionaries in attributes, networks in parts."
+            )
+
+    def _warn_of_stale(self, keys: Sequence[tuple[str, str]], parts: Mapping[str, Any]) -> None:
+        """Warn once of numbers and texts that clients keep, and that an evaluation reads: the server has those of the start."""
+        keys = [key for key in keys if key not in self._warned]
+        for prefix in {prefix for prefix, _ in keys} - self._reads.keys():
+            self._reads[prefix] = reads_in_evaluation(parts[prefix])
+        stale = [key for key in keys if key[1] in self._reads[key[0]]]
+        self._warned.update(keys)
+        if stale:
+            names = [".".join(key).lstrip(".") for key in stale]
+            name = names[0].rpartition(".")[2]
+            rank_zero_warn(
+                f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which validation reads. "
+                "Each client keeps its own value, and the server validates with that of the start. To let the federation average "
+                f"it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If that is as it should be, name it "
+                f"in a class attribute of the module: client_state = ({name!r},)."
             )
 
     def _warn_of_renewed(self, keys: Sequence[tuple[str, str]]) -> None:
