@@ -250,8 +250,8 @@ class PythonState:
             name = names[0].rpartition(".")[2]
             rank_zero_warn(
                 f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which validation reads. "
-                "Each client keeps its own value, and the server validates with that of the start. To let the federation average "
-                f"it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If that is as it should be, name it "
+                "Each client keeps its own value, and the server validates with that of the start. To let the federation "
+                f"average it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If that is as it should be, name it "
                 f"in a class attribute of the module: client_state = ({name!r},)."
             )
 
