@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import struct
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -179,6 +180,52 @@ def test_images_of_sixteen_bits(tmp_path):
         set_up(root=str(tmp_path / "deep"), channels=1)
 
 
+def test_images_of_twelve_bits(tmp_path):
+    """They lie in 16 bits, of which they use 12: without a word, 16 of their grey levels would be left."""
+    values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
+    for name in ("cat", "dog"):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / "deep" / name / "0.png")
+    with pytest.warns(
+        UserWarning, match=r"value 4095, so that 16 of 256 grey .* If the camera has 12 bits, set .* to 4095, for"
+    ):
+        set_up(root=str(tmp_path / "deep"), channels=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = set_up(root=str(tmp_path / "deep"), channels=1, white=4095)
+    assert data._train.tensors[0][0, 0].numpy().tolist() == (values.astype(int) * 255 // 4095).tolist()
+    with pytest.raises(DataError, match=r"its brightest pixel is 4095, but 'data.datamodule.white' is 1023"):
+        set_up(root=str(tmp_path / "deep"), channels=1, white=1023)
+    with pytest.raises(ConfigurationError, match=r"'data.datamodule.white' must be 1 to 65535"):
+        ImageFolderDataModule(str(tmp_path), white=0)
+
+
+@pytest.mark.parametrize("memory", [4.0, 0.0], ids=["in memory", "from disk"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_cameras_say(orientation, memory, tmp_path):
+    """A picture of 3 x 2 pixels, stored as each orientation of EXIF asks, is read as it was."""
+    right = np.array([[10, 60, 110], [160, 210, 250]], dtype=np.uint8)
+    stored = {
+        1: right,
+        2: right[:, ::-1],
+        3: right[::-1, ::-1],
+        4: right[::-1],
+        5: right.T,
+        6: np.rot90(right, 1),
+        7: right[::-1, ::-1].T,
+        8: np.rot90(right, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for name in ("cat", "dog"):
+        (tmp_path / "turned" / name).mkdir(parents=True)
+        Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / "turned" / name / "0.png", exif=exif)
+        Image.fromarray(right).save(tmp_path / "turned" / name / "1.png")
+    data = set_up(root=str(tmp_path / "turned"), channels=1, memory_limit=memory)
+    for image, _ in (data._train[k] for k in range(4)):
+        assert image[0].tolist() == right.tolist()
+
+
 def test_hidden_folders_and_those_that_could_be_anything(tmp_path):
     root = tmp_path / "split"
     for part in ("train", "test"):
@@ -300,7 +347,7 @@ def test_folders_that_are_not_of_the_form(tmp_path, by_domain):
         set_up(root=str(tmp_path / "bad"), unreadable="skip")
     (tmp_path / "bad" / "cat" / "0.png").write_text("")
     (tmp_path / "bad" / "cat" / "1.png").write_text("")
-    with pytest.raises(DataError, match=r"None of the 3 images, such as .*, can be read"):
+    with pytest.raises(DataError, match=r"None of the 3 images can be read, such as .* \(cannot identify"):
         set_up(root=str(tmp_path / "bad"))
 
 

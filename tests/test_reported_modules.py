@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, trainer
+from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, every_round, federate, trainer
+from lightning.pytorch.loggers import CSVLogger
 from plain_training import distance_from_plain
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fl_lightning import (
     ClientEvaluation,
     ConfigurationError,
+    DataError,
+    FedAvg,
+    FedDyn,
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
@@ -20,8 +25,10 @@ from fl_lightning import (
     GeometricMedian,
     LocalTraining,
     RingFed,
+    Scaffold,
     SecureAggregation,
 )
+from fl_lightning.errors import EngineError
 
 ENGINES = ("trainer", "fabric", "stacked")
 
@@ -296,3 +303,201 @@ def test_a_number_that_validation_reads_is_named(kind, names):
 def test_other_numbers_are_not(kind, recwarn):
     federate(kind(), 2)
     assert not [one for one in recwarn if "which validation reads" in str(one.message)]
+
+
+# ---------------------------------------------------------------- what ended in a traceback
+
+
+class Expanded(Plain):
+    """Several numbers of a buffer are one in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(batchnorm=True)
+        self.register_buffer("shift", torch.full((1,), 0.5).expand(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + self.shift
+
+
+class TwoNames(Plain):
+    """One tensor is registered as two buffers, one of which training replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.ones(CLASSES)
+        self.register_buffer("one", both)
+        self.register_buffer("other", both)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.one = self.one * 0.9
+        return F.cross_entropy(self(batch[0]) * self.other + self.one, batch[1])
+
+
+class Tiny(Plain):
+    """A scale of float8, which training changes or not."""
+
+    changes = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4).to(torch.float8_e4m3fn))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.changes:
+            self.scale = torch.full((4,), 1.5).to(torch.float8_e4m3fn)
+        return super().training_step((batch[0] * self.scale.to(batch[0]), batch[1]), batch_idx)
+
+
+class ChangesTiny(Tiny):
+    changes = True
+
+
+class Words(Plain):
+    """Embeddings whose gradients are sparse."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.words, self.net = nn.Embedding(30, 8, sparse=sparse), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(self.words((x.abs() * 5).long().clamp(0, 29)).mean(1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", [Expanded, TwoNames, Tiny])
+def test_unusual_buffers_are_those_of_plain_training(kind, engine):
+    if kind is TwoNames and engine == "stacked":
+        with pytest.raises(EngineError, match="do not support one buffer with two names, such as 'other'"):
+            federate(kind(), 1, local=LocalTraining(engine=engine))
+        return
+    kept = "fresh" if engine == "stacked" else "kept"
+    assert distance_from_plain(kind, engine, dtype=torch.float32, optimizer_state=kept) < 1e-6
+
+
+class Wide(ChangesTiny):
+    """Has the scale in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(4)
+
+
+def test_training_may_change_a_buffer_of_one_byte():
+    found = []
+    for kind in (ChangesTiny, Wide):
+        torch.manual_seed(3)
+        module = kind()
+        federate(module, 3)
+        found.append(tensors(module))
+    assert torch.equal(found[0]["scale"].float(), torch.full((4,), 1.5))
+    assert all(torch.equal(tensor.float(), found[1][name].float()) for name, tensor in found[0].items())
+    with pytest.raises(EngineError, match=r"Training changes 'scale'.* stacked clients would share"):
+        federate(ChangesTiny(), 1, local=LocalTraining(engine="stacked"))
+
+
+@pytest.mark.parametrize("kind", [Expanded, ChangesTiny])  # a Trainer, too, reads two tensors into one of two names
+def test_unusual_buffers_of_several_clients(kind, tmp_path):
+    finals = []
+    for rounds, resumes in ((3, False), (2, False), (3, True)):
+        torch.manual_seed(3)
+        saves = [every_round(tmp_path)] if rounds == 2 else []
+        module, run = kind(), trainer(rounds, FederatedOrchestrator(), *saves, enable_checkpointing=bool(saves))
+        last = str(tmp_path / "last.ckpt") if resumes else None
+        run.fit(module, FederatedDataModule(Blobs(), Consecutive()), ckpt_path=last)
+        finals.append({name: tensor.float() for name, tensor in tensors(module).items()})
+    assert_same(finals[0], finals[2])
+    assert all(bool(tensor.isfinite().all()) for tensor in finals[0].values())
+
+
+@pytest.mark.parametrize("engine", ENGINES[:2])
+@pytest.mark.parametrize("rule", ["FedProx", "SCAFFOLD", "FedDyn"])
+def test_sparse_gradients_are_those_of_dense_ones(rule, engine):
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(3)
+        module = Words(sparse)
+        strategy = {"SCAFFOLD": Scaffold, "FedDyn": FedDyn}.get(rule, FedAvg)()
+        federate(module, 3, strategy=strategy, local=LocalTraining(engine=engine, proximal_mu=0.3 * (rule == "FedProx")))
+        found.append(tensors(module))
+    assert_same(*found, tolerance=1e-6)
+
+
+def test_what_needs_sparse_gradients_is_refused_beside_a_rule():
+    class NeedsSparse(Words):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SparseAdam(list(self.words.parameters()))
+
+    with pytest.raises(ConfigurationError, match=r"ProximalRule, .* but SparseAdam needs sparse gradients. Use Adam, or"):
+        federate(NeedsSparse(), 1, local=LocalTraining(proximal_mu=0.1))
+    federate(NeedsSparse(), 1)
+    with pytest.raises(EngineError, match="Stacked clients do not support Embedding with sparse gradients"):
+        federate(Words(), 1, local=LocalTraining(engine="stacked"))
+
+
+def test_a_layer_that_is_built_too_late_is_named_before_the_first_round():
+    class Late(Plain):
+        def on_fit_start(self) -> None:
+            if not hasattr(self, "head"):
+                self.head = nn.Linear(3, 3)
+
+    with pytest.raises(ConfigurationError, match=r"Late builds 'head.weight' in 'on_fit_start', after Lightning has called"):
+        federate(Late(), 1)
+
+
+def test_setup_may_read_a_batch():
+    class Measures(Plain):
+        def setup(self, stage: str) -> None:
+            x, _ = next(iter(self.trainer.datamodule.train_dataloader()))
+            self.width = x.shape[1]
+
+    module = Measures()
+    assert federate(module, 2).global_step == 2
+    assert module.width == 4
+
+
+class Follows(Plain):
+    """Steps its schedule and logs its rate in validation."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.25)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 50)]
+
+    def on_validation_epoch_end(self) -> None:
+        self.lr_schedulers().step()
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+
+def test_validation_may_read_optimizers_and_schedules(tmp_path):
+    module = Follows()
+    run = trainer(2, FederatedOrchestrator(client_evaluation=ClientEvaluation(1, "val_acc")), default_root_dir=tmp_path)
+    data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.3)
+    with pytest.warns(UserWarning, match=r"The validation of Follows reads its optimizers or schedules\. They are") as told:
+        run.fit(module, data)
+    assert float(run.callback_metrics["rate"]) == 0.25
+    assert 1 <= sum("reads its optimizers" in str(one.message) for one in told) <= 2
+    assert not {"optimizers", "lr_schedulers"} & vars(module).keys()
+    assert isinstance(module.configure_optimizers()[0][0], torch.optim.SGD)
+
+
+def test_clients_may_use_any_part_of_an_experiment():
+    class Notes(Plain):
+        def on_train_start(self) -> None:
+            experiment = self.logger.experiment
+            experiment.config.update({"width": 8})
+            experiment.summary["best"] = 1
+            experiment["train/loss"].append(1.0)
+            with experiment.start_run() as run:
+                run.log({"a": 1})
+            assert list(experiment.history) == []
+
+    federate(Notes(), 1, flags={"logger": CSVLogger("logs")})
+
+
+def test_noise_on_numbers_of_words_is_refused():
+    class Tokens(Blobs):
+        def __init__(self) -> None:
+            super().__init__()
+            self.train = ((self.train[0] * 3).long(), self.train[1])
+
+    with pytest.raises(DataError, match=r"adds noise to images and other measurements, but the inputs are torch.int64"):
+        trainer(1, FederatedOrchestrator()).fit(Plain(), FederatedDataModule(Tokens(), Consecutive(), feature_noise=0.1))

@@ -17,7 +17,9 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
+from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import require
+from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.wandb import plot_over_rounds
@@ -27,7 +29,7 @@ from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
-from fl_lightning.server.checks.compatibility import federated_data
+from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
 from fl_lightning.server.checks.federation import check_federation
 from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
@@ -169,6 +171,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if stage != "fit":
             warn_incomplete(self, trainer)
             return
+        give_own_memory(pl_module)
         adapt_losses(trainer, self._cleanup)
         if not self.enabled:
             warn_unprotected(self)
@@ -188,7 +191,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         names = [data.client_name(client) for client in range(data.num_clients)]
         self._run.begin(data.indices, names, data.is_remote, continues=trainer.current_epoch > 0)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
-        data.serve_rounds(True)
         self._cleanup.callback(data.serve_rounds, False)
         self._attack_schedule = AttackSchedule(self.attackers, data, self.seed, trainer)
         self._cleanup.callback(self._attack_schedule.end)
@@ -211,6 +213,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         lock_checkpoints(trainer, self._cleanup)
         if self._takeover is None:
             return
+        federated_data(trainer).serve_rounds(True)  # from now on: 'setup' of the module may read a batch of the clients'
+        self._parameters = set(parameters_of(pl_module))
         with self._takeover.suspended():
             client = client_copy(pl_module)
             self._give_attributes(client)
@@ -250,6 +254,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if self._takeover is None:
             return
         self._run.continue_from(pl_module)
+        refuse_late_parts(pl_module, self._parameters)
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch))

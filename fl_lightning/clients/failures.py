@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.spread import distance
 from fl_lightning.messages import ServerModel
@@ -97,7 +98,7 @@ class UpdateCheck:
                 "change the network's layers in 'training_step' or in callbacks."
             )
         for name, tensor in update.snapshot.moved.items():
-            if name not in self._extremes and tensor.is_floating_point() and not math.isfinite(magnitude(tensor)):
+            if name not in self._extremes and tensor.is_floating_point() and not math.isfinite(magnitude(widened(tensor))):
                 raise ClientError(f"{who}: its '{name}' is not finite. Lower its learning rate, or check its data.")
         moved = distance(self._parameters, state)
         measured = replace(update, update_norm=moved if math.isfinite(moved) else None)

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.idle_optimizers import IdleOptimizers
 from fl_lightning.clients.inner_trainer import inner_trainer, quiet
 from fl_lightning.clients.metrics import keep_metrics_to_this_process, scalar_metrics
 from fl_lightning.compat.lightning_hooks import lean_hooks
@@ -50,6 +51,7 @@ class ModelEvaluation:
             self.metric = metric.to(device)
             metric.distributed_available_fn = lambda: False  # each rank scores different models
         self._reload = _Reload()
+        self._idle: tuple[LightningModule, IdleOptimizers] | None = None
         self._trainer = inner_trainer(
             device,
             [self._reload],
@@ -68,7 +70,10 @@ class ModelEvaluation:
         """
         self._reload.remember(module)
         scored = _Scorer(module, self.metric, self._setting) if isinstance(self.metric, Metric) else module
-        with quiet(), lean_hooks(), without_process_group(), torch.random.fork_rng(devices=[]):
+        if self._idle is None or self._idle[0] is not module:
+            self._idle = module, IdleOptimizers(module)
+        idle = self._idle[1].attached()
+        with quiet(), lean_hooks(), without_process_group(), torch.random.fork_rng(devices=[]), idle:
             self._trainer.validate(scored, datamodule=data, verbose=False)
         logged = scalar_metrics(self._trainer.callback_metrics)
         name = "score" if isinstance(self.metric, Metric) else self.metric

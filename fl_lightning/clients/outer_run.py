@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loggers.logger import DummyExperiment, DummyLogger
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 
 
-class _SilentExperiment(DummyExperiment):
+class _Silence:
+    """Absorb whatever is done with it: ``config.update(...)``, ``summary["best"] = 1``, ``run["loss"].append(1)``."""
+
+    def __getattr__(self, name: str) -> _Silence:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _Silence:
+        return self
+
+    def __getitem__(self, key: object) -> _Silence:
+        return self
+
+    def __setitem__(self, key: object, value: object) -> None:
+        return
+
+    def __enter__(self) -> _Silence:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class _SilentExperiment(_Silence):
     """Record nothing, but close figures, as a SummaryWriter does; open ones would pile up with each client."""
 
     def add_figure(self, tag: str, figure: Any, global_step: int | None = None, close: bool = True, **_: Any) -> None:
@@ -34,7 +61,8 @@ class SilentLogger(DummyLogger):
     def __init__(self, outer: Logger | None = None) -> None:
         super().__init__()
         self._outer = outer
-        self._experiment = _SilentExperiment()
+        silent: Any = _SilentExperiment()
+        self._experiment = silent
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SilentLogger:
         """Return another one for the same logger, which is not copied."""

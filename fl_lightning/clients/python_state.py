@@ -251,8 +251,8 @@ class PythonState:
             rank_zero_warn(
                 f"Training changed {', '.join(map(repr, names))} of {type(self._module).__name__}, which validation reads. "
                 "Each client keeps its own value, and the server validates with that of the start. To let the federation "
-                f"average it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If that is as it should be, name it "
-                f"in a class attribute of the module: client_state = ({name!r},)."
+                f"average it, make it a buffer: self.register_buffer({name!r}, torch.tensor(0.0)). If it is right as it is, "
+                f"name it in a class attribute of the module: client_state = ({name!r},)."
             )
 
     def _warn_of_renewed(self, keys: Sequence[tuple[str, str]]) -> None:

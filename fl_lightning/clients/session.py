@@ -26,7 +26,7 @@ from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.clients.turn_progress import TurnProgress
 from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
 from fl_lightning.rules.sgd import StepTrace, describe, plain
@@ -247,6 +247,7 @@ class ClientSession(Callback):
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         parameters = self._client.parameters()
         chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
+        _make_dense([parameters[k] for k in chosen], plain(optimizer), self._terms[0][0])
         for rule, terms in self._terms:
             rule.correct_gradients([parameters[k] for k in chosen], [terms[k] for k in chosen], scale, self._pull)
 
@@ -259,3 +260,19 @@ class ClientSession(Callback):
             if part in resting:
                 for parameter in parameters:
                     parameter.grad = None
+
+
+def _make_dense(parameters: Sequence[Tensor], optimizer: Optimizer, rule: ClientRule) -> None:
+    """Make sparse gradients dense, because a rule adds a term to each number.
+
+    Raises:
+        ConfigurationError: if the optimizer needs sparse gradients.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            if isinstance(optimizer, torch.optim.SparseAdam):
+                raise ConfigurationError(
+                    f"{type(rule).__name__}, a part of the federation's settings, changes every number of a gradient, but "
+                    "SparseAdam needs sparse gradients. Use Adam, or remove the proximal term or the strategy that adds it."
+                )
+            parameter.grad = parameter.grad.to_dense()

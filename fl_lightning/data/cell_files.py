@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fl_lightning.data.image_files import UNREADABLE, folders_in
@@ -126,7 +126,7 @@ def read_dots(path: Path, height: int, width: int) -> Tensor:
 
 def _picture(path: Path, height: int, width: int) -> Tensor:
     try:
-        with Image.open(path) as file:
+        with ImageOps.exif_transpose(Image.open(path)) as file:  # as the picture beside it is read
             pixels = np.asarray(file if file.mode.startswith(("I", "F")) else file.convert("RGB"))
     except UNREADABLE as error:
         raise DataError(f"Cannot read {path} ({error}). Fix it under 'data.datamodule.root', or remove it.") from error

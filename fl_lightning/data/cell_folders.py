@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.data.cell_files import CellFiles, find_cells, read_dots
-from fl_lightning.data.image_files import ImageReader, for_each
+from fl_lightning.data.image_files import WHITE, for_each
 from fl_lightning.data.image_folders import ImageFolderDataModule
 from fl_lightning.data.images import image_dataset
 from fl_lightning.errors import DataError, require
@@ -47,6 +47,7 @@ class CellFolderDataModule(ImageFolderDataModule):
         eval_batch_size: the examples per evaluation batch.
         channels: 3 for colour, 1 for grey.
         seed: the seed of the draw of a test share.
+        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -64,10 +65,11 @@ class CellFolderDataModule(ImageFolderDataModule):
         eval_batch_size: int = 64,
         channels: Literal[1, 3] = 1,
         seed: int = 0,
+        white: int = WHITE,
     ) -> None:
         require(0 < density_sigma < math.inf, "data.datamodule.density_sigma", "above 0 pixels", density_sigma)
         require(density_scale > 0, "data.datamodule.density_scale", "above 0", density_scale)
-        super().__init__(root, test_root, test_share, image_size, channels, batch_size, eval_batch_size, seed=seed)
+        super().__init__(root, test_root, test_share, image_size, channels, batch_size, eval_batch_size, seed=seed, white=white)
         self.density_sigma, self.density_scale = density_sigma, density_scale
 
     def load(self) -> tuple[TensorDataset, TensorDataset | None]:
@@ -115,8 +117,9 @@ class CellFolderDataModule(ImageFolderDataModule):
 
     def _images_of(self, files: CellFiles) -> tuple[Tensor, list[tuple[int, int]]]:
         """Return images, uint8, shape (N, C, H, W), and their heights and widths before resizing."""
-        reader = ImageReader(self.channels, self.image_size)
+        reader = self._reader
         paths = [str(path) for path in files.images]
+        reader.warn_of_depth(paths)
         images: dict[int, Tensor] = {}
         sizes: dict[int, tuple[int, int]] = {}
 

@@ -42,12 +42,17 @@ class FeatureNoise:
             what: which of the client's inputs they are; each name draws different noise.
 
         Raises:
-            DataError: if the inputs are not a tensor.
+            DataError: if the inputs are not a floating-point tensor.
         """
         if not isinstance(inputs, Tensor):
             raise DataError(
                 f"'data.feature_noise' adds noise to tensors, but the dataset returns a {type(inputs).__name__}. Let its "
                 "transform return a tensor, or set 'data.feature_noise' to 0."
+            )
+        if not inputs.is_floating_point():
+            raise DataError(
+                f"'data.feature_noise' adds noise to images and other measurements, but the inputs are {inputs.dtype}, such as "
+                "numbers of tokens. Set 'data.feature_noise' to 0, or let the dataset return floating-point inputs."
             )
         draw = generator(self.seed, client, what, "feature noise")
         return inputs + self.deviation(client) * torch.randn(inputs.shape, generator=draw, dtype=inputs.dtype)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from tqdm.auto import tqdm
 
-from fl_lightning.errors import DataError
+from fl_lightning.errors import DataError, require
 
 _MANY = 5_000
 """The number of images from which reading shows its progress."""
@@ -28,7 +28,12 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """Exceptions that Pillow raises for a file that is not a complete image."""
 
 
-_SIXTEEN_BITS = 2**16 - 1
+WHITE = 2**16 - 1
+"""The largest value in 16 bits."""
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
+"""The EXIF tag by which cameras say how an image is to be turned, and its values that exchange width and height."""
+_SAMPLE = 32
+"""The number of images of which the brightest pixel is read beforehand."""
 
 
 @dataclass(frozen=True)
@@ -184,19 +189,21 @@ class ImageReader:
     Args:
         channels: 1 for grey, 3 for colour.
         size: the height and width in pixels to which every image is resized; None keeps their sizes.
+        white: the value of white in images of 16 bits, such as 4095 if a camera uses 12 of them.
     """
 
-    def __init__(self, channels: int, size: int | None) -> None:
-        self.channels, self.size = channels, size
+    def __init__(self, channels: int, size: int | None, white: int = WHITE) -> None:
+        require(1 <= white <= WHITE, "data.datamodule.white", f"1 to {WHITE}", white)
+        self.channels, self.size, self.white = channels, size, white
 
     def read(self, path: str) -> Tensor:
-        """Read one image, uint8, shape (C, H, W).
+        """Read one image as cameras say that it is to be shown, uint8, shape (C, H, W).
 
         Raises:
             OSError: if the file is not a complete image.
         """
         with Image.open(path) as file:
-            image = _in_bytes(file).convert("L" if self.channels == 1 else "RGB")
+            image = _in_bytes(ImageOps.exif_transpose(file), self.white).convert("L" if self.channels == 1 else "RGB")
         if self.size is not None and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(image.height, image.width, -1).permute(2, 0, 1).contiguous()
@@ -208,7 +215,27 @@ class ImageReader:
             OSError: if the file is not an image.
         """
         with Image.open(path) as file:
-            return file.height, file.width
+            lies = Image.Image.getexif(file).get(_ORIENTATION, 1) in _ON_ITS_SIDE
+            return (file.width, file.height) if lies else (file.height, file.width)
+
+    def warn_of_depth(self, paths: Sequence[str]) -> None:
+        """Warn of images of 16 bits that use few of them, of which hardly any grey levels would be left, by a sample."""
+        brightest = 0
+        for path in paths[:: max(1, len(paths) // _SAMPLE)]:
+            try:
+                with Image.open(path) as file:
+                    if not file.mode.startswith("I"):
+                        return
+                    brightest = max(brightest, int(np.asarray(file).max()))
+            except UNREADABLE:
+                continue
+        if 0 < brightest <= self.white // 8:
+            bits = max(9, brightest.bit_length())
+            rank_zero_warn(
+                f"The images have 16 bits, but the brightest of a sample has the value {brightest}, so that "
+                f"{brightest * 255 // self.white + 1} of 256 grey levels are left. If the camera has {bits} bits, set "
+                f"'data.datamodule.white' to {2**bits - 1}, for all clients."
+            )
 
     def shape(self, paths: Sequence[str]) -> tuple[int, int, int]:
         """Return the shape of the first image that can be read.
@@ -216,16 +243,18 @@ class ImageReader:
         Raises:
             DataError: if no image can be read.
         """
+        why = ""
         for path in paths:
             try:
                 height, width = self.read(path).shape[1:]
-            except UNREADABLE:
+            except UNREADABLE as error:
+                why = why or str(error)
                 continue
             return self.channels, height, width
-        raise DataError(f"None of the {len(paths)} images, such as '{paths[0]}', can be read. Replace them with image files.")
+        raise DataError(f"None of the {len(paths)} images can be read, such as '{paths[0]}' ({why}). Fix or replace them.")
 
 
-def _in_bytes(file: Image.Image) -> Image.Image:
+def _in_bytes(file: Image.Image, white: int) -> Image.Image:
     """Return an image of 8 bits; Pillow would clip the 16 bits of medical images at 255.
 
     Raises:
@@ -234,9 +263,11 @@ def _in_bytes(file: Image.Image) -> Image.Image:
     if not file.mode.startswith(("I", "F")):
         return file
     values = np.asarray(file)
-    if file.mode == "F" or values.min() < 0 or values.max() > _SIXTEEN_BITS:
+    if file.mode == "F" or values.min() < 0 or values.max() > WHITE:
         raise ValueError("its pixels are not whole numbers of 8 or 16 bits: convert it")
-    return Image.fromarray((values.astype(np.uint32) // 257).astype(np.uint8))
+    if values.max() > white:
+        raise ValueError(f"its brightest pixel is {values.max()}, but 'data.datamodule.white' is {white}")
+    return Image.fromarray((values.astype(np.uint32) * 255 // white).astype(np.uint8))
 
 
 def for_each(work: Callable[[int], object], size: int, text: str) -> dict[int, str]:

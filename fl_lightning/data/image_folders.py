@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fl_lightning.data.class_names import given_classes
-from fl_lightning.data.image_files import ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
+from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.errors import DataError, require
 from fl_lightning.functional.partition import Partition
@@ -49,6 +49,7 @@ class ImageFolderDataModule(ImageDataModule):
         seed: the seed of the draw of a test share.
         classes: the names of the classes in the order of their numbers, of which folders may lack some; None for those that
             exist, sorted.
+        white: the value of white in images of 16 bits: 4095 for a camera of 12 bits, 65535 for all 16.
 
     Raises:
         ConfigurationError: if a value is outside its range.
@@ -72,6 +73,7 @@ class ImageFolderDataModule(ImageDataModule):
         num_workers: int = 0,
         seed: int = 0,
         classes: list[str | int] | None = None,
+        white: int = WHITE,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, mean, std, augmentation, num_workers)
         require(0 <= test_share < 1, "data.datamodule.test_share", "at least 0 and below 1", test_share)
@@ -82,7 +84,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.root, self.test_root, self.test_share = root, test_root, test_share
         self.image_size = image_size
         self.channels = channels
-        self.memory_limit = memory_limit
+        self.memory_limit, self._reader = memory_limit, ImageReader(channels, image_size, white)
         self.unreadable = unreadable
         self.seed, self.classes = seed, given_classes(classes)
         if not test_share and self._folders()[1:] == (None, None):
@@ -149,8 +151,9 @@ class ImageFolderDataModule(ImageDataModule):
         return files.select(rest.order), files.select(taken.order)
 
     def _read(self, files: ImageFiles) -> Dataset[Any]:
-        reader = ImageReader(self.channels, self.image_size)
+        reader = self._reader
         shape = reader.shape(files.paths)
+        reader.warn_of_depth(files.paths)
         if len(files.paths) * shape[0] * shape[1] * shape[2] > self.memory_limit * 2**30:
             return LazyImages(self._without(files, self._check(files, reader, shape)), reader)
         images = torch.empty(len(files.paths), *shape, dtype=torch.uint8)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import declared_constant
+from fl_lightning.functional.model_parts import declared_constant, is_tiny
 from fl_lightning.functional.model_slots import Slot
 
 
@@ -46,4 +46,6 @@ def differs(one: Tensor, other: Tensor) -> bool:
     other = other.to(one.device)
     if one.shape != other.shape:
         return True
+    if is_tiny(one):
+        return not torch.equal(one.view(torch.uint8), other.view(torch.uint8))
     return not (torch.equal(one, other) or (one.is_floating_point() and torch.allclose(one, other, 0, 0, equal_nan=True)))

@@ -37,7 +37,26 @@ def trained_parts(module: nn.Module) -> tuple[tuple[bool, ...], tuple[bool, ...]
 
 def can_be_averaged(buffer: Tensor) -> bool:
     """Return whether a buffer can be averaged over clients: it is real, and has values, which are finite."""
-    return not buffer.is_complex() and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
+    return not buffer.is_complex() and buffer.numel() > 0 and bool(torch.isfinite(widened(buffer)).all())
+
+
+def is_tiny(tensor: Tensor) -> bool:
+    """Return whether a tensor has floating-point numbers of one byte, with which torch does not compute."""
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Return a tensor of one-byte floating-point numbers as float32, any other unchanged."""
+    return tensor.float() if is_tiny(tensor) else tensor
+
+
+def give_own_memory(module: nn.Module) -> None:
+    """Copy buffers of which several numbers share memory, as after ``expand``, because they cannot be set."""
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
+            shared = not is_lazy(buffer) and any(s == 0 and n > 1 for s, n in zip(buffer.stride(), buffer.shape, strict=True))
+            if shared:
+                setattr(part, name, buffer.detach().clone(memory_format=torch.contiguous_format))
 
 
 def is_computed(part: Any, name: str) -> bool:

@@ -10,7 +10,7 @@ personal parameters and buffers        neither sent nor aggregated; each client 
 buffers that are not persistent,       copied to the clients, never sent back
 and complex ones
 frozen parameters, and buffers that    copied to the clients; those that a client's training changes, such as a target
-begin empty or not finite              that follows the network or an observer's range, are averaged with the same weights and
+begin empty or not finite (or float8)  that follows the network or an observer's range, are averaged with the same weights and
                                        set, not stepped; of ``extreme_buffers``, the minimum or maximum is taken
 frozen parts in evaluation mode,       the same everywhere, copied once with all their buffers: neither sent nor aggregated,
 and ``constant_parts``                 unless training changes them, which is an error in ``constant_parts``
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fl_lightning.compat.torch import unsaved_buffers
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.model_parts import client_state, constant_modules, server_buffers
+from fl_lightning.functional.model_parts import client_state, constant_modules, is_tiny, server_buffers
 
 Slot = tuple[nn.Module, str]
 """The owner of a tensor, and its name there, through which a tensor that user code has replaced is found."""
@@ -84,7 +84,7 @@ def find_slots(
     for prefix, owner in module.named_modules():
         # Not what 'state_dict' returns: a module may override it, or have hooks that leave tensors out of checkpoints.
         owned = {*server_buffers(owner), *client_state(owner), *unsaved_buffers(owner)}
-        for name, buffer in owner.named_buffers(recurse=False):
+        for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
             path = f"{prefix}.{name}".lstrip(".")
             if id(owner) in constant:
                 (found.frozen if path in moving else found.constants).append((owner, name))
@@ -92,11 +92,22 @@ def find_slots(
             sent = name not in owned and path not in unsent
             if sent and path in kept_by_clients:
                 found.personal[path] = (owner, name)
-            elif path in unsent and name not in owned and buffer.is_floating_point():
+            elif name not in owned and buffer.is_floating_point() and (path in unsent or is_tiny(buffer)):
                 found.frozen.append((owner, name))
             else:
                 kind = found.local if not sent else found.floats if buffer.is_floating_point() else found.counters
                 kind.append((owner, name))
+    return found
+
+
+def second_names(slots: ModelSlots) -> dict[Slot, Slot]:
+    """Return the later names of tensors that are registered as several buffers, and the first name of each."""
+    first: dict[int, Slot] = {}
+    found = {}
+    for slot in (slot for kind in slots.kinds[1:] for slot in kind):
+        earlier = first.setdefault(id(getattr(*slot)), slot)
+        if earlier is not slot:
+            found[slot] = earlier
     return found
 
 

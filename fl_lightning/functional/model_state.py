@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from fl_lightning.compat.torch import copy_to_each, parameters_of, parts_of, times_changed
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
-from fl_lightning.functional.model_changes import changed_tensors
-from fl_lightning.functional.model_parts import extreme_buffers, never_averaged, trained_parts
-from fl_lightning.functional.model_slots import Slot, find_slots
+from fl_lightning.functional.model_changes import changed_tensors, differs
+from fl_lightning.functional.model_parts import extreme_buffers, never_averaged, trained_parts, widened
+from fl_lightning.functional.model_slots import Slot, find_slots, second_names
 from fl_lightning.functional.recycling import large_empty
 from fl_lightning.functional.spread import distance
 from fl_lightning.functional.sums import Grid, grid_of
@@ -40,6 +40,7 @@ class ModelState:
     def _arrange(self) -> None:
         self._trained = trained_parts(self._module)
         self._slots = find_slots(self._module, self._moving, self._kept_by_clients, self._unsent)
+        self._second_names = second_names(self._slots)
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
         self._names: tuple[list[str], ...] | None = None
@@ -127,7 +128,7 @@ class ModelState:
             raise ConfigurationError(
                 "The module has no trainable parameters, so there is nothing to federate. Add a network, or thaw parameters."
             )
-        flat = [tensor.reshape(-1) for tensor in tensors]
+        flat = [widened(tensor.reshape(-1)) for tensor in tensors]
         if any(tensor.dtype != flat[0].dtype for tensor in flat):
             return torch.cat(flat)
         return torch.cat(flat, out=large_empty(sum(t.numel() for t in flat), flat[0].dtype, flat[0].device))
@@ -164,6 +165,8 @@ class ModelState:
     def take_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace buffers that have another shape than another module's, since a forward pass may resize them.
 
+        A tensor with two names becomes two tensors if the other module's differ.
+
         Args:
             tensors: the other's :meth:`tensors`.
         """
@@ -171,17 +174,25 @@ class ModelState:
             if isinstance(getattr(owner, attribute), nn.Parameter):
                 continue
             setattr(owner, attribute, tensors[name].detach().to(mine, copy=True))
+        if self._second_names:
+            names = {slot: name for name, slot in self._named_slots()}
+            for second, first in self._second_names.items():
+                if getattr(*second) is getattr(*first) and differs(tensors[names[second]], tensors[names[first]]):
+                    setattr(*second, getattr(*second).clone())
 
     def resized(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the buffers that are sent back and have another shape than another module's, by name."""
         return {name: mine for name, _, mine in self._resized(tensors, slice(1, 3))}
 
     def _resized(self, tensors: Mapping[str, Tensor], kinds: slice) -> Iterator[tuple[str, Slot, Tensor]]:
+        for name, slot in self._named_slots(kinds):
+            mine = getattr(*slot)
+            if mine.shape != tensors[name].shape:
+                yield name, slot, mine
+
+    def _named_slots(self, kinds: slice = slice(None)) -> Iterator[tuple[str, Slot]]:
         for names, slots in zip(self._all_names()[kinds], self._slots.kinds[kinds], strict=True):
-            for name, slot in zip(names, slots, strict=True):
-                mine = getattr(*slot)
-                if mine.shape != tensors[name].shape:
-                    yield name, slot, mine
+            yield from zip(names, slots, strict=True)
 
     @torch.no_grad()
     def load(self, snapshot: Snapshot) -> None:
@@ -279,8 +290,12 @@ class ModelState:
 
     def _fill(self, slots: list[Slot], source: Tensor) -> None:
         start = 0
-        for tensor in self._tensors(slots):
-            tensor.copy_(source[start : start + tensor.numel()].view_as(tensor))
+        for slot in slots:
+            tensor = getattr(*slot).detach()
+            piece = source[start : start + tensor.numel()].view_as(tensor)
+            if slot in self._second_names and differs(tensor, piece.to(tensor)):
+                setattr(*slot, tensor := tensor.clone())
+            tensor.copy_(piece)
             start += tensor.numel()
 
     def snapshot(self) -> Snapshot:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
@@ -137,7 +138,7 @@ def _require_one_shape(name: str, one: torch.Size, other: torch.Size) -> None:
 
 def _has_value(before: Tensor, tensor: Tensor) -> bool:
     """Return whether a tensor's change from its value before can be averaged."""
-    return before.shape == tensor.shape and bool(torch.isfinite(before).all())
+    return before.shape == tensor.shape and bool(torch.isfinite(widened(before)).all())
 
 
 def _extreme(rule: str, one: Tensor, other: Tensor) -> Tensor:

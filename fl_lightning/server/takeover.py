@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from fl_lightning.clients.idle_optimizers import IdleOptimizers
 from fl_lightning.compat.lightning import is_compiled
 from fl_lightning.data.rounds import unless_round
 from fl_lightning.errors import ConfigurationError
@@ -73,6 +74,9 @@ class Takeover:
                 replaced[name] = unless_round(getattr(module, name))
         replaced |= {"training_step": training_step, "configure_optimizers": server_optimizer}
         replaced |= {"on_load_checkpoint": on_load_checkpoint}
+        idle = IdleOptimizers(module, self.suspended)
+        for name in ("optimizers", "lr_schedulers"):
+            replaced[name] = _in_validation(module, getattr(idle, name), getattr(module, name))
         self._replaced = replaced
         self._before = {name: vars(module)[name] for name in replaced if name in vars(module)}
         for name, method in self._before.items():
@@ -102,6 +106,16 @@ class Takeover:
             yield
         finally:
             self._take()
+
+
+def _in_validation(module: LightningModule, idle: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that answers with the server's optimizer while it steps, and with the module's own in validation."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        trainer = module.trainer
+        return idle(*args, **kwargs) if trainer.validating or trainer.sanity_checking else own(*args, **kwargs)
+
+    return answer
 
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:

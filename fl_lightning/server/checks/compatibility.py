@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from fl_lightning.clients.engines.selection import possible_engines
-from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.compat.torch import BatchNorm, parameters_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
@@ -291,3 +291,22 @@ def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
             "partition with larger clients (most partitioners have 'min_examples'), or a network with GroupNorm."
         )
     return trains
+
+
+def refuse_late_parts(module: LightningModule, before: Collection[str]) -> None:
+    """Refuse layers that a module builds in ``on_fit_start``, when Lightning has asked for its optimizers already.
+
+    Args:
+        module: the server's module, after its ``on_fit_start``.
+        before: the names of its parameters before.
+
+    Raises:
+        ConfigurationError: naming a parameter.
+    """
+    late = [name for name in parameters_of(module) if name not in before]
+    if late:
+        raise ConfigurationError(
+            f"{type(module).__name__} builds '{late[0]}' in 'on_fit_start', after Lightning has called 'configure_optimizers', "
+            "so without a federation it would not train either, and clients would each begin with another. Build it in "
+            "'__init__', 'setup' or 'configure_model'."
+        )

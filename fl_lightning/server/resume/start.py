@@ -49,6 +49,7 @@ class Start:
 
     def server_optimizer(self) -> Optimizer:
         """Return the server's optimizer, which Lightning requests before the first round."""
+        self._data.serve_rounds(True)
         optimizer = self._build(self._module.parameters())
         if self._run.fingerprint is None:
             self._record(optimizer)

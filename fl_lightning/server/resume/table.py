@@ -126,12 +126,13 @@ TABLE: dict[str, Row] = {
     "MNISTDataModule": _IMAGES._replace(free="root num_workers source"),
     "ImageFolderDataModule": Row(
         free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size channels classes batch_size eval_batch_size mean std augmentation unreadable seed",
+        on_purpose="test_share image_size channels classes white batch_size eval_batch_size mean std augmentation unreadable "
+        "seed",
     ),
     "CellFolderDataModule": Row(
         free="root test_root num_workers memory_limit",
-        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes mean "
-        "std augmentation unreadable seed",
+        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes white "
+        "mean std augmentation unreadable seed",
     ),
     "SimulatedCellsDataModule": Row(
         free="num_workers",

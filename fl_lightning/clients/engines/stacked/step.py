@@ -86,11 +86,8 @@ class StackedStep:
     def _call(
         self, parameters: Tensors, buffers: Tensors, batch: Any, batch_idx: int, mode: StackedDropout
     ) -> tuple[Tensor, Any]:
-        state = {
-            f"module.{place}": tensor
-            for name, tensor in (parameters | buffers).items()
-            for place in self._places.get(name, [name])
-        }
+        given = parameters | buffers
+        state = {f"module.{place}": given[name] for name in given for place in self._places.get(name, ())}
         names = [f"module.{name}" for name in buffers]
         with mode:
             output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=False)
