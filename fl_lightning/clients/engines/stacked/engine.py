@@ -139,11 +139,7 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
             raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
         if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
             raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {_REMEDY}")
-    names = [name for name, _ in module.named_buffers(remove_duplicate=False)]
-    if again := [name for name in names if name not in dict(module.named_buffers())]:
-        raise EngineError(
-            f"Stacked clients do not support one tensor with two names, such as the buffer '{again[0]}'. {_REMEDY}"
-        )
+    _refuse_second_names(module)
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",
