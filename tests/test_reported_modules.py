@@ -367,7 +367,7 @@ class Words(Plain):
 @pytest.mark.parametrize("kind", [Expanded, TwoNames, Tiny])
 def test_unusual_buffers_are_those_of_plain_training(kind, engine):
     if kind is TwoNames and engine == "stacked":
-        with pytest.raises(EngineError, match="do not support one buffer with two names, such as 'other'"):
+        with pytest.raises(EngineError, match="Training replaces one of the buffers 'one' and 'other', which are one"):
             federate(kind(), 1, local=LocalTraining(engine=engine))
         return
     kept = "fresh" if engine == "stacked" else "kept"

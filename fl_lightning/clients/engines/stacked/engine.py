@@ -94,16 +94,6 @@ class StackedEngine:
                 yield from fit.run(loaders, count, plan, self._mover)
 
 
-def _refuse_second_names(module: LightningModule) -> None:
-    """Refuse a buffer with two names: training may change both in place, or replace one."""
-    seen: set[int] = set()
-    for part in module.modules():
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False):
-            if id(buffer) in seen:
-                raise EngineError(f"Stacked clients do not support one buffer with two names, such as '{name}'. {_REMEDY}")
-            seen.add(id(buffer))
-
-
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:
     for rule in rules:
         name = type(rule).__name__
@@ -139,7 +129,6 @@ def _refuse(module: LightningModule, local: LocalTraining, precision: str, detec
             raise EngineError(f"Stacked clients do not support {type(part).__name__}. {_REMEDY}")
         if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
             raise EngineError(f"Stacked clients do not support {type(part).__name__} with sparse gradients. {_REMEDY}")
-    _refuse_second_names(module)
     settings = {
         "callbacks": ", ".join(type(callback).__name__ for callback in local.callbacks or ()),
         "optimizer_state": local.optimizer_state if local.optimizer_state == "kept" else "",

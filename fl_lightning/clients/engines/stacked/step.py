@@ -35,7 +35,7 @@ class _Step(nn.Module):
         """Return the step's output, and the buffers after it."""
         with self._context():
             output = self.module.training_step(batch, batch_idx) if self._takes_index else self.module.training_step(batch)
-        after = dict(self.named_buffers())
+        after = dict(self.named_buffers(remove_duplicate=False))
         return output, {name: after[name] for name in buffers}
 
 
@@ -91,6 +91,7 @@ class StackedStep:
         names = [f"module.{name}" for name in buffers]
         with mode:
             output, after = functional_call(self._step, state, (batch, batch_idx, names), tie_weights=False)
+        self._refuse_split(after)
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise EngineError(
@@ -98,6 +99,15 @@ class StackedStep:
                 f"{REMEDY}"
             )
         return loss, {name.removeprefix("module."): tensor for name, tensor in after.items()}
+
+    def _refuse_split(self, after: Tensors) -> None:
+        for first, *others in self._places.values():
+            for name in others:
+                one, other = after.get(f"module.{first}"), after.get(f"module.{name}")
+                if other is not None and one is not other:
+                    raise EngineError(
+                        f"Training replaces one of the buffers '{first}' and '{name}', which are one tensor. {REMEDY}"
+                    )
 
     def gradients(
         self,
