@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_lightning.compat.torch import add_to_each
 from fl_lightning.functional.exact_sum import to_float64
-from fl_lightning.functional.proximal import add_to_gradients
+from fl_lightning.functional.proximal import add_proximal_gradient
 from fl_lightning.rules.base import ClientRule, LocalEnd, LocalStart
 from fl_lightning.rules.pull import like_parameters
 from fl_lightning.types import Pull
@@ -28,21 +28,21 @@ class DynamicRegularizer(ClientRule):
         self.alpha = alpha
 
     def begin(self, start: LocalStart) -> list[Tensor]:
-        """Return ``-(alpha w_t + g_k)``, to which each step adds ``alpha w``."""
-        terms = [parameter.detach() * -self.alpha for parameter in start.parameters]
-        if "gradient" in start.kept:
-            device = start.parameters[0].device
-            own = like_parameters(start.kept["gradient"].to(device), start.parameters)
-            add_to_each(terms, own, alpha=-1.0)
-        return terms
+        """Return ``w_t + g_k / alpha``, the anchor of a pull that equals the regulariser's gradient.
 
-    @torch.no_grad()
+        A weight that never has a gradient has the anchor w_t to the bit: Adam would enlarge any residue to a step.
+        """
+        anchors = [parameter.detach().clone() for parameter in start.parameters]
+        if "gradient" in start.kept:
+            own = start.kept["gradient"].to(anchors[0].device)
+            add_to_each(anchors, like_parameters(own, start.parameters), alpha=1 / self.alpha)
+        return anchors
+
     def correct_gradients(
         self, parameters: Sequence[Tensor], terms: Sequence[Tensor], scale: float = 1.0, pull: Pull | None = None
     ) -> None:
         """Add the regulariser's gradient; see :meth:`ClientRule.correct_gradients`."""
-        add_to_gradients(parameters, terms, scale)
-        add_to_gradients(parameters, [parameter.detach() for parameter in parameters], self.alpha * scale)
+        add_proximal_gradient(parameters, terms, self.alpha * scale)
 
     def remember(self, end: LocalEnd) -> dict[str, Tensor]:
         """Return the new g_k, in float64 so that many small changes add up."""
