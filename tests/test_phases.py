@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -37,22 +38,28 @@ def fit(rounds=3, dtype=torch.float64, optimizer=None, data=None, **settings):
     return module, federation
 
 
-def by_hand(phases, dtype, rounds=3):
-    """Every client's network; ``phases`` says for each local epoch whether it trains the head (True) or the rest."""
+def by_hand(phases, dtype, rounds=3, mu=0.0, decay=0.0):
+    """Every client's network; ``phases`` says for each local epoch whether it trains the head (True) or the rest.
+
+    The rest is pulled to the start of the round with strength ``mu``; what trains decays.
+    """
     torch.manual_seed(3)
     start, world = Plain(lr=LR, batchnorm=True).to(dtype).net, World(dtype)
     clients = [copy.deepcopy(start) for _ in SIZES]
     for _ in range(rounds):
         for net, part in zip(clients, world.parts, strict=True):
             x, y = world.x[part], world.y[part]
+            anchors = {name: p.detach().clone() for name, p in net.named_parameters()}
             for trains_head in phases:
-                chosen = [p for name, p in net.named_parameters() if name.startswith("3.") is trains_head]
+                named = [(name, p) for name, p in net.named_parameters() if name.startswith("3.") is trains_head]
+                chosen = [p for _, p in named]
                 for begin in range(0, len(x), B):
                     loss = F.cross_entropy(net.train()(x[begin : begin + B]), y[begin : begin + B])
                     gradients = torch.autograd.grad(loss, chosen)
                     with torch.no_grad():
-                        for parameter, gradient in zip(chosen, gradients, strict=True):
-                            parameter -= LR * gradient
+                        for (name, p), gradient in zip(named, gradients, strict=True):
+                            pull = 0.0 if trains_head else mu * (p - anchors[name])
+                            p -= LR * (gradient + pull + decay * p)
         states = [net.state_dict() for net in clients]
         for name in states[0]:
             if name.startswith("3."):
@@ -77,6 +84,16 @@ def test_each_epoch_trains_one_part(strategy, phases, engine, dtype):
         own = federation._run.memory.personal(client)
         mine = weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
         assert_close(net.state_dict(), mine, 1e-11 if dtype == torch.float64 else 5e-6)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
+    local = LocalTraining(max_epochs=3, engine=engine, proximal_mu=0.5)
+    decaying = partial(torch.optim.SGD, lr=LR, weight_decay=0.3)
+    _, federation = fit(strategy=FedRep(2), personal=HEAD, local=local, optimizer=decaying)
+    for client, net in enumerate(by_hand((True, True, False), torch.float64, mu=0.5, decay=0.3)):
+        own = federation._run.memory.personal(client)
+        assert_close(net[3].state_dict(), {name.removeprefix("net.3."): tensor for name, tensor in own.items()}, 1e-11)
 
 
 def test_a_part_that_rests_does_not_decay_or_drift():

@@ -237,13 +237,15 @@ class ClientSession(Callback):
             self._skipped += 1
             return
         self._trace.note(plain(optimizer) if len(trainer.optimizers) == 1 else None)
-        if self._may_rest:
+        if self._terms:
+            self._correct(optimizer, scaler)
+        if self._may_rest:  # after the rules, which give a gradient to every parameter
             self._rest(trainer.current_epoch - self._progress.first_epoch)
-        if not self._terms:
-            return
+
+    def _correct(self, optimizer: Optimizer, scaler: Any) -> None:
         # A fused optimizer divides by the scale inside its step, so its gradients are still scaled here.
         scaled = scaler is not None and unscales_in_step(optimizer)
-        scale = scaler.get_scale() if scaled else 1.0  # type: ignore[union-attr]
+        scale = scaler.get_scale() if scaled else 1.0
         mine = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
         parameters = self._client.parameters()
         chosen = [k for k, parameter in enumerate(parameters) if id(parameter) in mine]
