@@ -405,5 +405,5 @@ def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch
     """The final weights, what was measured at the clients, and what they keep."""
     scores, memory = federation._run.client_scores.rounds, federation._run.memory
     kept = {f"client {k}: {name}": tensor for k in range(len(SIZES)) for name, tensor in memory.kept(k).items()}
-    kept = {name: tensor for name, tensor in kept.items() if not name.endswith(": training")}  # packed, with its device
+    kept = {name: tensor for name, tensor in kept.items() if not name.endswith("training")}  # packed, with its device
     return {**weights(module), **kept, **{f"client scores of round {r}": values for r, values in scores.items()}}

@@ -10,11 +10,20 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, weights
+from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from plain_training import distance_from_plain
 from torch import Tensor
 
-from fl_lightning import ConfigurationError, ExamplePrivacy, LocalTraining
+from fl_lightning import (
+    APFL,
+    ConfigurationError,
+    Ditto,
+    ExamplePrivacy,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    LocalOnly,
+    LocalTraining,
+)
 from fl_lightning.clients.python_state import PythonState
 
 SEEN: list[Any] = []
@@ -131,6 +140,35 @@ def test_a_queue_belongs_to_its_client():
         own[batches] = found
     for batches, expected in own.items():
         assert [entry for entry in SEEN if entry[0] == batches] == expected
+
+
+class Slowing(Plain):
+    """Momentum, and a rate that follows the losses."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+        return [optimizer], [{"scheduler": plateau, "monitor": "train_loss_epoch"}]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "make"),  # APFL's models share a schedule, which follows the first one's losses
+    [(Ditto(0.0), kind) for kind in (Counting, Queueing, Remembering, Slowing)]
+    + [(APFL(1.0), kind) for kind in (Counting, Queueing, Remembering)],
+)
+def test_a_second_model_that_nothing_ties_to_the_first_is_training_alone(strategy, make):
+    """Oracle: LocalOnly. The second model has counts, queues and momentum of its own, as the first one has."""
+
+    def vectors(**settings):
+        torch.manual_seed(3)
+        local = LocalTraining(max_epochs=2, optimizer_state="kept")
+        federation = FederatedOrchestrator(local=local, **settings)
+        data = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive())
+        trainer(3, federation, precision="64-true").fit(make().double(), data)
+        return [federation._run.memory.last_model(k).vector for k in range(3)]
+
+    for one, other in zip(vectors(strategy=strategy), vectors(route=LocalOnly("val_acc")), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 class Drawing(Plain):

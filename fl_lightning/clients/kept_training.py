@@ -15,6 +15,8 @@ from fl_lightning.errors import ConfigurationError
 
 NAME = "training"
 """The name of the packed state among the tensors that a client stores."""
+OWN = "own training"
+"""The name of that of the training of the client's own model."""
 
 
 def pack(state: dict[str, Any]) -> Tensor:

@@ -14,7 +14,7 @@ from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.failures import refuse_moved
-from fl_lightning.clients.kept_training import NAME
+from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.memory import ClientMemory, personal_part
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
@@ -96,8 +96,9 @@ class LocalTrainer:
             else given.vector[: state.num_parameters]
         )
         pulled = replace(job, pull=Pull(anchor, rule.pull_strength), own_model=True)
-        (own,) = self.engine.fit([replace(self._prepared(pulled, given, "own "), kept={})])
-        return replace(trained, kept_model=own.model, seconds=trained.seconds + own.seconds)
+        prepared = self._prepared(pulled, given, "own ")
+        (own,) = self.engine.fit([replace(prepared, kept={NAME: prepared.kept[OWN]} if OWN in prepared.kept else {})])
+        return replace(trained, kept_model=own.model, own_kept=own.kept, seconds=trained.seconds + own.seconds)
 
     def _prepared(self, job: ClientJob, start: Snapshot | None, purpose: str = "") -> EngineJob:
         own = self._memory.last_model(job.client) if job.own_model else None
@@ -173,7 +174,8 @@ class LocalTrainer:
             self._memory.keep_personal(update.client, trained.own)
             if trained.kept_model is not None:
                 self._memory.keep_model(update.client, trained.kept_model)
-            kept = remembered if trained.kept is None else {**remembered, NAME: trained.kept}
+            training = {NAME: trained.kept, OWN: trained.own_kept}
+            kept = remembered | {name: packed for name, packed in training.items() if packed is not None}
             if kept:
                 self._memory.put(update.client, **kept)
         if job.own_model:

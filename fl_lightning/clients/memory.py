@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.clients.kept_training import NAME
+from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
 from fl_lightning.types import Snapshot
 
@@ -65,7 +65,7 @@ class ClientMemory:
             yield from (
                 (name, shape[0])
                 for name, shape in shapes.items()
-                if len(shape) == 1 and name not in ("counters", NAME) and not name.startswith((_MOVED, _PERSONAL))
+                if len(shape) == 1 and name not in ("counters", NAME, OWN) and not name.startswith((_MOVED, _PERSONAL))
             )
 
     def former_scores(self) -> dict[int, float]:

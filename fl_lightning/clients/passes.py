@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -23,6 +24,7 @@ from fl_lightning.types import Snapshot
 
 _INTERNAL = vars(nn.Module()).keys() - {"training"}
 _CONTAINERS = (list, dict, set, deque)
+_CHANGEABLE = (*_CONTAINERS, Tensor, np.ndarray, torch.Generator)
 
 
 class ClientModel:
@@ -151,7 +153,7 @@ class ListeningStep:
         @wraps(self._call.step)
         def step(*args: Any, **kwargs: Any) -> Any:
             numbers = RandomNumbers.now(self._module.device)
-            batch = _Batch(self, args, kwargs, numbers)
+            batch = _Batch(self, args, kwargs, numbers, _saved(self._module))
             output = self._call.step(*args, **kwargs)
             own = self._pass(output)
             if own.loss is None:
@@ -179,13 +181,13 @@ class ListeningStep:
             )
         return Pass(loss, {name: torch.cat(tensors) if len(tensors) > 1 else tensors[0] for name, tensors in heard.items()})
 
-    def again(self, args: Any, kwargs: Any, numbers: RandomNumbers, tensors: dict[str, Tensor], training: bool) -> Pass:
+    def again(self, batch: _Batch, tensors: dict[str, Tensor], training: bool) -> Pass:
         """Repeat a step; see :meth:`Batch.again`."""
         named = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        with numbers.replayed(), _untouched(self._module):
+        with batch.numbers.replayed(), _begun_again(self._module, batch.before):
             if not training:
                 self._module.eval()
-            output = functional_call(self._call, named, args, kwargs, tie_weights=self._ties)
+            output = functional_call(self._call, named, batch.args, batch.kwargs, tie_weights=self._ties)
         for name in tensors:  # the module may have put another tensor in a buffer's place
             tensors[name] = named[f"module.{name}"]
         return self._pass(output)
@@ -196,34 +198,47 @@ class _Batch:
 
     own: Pass
 
-    def __init__(self, step: ListeningStep, args: Any, kwargs: Any, numbers: RandomNumbers) -> None:
-        self._step, self._args, self._kwargs, self._numbers = step, args, kwargs, numbers
+    def __init__(self, step: ListeningStep, args: Any, kwargs: Any, numbers: RandomNumbers, before: _Saved) -> None:
+        self._step, self.args, self.kwargs, self.numbers, self.before = step, args, kwargs, numbers, before
 
     def again(self, tensors: dict[str, Tensor], training: bool = True) -> Pass:
         """See :meth:`Batch.again`."""
-        return self._step.again(self._args, self._kwargs, self._numbers, tensors, training)
+        return self._step.again(self, tensors, training)
 
 
 # ---------------------------------------------------------------- what a further pass leaves alone
 
 
+_Saved = list[tuple[nn.Module, dict[str, tuple[Any, Any]]]]
+"""The attributes of each part, metrics included, with the contents of those that training can change in place."""
+
+
 @contextmanager
-def _untouched(module: LightningModule) -> Iterator[None]:
-    """Silence the module's log for the block, and restore all attributes of its parts, metrics included."""
-    before = [(part, {name: _copied(value) for name, value in _own(part)}) for part in module.modules()]
+def _begun_again(module: LightningModule, before: _Saved) -> Iterator[None]:
+    """Give the module the attributes that it had before its own pass, and silence its log; afterwards, restore what it had."""
+    now = _saved(module)
+    _set(before)
     for part in module.modules():
         if isinstance(part, LightningModule):
             vars(part).update(log=_ignore, log_dict=_ignore)
     try:
         yield
     finally:
-        for part, attributes in before:
-            for name, _ in _own(part):
-                if name not in attributes:
-                    del vars(part)[name]
-            for name, (value, content) in attributes.items():
-                vars(part)[name] = value
-                _restore(value, content)
+        _set(now)
+
+
+def _saved(module: LightningModule) -> _Saved:
+    return [(part, {name: _copied(value) for name, value in _own(part)}) for part in module.modules()]
+
+
+def _set(saved: _Saved) -> None:
+    for part, attributes in saved:
+        for name, _ in _own(part):
+            if name not in attributes:
+                del vars(part)[name]
+        for name, (value, content) in attributes.items():
+            vars(part)[name] = value
+            _restore(value, content)
 
 
 def _own(part: nn.Module) -> list[tuple[str, Any]]:
@@ -234,9 +249,11 @@ def _copied(value: Any) -> tuple[Any, Any]:
     """Return a value and its content, if training can change it in place."""
     if isinstance(value, _CONTAINERS):
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        return value, (value.copy(), [(item, _copied(item)[1]) for _, item in items if isinstance(item, _CONTAINERS)])
+        return value, (value.copy(), [(item, _copied(item)[1]) for _, item in items if isinstance(item, _CHANGEABLE)])
     if isinstance(value, Tensor) and value.grad_fn is None:
         return value, value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value, value.copy()
     if isinstance(value, torch.Generator):
         return value, value.get_state()
     return value, None
@@ -249,6 +266,8 @@ def _restore(value: Any, content: Any) -> None:
         value.set_state(content)
     elif isinstance(value, Tensor) and content is not None:
         value.copy_(content)
+    elif isinstance(value, np.ndarray):
+        value[...] = content
     elif isinstance(value, _CONTAINERS):
         copy, inner = content
         value.clear()

@@ -88,6 +88,7 @@ class Trained:
         num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
         own: the client's personal parameters and buffers, by name.
         kept_model: the model that the client keeps, if it is another one than ``model``.
+        own_kept: as ``kept``, of the training of the client's own model after the turn.
     """
 
     job: EngineJob
@@ -103,6 +104,7 @@ class Trained:
     num_examples: int | None = None
     own: Mapping[str, Tensor] = field(default_factory=dict)
     kept_model: Snapshot | None = None
+    own_kept: Tensor | None = None
 
 
 class Engine(Protocol):
