@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 import threading
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fl_lightning import (
     APFL,
+    CheckpointError,
     ConfigurationError,
     Ditto,
     ExamplePrivacy,
@@ -24,6 +26,7 @@ from fl_lightning import (
     LocalOnly,
     LocalTraining,
 )
+from fl_lightning.clients import kept_training
 from fl_lightning.clients.python_state import PythonState
 
 SEEN: list[Any] = []
@@ -97,6 +100,42 @@ class Counting(Plain):
         return super().training_step(batch, batch_idx) * (self.steps / 20)
 
 
+class Mood(enum.IntEnum):
+    CALM = 1
+    WILD = 2
+
+
+class Doors(enum.Flag):
+    LEFT = 1
+    RIGHT = 2
+
+
+class Metres(float):
+    """A number of a class of its own."""
+
+
+class Typed(Plain):
+    """Keeps scalars of NumPy and members of enumerations, on which its loss depends, by their types."""
+
+    client_state = ("seen",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best, self.small, self.mood, self.doors, self.seen = 0.0, np.float32(0.1), Mood.CALM, Doors.LEFT, [np.int64(0)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        assert isinstance(self.best, np.float64) or self.best == 0.0
+        scale = 1 + float(self.best) + float(self.small * 3) + self.mood.value / 10 + float(self.seen[-1]) / 10
+        scale += 0.1 * (Doors.RIGHT in self.doors) + 0.1 * (self.small.dtype == np.float32) + len(self.mood.name) / 50
+        self.best = np.mean([self.best, 0.3])
+        self.small = self.small * np.float32(0.9)
+        self.mood = Mood.WILD if self.mood is Mood.CALM else Mood.CALM
+        self.doors |= Doors.RIGHT
+        self.seen.append(self.seen[-1] + 1)
+        return loss * scale
+
+
 class Queueing(Plain):
     """Keeps a queue as a buffer, as MoCo does, a list and an exotic container."""
 
@@ -117,9 +156,48 @@ class Queueing(Plain):
 
 
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
-@pytest.mark.parametrize("make", [Counting, Queueing])
+@pytest.mark.parametrize("make", [Counting, Queueing, Typed])
 def test_one_client_is_plain_training(make, engine):
     assert distance_from_plain(make, engine, without=("queue",)) < 1e-12  # the server's own queue stays as it was
+
+
+def test_numpy_scalars_and_members_of_enumerations_resume(tmp_path):
+    def run(rounds, **settings):
+        torch.manual_seed(3)
+        module = Typed()
+        flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+        federate(module, rounds, every_round(tmp_path), flags=flags, local=LocalTraining(), **settings)
+        return weights(module)
+
+    whole = run(4)
+    run(2)
+    assert same_bits(run(4, ckpt_path=str(tmp_path / "last.ckpt")), whole)
+
+
+def test_an_enumeration_that_is_gone_is_named(monkeypatch):
+    packed = kept_training.pack({"mood": Mood.WILD})
+    assert kept_training.unpack(packed)["mood"] is Mood.WILD
+    monkeypatch.delattr(__name__ + ".Mood")
+    with pytest.raises(CheckpointError, match=r"A client keeps 'WILD' of test_python_state.Mood, which does not exist"):
+        kept_training.unpack(packed)
+
+
+def test_a_number_of_a_class_of_the_users_starts_anew(tmp_path):
+    """Its class could not be read again without running code."""
+
+    class Measuring(Plain):
+        metres: Any = 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            SEEN.append(type(self.metres))
+            self.metres = Metres(self.metres + 1)
+            return super().training_step(batch, batch_idx)
+
+    SEEN.clear()
+    saves = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    with pytest.warns(UserWarning, match=r"Training changed 'metres' of Measuring, which every client's turn finds as it was"):
+        federate(Measuring(), 2, every_round(tmp_path), flags=saves, local=LocalTraining())
+    assert SEEN.count(float) == 6
 
 
 def test_a_queue_belongs_to_its_client():

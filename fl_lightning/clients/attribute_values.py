@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.clients.plain_values import PLAIN, is_storable
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import GENERATORS
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-"""Values that nothing changes in place, so that they need no copy."""
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, defaultdict, OrderedDict)
 HOLDERS = (Tensor, *_CONTAINERS)
 """Values that may be, or hold, one of the module's own tensors."""
@@ -106,7 +105,7 @@ def _require_storable(name: str, value: Any) -> None:
     if isinstance(value, dict | list | tuple | set) and type(value) in (dict, OrderedDict, list, tuple, set):
         for item in _items(value):
             _require_storable(name, item)
-    elif not isinstance(value, Tensor | bool | int | float | complex | str | bytes | None):
+    elif not (isinstance(value, Tensor) or is_storable(value)):
         raise ConfigurationError(
             f"'client_state' names '{name}', which holds a {type(value).__name__}, but clients keep only tensors, numbers, "
             "texts, and lists, tuples, sets and dictionaries of them. Store it as one of these."

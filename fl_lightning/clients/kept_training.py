@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.clients.plain_values import decoded, encoded, is_storable
 from fl_lightning.errors import ConfigurationError
 
 NAME = "training"
@@ -22,14 +23,14 @@ OWN = "own training"
 def pack(state: dict[str, Any]) -> Tensor:
     """Return tensors and plain values as bytes, uint8, shape (n,)."""
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(encoded(state), buffer)
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
 def unpack(content: Tensor) -> dict[str, Any]:
     """Return what :func:`pack` packed, as new tensors on the CPU, since this process may lack the GPU that trained."""
     stored = io.BytesIO(content.numpy().tobytes())
-    found: dict[str, Any] = torch.load(stored, map_location="cpu", weights_only=True)
+    found: dict[str, Any] = decoded(torch.load(stored, map_location="cpu", weights_only=True))
     return found
 
 
@@ -82,7 +83,7 @@ class ChangedSettings:
 def _is_storable(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_storable, value))
-    return isinstance(value, Tensor | int | float | bool | str | None)
+    return isinstance(value, Tensor) or is_storable(value)
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -102,7 +103,7 @@ def optimizer_state(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
         state = optimizer.state_dict().get("state", {})  # Lightning's stand-in for no optimizer has none
         for values in state.values():
             for name, value in values.items():
-                if not isinstance(value, Tensor | int | float | bool | None):
+                if not (isinstance(value, Tensor) or is_storable(value)):
                     raise ConfigurationError(
                         f"{type(optimizer).__name__} keeps a {type(value).__name__} ('{name}') from step to step, but "
                         "'federation.local.optimizer_state' is 'kept', which stores only tensors and numbers. Set it to "

@@ -21,7 +21,6 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.clients.attribute_values import (
     HOLDERS,
-    PLAIN,
     copied,
     equal,
     generators_in,
@@ -34,6 +33,7 @@ from fl_lightning.clients.attribute_values import (
 )
 from fl_lightning.clients.evaluation_reads import reads_in_evaluation
 from fl_lightning.clients.hook_registers import HookRegisters
+from fl_lightning.clients.plain_values import PLAIN, is_storable
 from fl_lightning.clients.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
 from fl_lightning.errors import ConfigurationError
@@ -185,7 +185,7 @@ class PythonState:
 
     def _is_renewed(self, key: tuple[str, str], value: Any) -> bool:
         """Return whether the next turn does not find an attribute as this one leaves it, although it is not shared."""
-        return is_copied(value) or key in self._beginning
+        return isinstance(value, PLAIN) or is_copied(value) or key in self._beginning
 
     def load_buffers(self, kept: Mapping[str, Any]) -> None:
         """Load the client's own buffers, after the global model has been loaded."""
@@ -219,13 +219,14 @@ class PythonState:
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]
-        kept = {".".join(key): value for key, value in changed if isinstance(value, PLAIN)}
+        continued = {key: value for key, value in changed if isinstance(value, PLAIN) and is_storable(value)}
+        kept = {".".join(key): value for key, value in continued.items()}
         kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared.compares:
             self._warn_of_shared(self._shared.end(self._objects(parts)))
-        self._warn_of_stale([key for key, value in changed if isinstance(value, PLAIN)], parts)
+        self._warn_of_stale([*continued], parts)
         prefixes = {id(part): prefix for prefix, part in parts.items()}
-        renewed = [key for key, value in changed if not isinstance(value, PLAIN) and self._is_renewed(key, value)]
+        renewed = [key for key, value in changed if key not in continued and self._is_renewed(key, value)]
         self._warn_of_renewed([*renewed, *((prefixes.get(id(part), ""), name) for part, name, _ in self._replaced())])
         return kept
 

@@ -89,11 +89,11 @@ class Describer:
             value = value.item()
         if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, Enum | torch.dtype | torch.device):  # an IntEnum is an int as well
+            return str(value)
         if isinstance(value, int | float):
             return _number(value, exact)
         if isinstance(value, str):
-            return str(value)
-        if isinstance(value, Enum | torch.dtype | torch.device):
             return str(value)
         if isinstance(value, Tensor | np.ndarray):
             return f"{type(value).__name__} {tuple(value.shape)} {digest(value)}"
@@ -232,5 +232,4 @@ def _number(value: int | float, exact: bool) -> int | float | str:
     if not math.isfinite(value):
         return str(value)
     whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-    number: int | float = int(value) if whole and not exact else value
-    return number
+    return int(value) if (whole and not exact) or isinstance(value, int) else float(value)
