@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_runs import optimized, scheduled
+from engine_runs import scheduled
 from federations import Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
 from lightning.pytorch import Callback
 from plain_training import InOrder
 from torch import Tensor
-from torch.optim import LBFGS, SGD
+from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
 
 from fl_lightning import (
@@ -217,7 +217,6 @@ def test_a_training_without_an_end_has_no_estimate():
     [
         (Plain, {"strategy": FedNova()}, ConfigurationError, "FedNova has no rule for momentum from earlier rounds"),
         (Plain, {"engine": "stacked"}, EngineError, r"'federation.local.optimizer_state' \(kept\)"),
-        (optimized(lambda p: LBFGS(p)), {}, ConfigurationError, "LBFGS keeps a list"),
     ],
 )
 def test_optimizers_that_cannot_be_kept(make, parts, error, message):

@@ -8,6 +8,7 @@ from enum import Enum, Flag
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fl_lightning.errors import CheckpointError
 
@@ -25,6 +26,13 @@ def is_storable(value: Any) -> bool:
     if isinstance(value, np.generic):
         return value.dtype.kind not in "OV" and type(value).__module__ == "numpy"
     return type(value) in _BUILTIN
+
+
+def is_kept(value: Any) -> bool:
+    """Return whether a value is a tensor or storable, or a container of such."""
+    if type(value) in _CONTAINERS:
+        return all(map(is_kept, (*value.keys(), *value.values()) if isinstance(value, dict) else value))
+    return isinstance(value, Tensor) or is_storable(value)
 
 
 def encoded(value: Any) -> Any:

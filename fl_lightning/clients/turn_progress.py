@@ -9,7 +9,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.clients import kept_training
+from fl_lightning.clients.kept_optimizers import optimizer_state, restore_optimizers
+from fl_lightning.clients.kept_training import ChangedSettings
 from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.messages import ClientJob
@@ -60,7 +61,7 @@ class TurnProgress:
         """Move optimizers, schedules and the counts of epochs and steps to the beginning of the turn, and set its end."""
         optimizers, configs = trainer.optimizers, trainer.lr_scheduler_configs
         if "optimizers" in self._before and self._keeps_optimizer:
-            kept_training.restore_optimizers(self._before["optimizers"], optimizers)
+            restore_optimizers(self._before["optimizers"], optimizers)
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             if scaler is not None and self._before["scaler"]:
                 scaler.load_state_dict(self._before["scaler"])
@@ -69,7 +70,8 @@ class TurnProgress:
         scale_rates(optimizers, configs, factor / decayed)
         if self._keeps_optimizer:
             plain_ones = [plain(optimizer) for optimizer in optimizers]
-            self._settings = kept_training.ChangedSettings(plain_ones, bool(configs), factor, self._before.get("settings"))
+            schedulers = [config.scheduler for config in configs]
+            self._settings = ChangedSettings(plain_ones, schedulers, factor, self._before.get("settings"))
         self._limit_work(trainer)
 
     def _continue(self, trainer: Trainer, module: LightningModule) -> float:
@@ -134,7 +136,8 @@ class TurnProgress:
         state: dict[str, Any] = {}
         if self._keeps_optimizer:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
-            optimizers = kept_training.optimizer_state([plain(optimizer) for optimizer in trainer.optimizers])
+            plain_ones = [plain(optimizer) for optimizer in trainer.optimizers]
+            optimizers = optimizer_state(plain_ones, gradients=not module.automatic_optimization)
             state |= {"optimizers": optimizers, "scaler": None if scaler is None else scaler.state_dict()}
             state |= {"settings": self._settings.end()}
         configs = trainer.lr_scheduler_configs

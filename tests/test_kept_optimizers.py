@@ -1,0 +1,160 @@
+"""With ``optimizer_state: kept``, a client's optimizers continue as in one long training, whatever they remember."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from federations import Plain, every_round, federate, same_bits, weights
+from plain_training import distance_from_plain
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import StepLR
+
+from fl_lightning import ConfigurationError, LocalTraining
+
+
+class Counting(SGD):
+    """Takes shorter steps as an attribute of its own counts them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.count, self.sizes = 0, [1.0]
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        self.sizes.append(self.sizes[-1] * 0.97)
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.add_(parameter.grad, alpha=-group["lr"] * self.sizes[-1] / (1 + self.count / 10))
+        return loss
+
+
+class Around(Optimizer):
+    """Steps with an optimizer within it, whose groups it shares, as implementations of SAM do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.02})
+        self.base_optimizer = Adam(self.param_groups, lr=0.02)
+        self.param_groups = self.base_optimizer.param_groups
+        self.defaults.update(self.base_optimizer.defaults)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base_optimizer.step(closure)
+
+
+class Saving(SGD):
+    """Saves more than its state: the mean of its gradients' sums."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self._mean = torch.zeros((), dtype=torch.float64)
+
+    def state_dict(self) -> Any:
+        return {**super().state_dict(), "mean": {"value": self._mean, "of": [1, "sum"]}}
+
+    def load_state_dict(self, state: Any) -> None:
+        self._mean = state.pop("mean")["value"].clone()
+        super().load_state_dict(state)
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        self._mean = 0.5 * self._mean + sum(p.grad.sum() for group in self.param_groups for p in group["params"])
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.sub_(0.1 * parameter.grad + 0.001 * self._mean)
+        return loss
+
+
+def using(kind: Any) -> Any:
+    return type(kind.__name__, (Plain,), {"configure_optimizers": lambda module: kind(module.parameters())})
+
+
+class Pending(Plain):
+    """Steps on the gradients of three batches, whichever turns they are in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization, self.batches = False, 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]) / 3)
+        self.batches += 1
+        if self.batches % 3 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+class ByHand(Plain):
+    """Raises the momentum and lowers the betas by hand, beside a schedule that sets rates alone."""
+
+    def configure_optimizers(self) -> Any:
+        head = {"params": self.net[2].parameters(), "betas": (0.9, 0.99)}
+        first, second = SGD(self.net[0].parameters(), lr=0.1, momentum=0.1), Adam([head], lr=0.01)
+        return [first, second], [StepLR(first, 2, 0.5), StepLR(second, 2, 0.5)]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        first.zero_grad()
+        second.zero_grad()
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+        first.param_groups[0]["momentum"] = min(0.95, first.param_groups[0]["momentum"] * 1.05)
+        second.param_groups[0]["betas"] = tuple(beta * 0.98 for beta in second.param_groups[0]["betas"])
+        first.step()
+        second.step()
+
+    def on_train_epoch_end(self) -> None:
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+
+class Slow(torch.optim.LBFGS):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.03, max_iter=3)
+
+
+KINDS = [using(Counting), using(Around), using(Saving), Pending, ByHand, using(Slow)]
+
+
+@pytest.mark.parametrize(
+    ("make", "engine"),
+    [(make, "trainer") for make in KINDS] + [(make, "fabric") for make in KINDS if make not in (Pending, ByHand)],
+)
+def test_one_client_is_plain_training(make, engine):
+    assert distance_from_plain(make, engine) < 1e-9  # LBFGS enlarges what rounding leaves
+    assert distance_from_plain(make, engine, optimizer_state="fresh") > 1e-4
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_what_is_kept_resumes(make, tmp_path):
+    def run(rounds: int, **settings: Any) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        module = make()
+        flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+        local = LocalTraining(optimizer_state="kept")
+        federate(module, rounds, every_round(tmp_path), flags=flags, local=local, clients_per_round=2, **settings)
+        return weights(module)
+
+    whole = run(4)
+    run(2)
+    assert same_bits(run(4, ckpt_path=str(tmp_path / "last.ckpt")), whole)
+
+
+class Remembering(SGD):
+    """Keeps an object of the user's in its state."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state[self.param_groups[0]["params"][0]]["history"] = object()
+        return super().step(closure)
+
+
+def test_an_object_that_cannot_be_stored_is_named():
+    make = type("Remembers", (Plain,), {"configure_optimizers": lambda module: Remembering(module.parameters(), lr=0.1)})
+    with pytest.raises(ConfigurationError, match=r"Remembering keeps a object \('history'\) from step to step, but"):
+        federate(make(), 2, local=LocalTraining(optimizer_state="kept"))
