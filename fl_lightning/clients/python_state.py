@@ -33,6 +33,7 @@ from fl_lightning.clients.attribute_values import (
 )
 from fl_lightning.clients.evaluation_reads import reads_in_evaluation
 from fl_lightning.clients.hook_registers import HookRegisters
+from fl_lightning.clients.outside_state import OutsideState
 from fl_lightning.clients.plain_values import PLAIN, is_storable
 from fl_lightning.clients.shared_objects import SharedObjects
 from fl_lightning.compat.torch import children_of, parameters_of, parts_of
@@ -62,7 +63,7 @@ class PythonState:
         self._warned: set[tuple[str, str]] = set()
         self._reads: dict[str, frozenset[str]] = {}
         self._hooks: HookRegisters | None = None  # before the first turn
-        self._shared = SharedObjects(module)
+        self._shared, self._outside = SharedObjects(module), OutsideState(module)
         builds = isinstance(module, LightningModule) and any(is_overridden(n, module) for n in ("setup", "configure_model"))
         self._children = [] if builds else [(part, dict(children_of(part))) for part in module.modules()]
         self._begun_with = set(parts_of(module))
@@ -128,6 +129,7 @@ class PythonState:
             prefix, _, name = path.rpartition(".")
             if prefix in parts and name not in _buffers_of(parts[prefix]):
                 setattr(parts[prefix], name, like(value, _attributes_of(parts[prefix]).get(name)))
+        self._outside.begin(kept)
         if self._shared.compares:
             self._shared.begin(self._objects(parts))
 
@@ -221,7 +223,7 @@ class PythonState:
         ]
         continued = {key: value for key, value in changed if isinstance(value, PLAIN) and is_storable(value)}
         kept = {".".join(key): value for key, value in continued.items()}
-        kept |= {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
+        kept |= self._outside.end() | {f"{prefix}.{name}": _state_of(parts[prefix], name) for prefix, name in own}
         if self._shared.compares:
             self._warn_of_shared(self._shared.end(self._objects(parts)))
         self._warn_of_stale([*continued], parts)
