@@ -478,7 +478,7 @@ def test_focus_and_fedstar_take_torchmetrics():
     federate(Plain(), 1, updates, strategy=Focus(loss))
     assert all(u.score > 0 and u.global_score > 0 for u in updates.rounds[0])
     errors = np.array([u.score + u.global_score for u in updates.rounds[0]])
-    credibility = softmax(-errors)  # of temperature 1
+    credibility = 1 - softmax(errors)  # of temperature 1
     assert [u.weight for u in updates.rounds[0]] == pytest.approx(credibility * SIZES)
     run = federate(Plain(), 1, route=FedStar(1, Accuracy(task="multiclass", num_classes=3)))
     assert run.global_step == 1

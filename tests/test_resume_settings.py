@@ -563,7 +563,7 @@ def test_the_table_has_nothing_else():
     ("made", "expected"),
     [
         (FedLoss("mine"), {"loss": "mine", "examples": 0}),
-        (Focus("mine"), {"loss": "mine", "temperature": 1}),
+        (Focus("mine"), {"loss": "mine", "temperature": 1, "credibility": "complement"}),
         (LocalOnly("mine", "min"), {"metric": "mine", "mode": "min"}),
         (
             ShapleyValues("mine", "min"),

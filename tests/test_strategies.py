@@ -14,12 +14,15 @@ import torch
 from against_hand import DTYPES, ROUNDS, Updates, assert_close, assert_follows, clients_of, final
 from by_hand import LR, World, accuracy, averaged, build, flat, like_parameters
 from federations import SIZES, Blobs, Consecutive, Plain, federate, same_bits, trainer, weights
+from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, f1_score
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassF1Score
 
 from fl_lightning import (
     AdaFed,
+    ClientUpdate,
+    ConfigurationError,
     DiagnosticOddsRatio,
     FedAvg,
     FedAvgM,
@@ -35,6 +38,7 @@ from fl_lightning import (
     PartialWork,
     Scaffold,
     ShapleyValues,
+    Snapshot,
     Yogi,
 )
 
@@ -301,15 +305,43 @@ def test_shapley_weights(metric, sign, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_focus_weighs_by_credibility(dtype):
+@pytest.mark.parametrize("credibility", ["complement", "softmax"])
+def test_focus_weighs_by_credibility(credibility, dtype):
     def step(net, world, t):
         clients = clients_of(net, world)
         at_home = [world.on_client(net, F.cross_entropy, k) for k in range(3)]
         abroad = [world.on_server(client, F.cross_entropy) for client in clients]
-        credibility = np.exp(-(np.array(at_home) + np.array(abroad)) / 0.5)
-        return averaged(net, clients, world.sizes * credibility / credibility.sum())
+        errors = np.array(at_home) + np.array(abroad)
+        rates = 1 - softmax(errors / 0.5) if credibility == "complement" else softmax(-errors / 0.5)
+        return averaged(net, clients, world.sizes * rates)
 
-    assert_follows(dtype, step, strategy=Focus(temperature=0.5))
+    assert_follows(dtype, step, strategy=Focus(temperature=0.5, credibility=credibility))
+
+
+@pytest.mark.parametrize(
+    ("errors", "temperature", "credibility", "expected"),
+    [
+        ([0, math.log(2), math.log(5)], 1, "complement", [7 / 8, 6 / 8, 3 / 8]),
+        ([0, math.log(2), math.log(4)], 1, "softmax", [4 / 7, 2 / 7, 1 / 7]),
+        ([0, 2 * math.log(3)], 2, "complement", [3 / 4, 1 / 4]),
+        ([0, 1000], 1, "complement", [1, 0]),
+        ([0, 30], 1, "complement", [1, math.exp(-30)]),
+        ([7], 1, "complement", [1]),
+    ],
+)
+def test_the_credibility_of_focus(errors, temperature, credibility, expected):
+    """In halves, so that both losses count; every client has 10 examples."""
+    state = Snapshot(torch.zeros(2), torch.zeros(0))
+    updates = [
+        ClientUpdate(k, 0, 10, 1, model=state, score=0.25 * error, global_score=0.75 * error) for k, error in enumerate(errors)
+    ]
+    _, weights = Focus("mine", temperature, credibility).combine(updates, None)
+    assert weights == pytest.approx([10 * c for c in expected], rel=1e-9)
+
+
+def test_focus_names_its_credibilities():
+    with pytest.raises(ConfigurationError, match="credibility' must be complement or softmax, but is 'mean'"):
+        Focus(credibility="mean")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -418,12 +450,12 @@ def test_the_median_of_equal_models_is_the_model():
 def test_fedloss_of_exponent_zero_ignores_sizes():
     """Client 1 has 20 examples; only its loss may count."""
     strategy = FedLoss()
-    from fl_lightning import ClientUpdate
 
     assert strategy.weight(ClientUpdate(0, 0, 7, 1, local_score=0.5)) == strategy.weight(
         ClientUpdate(1, 0, 20, 1, local_score=0.5)
     )
 
 
-def test_focus_at_a_high_temperature_is_fedavg():
-    assert_close(final(strategy=Focus(temperature=1e12)), final(strategy=FedAvg()), 1e-9)
+@pytest.mark.parametrize("credibility", ["complement", "softmax"])
+def test_focus_at_a_high_temperature_is_fedavg(credibility):
+    assert_close(final(strategy=Focus("val_loss", 1e12, credibility)), final(strategy=FedAvg()), 1e-9)

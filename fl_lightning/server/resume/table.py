@@ -85,7 +85,7 @@ TABLE: dict[str, Row] = {
     "FedSGD": Row(on_purpose="weighting"),
     "FedLoss": Row(on_purpose="loss examples"),
     "FederatedKMeans": Row(stays="seed", on_purpose="empty"),
-    "Focus": Row(on_purpose="loss temperature"),
+    "Focus": Row(on_purpose="loss temperature credibility"),
     "GeometricMedian": Row(on_purpose="examples smoothing iterations"),
     "Krum": Row(on_purpose="attackers selected"),
     "LastClient": Row(stays="seed"),
