@@ -18,9 +18,10 @@ from fl_lightning.types import ClientUpdate, RoundStart
 class FedAsync(RunningStrategy):
     """Mix each client's model into the global one as soon as it arrives: ``w <- (1 - alpha_t) w + alpha_t w_k``.
 
-    ``alpha_t = alpha * s(tau)`` falls with the staleness tau, the number of new models since the client started. Averaged
-    buffers mix in the same way. It needs ``federation.asynchronous`` with ``buffer`` 1. The paper's clients have a proximal
-    term, which is ``federation.local.proximal_mu``.
+    ``alpha_t = alpha * s(tau)`` falls with the staleness tau, the number of new models since the client started: one less than
+    the paper's t - tau, so that a fresh model mixes with alpha itself. Averaged buffers mix in the same way. It needs
+    ``federation.asynchronous`` with ``buffer`` 1. The paper's clients have a proximal term, which is
+    ``federation.local.proximal_mu``.
 
     Args:
         alpha: the weight of a fresh model, in (0, 1].
