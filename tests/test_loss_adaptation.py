@@ -24,6 +24,7 @@ from fl_lightning import (
     LossAdaptation,
     MetricWeightedCrossEntropy,
     ProximalLoss,
+    TensorLoader,
 )
 
 
@@ -245,6 +246,15 @@ def test_a_metric_that_leaves_its_range():
         ConfigurationError, match=r"needs values in \[0, 1\], for which higher is better, but its metric returns \[-0.5"
     ):
         loss.adapt(torch.tensor([-0.5, 0.2]))
+
+
+@pytest.mark.parametrize("predicted", [[0, 0, 1, 2, 2], [0, 7, 1, 2, 2]], ids=["three classes", "a fourth by mistake"])
+def test_a_class_without_examples_enters_the_mean_once_it_is_predicted(predicted):
+    labels = torch.tensor([0, 0, 1, 2, 2])
+    task, outputs = ClassificationTask(nn.Identity(), 10), torch.eye(10)[torch.tensor(predicted)]
+    (found,) = trainer(1).validate(task, TensorLoader((outputs, labels), 5), verbose=False)
+    assert found["val_f1_macro"] == pytest.approx(f1_score(labels, predicted, average="macro"))
+    assert found["val_f1/7"] == 0
 
 
 def test_the_example_of_the_docs():

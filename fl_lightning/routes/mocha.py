@@ -22,8 +22,8 @@ class Mocha(Route):
     :func:`~fl_lightning.functional.relationships.pulls`. Better local training converges faster, but partial work
     helps too, and absent clients keep their models. Every ``update_every`` rounds the server sets S in closed form.
 
-    A client that has not trained yet counts with the server's model, the mean of all; in the paper its weights are 0 until then.
-    The paper solves the dual with SDCA; this route solves the primal with the optimizer of the clients' module, to the same
+    A client that has not trained yet counts with the server's model, the mean of all; in the paper its weights are 0. The paper
+    solves the dual with SDCA; this route solves the primal with the optimizer of the clients' module, to the same
     optimum. It supports only linear models with convex losses: :class:`~fl_lightning.HalfSquaredError` or
     ``torch.nn.MSELoss`` with RegressionTask, :class:`~fl_lightning.Hinge` or cross-entropy with ClassificationTask. Biases
     are treated like other weights.

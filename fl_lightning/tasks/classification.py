@@ -82,7 +82,8 @@ class ClassificationTask(SupervisedTask):
             if highest + 1 < self.num_classes and hasattr(data, "has_validation_set"):
                 rank_zero_warn(
                     f"The labels go from {int(labels.min())} to {highest}, but the model has {self.num_classes} classes. "
-                    "Classes without examples count as zero in means over classes. If there are no others, set "
+                    "In means over classes, one without examples counts as zero if the model predicts it, and is left out "
+                    "if not. If there are no others, set "
                     f"'model.num_classes' (and the network's) to {highest + 1}."
                 )
 
