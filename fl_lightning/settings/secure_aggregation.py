@@ -28,7 +28,7 @@ from fl_lightning.functional.sums import Sums
 @checks_types
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Mask what clients send. The masks cancel in the sum, so the result equals the result without masks, bit for bit.
+    """Mask what clients send. The masks cancel in the sum exactly; a run without them may round its sums a little more.
 
     Every two clients of a cohort agree on a mask that one adds and the other subtracts, and each client adds one of its own.
     The keys are shared among the cohort, so that the masks of clients that drop out can be removed if enough clients remain.
