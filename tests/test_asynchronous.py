@@ -37,6 +37,7 @@ from fl_lightning import (
 
 DURATIONS = {0: [3, 2, 4, 1, 6, 2], 1: [7, 9, 8, 7, 9, 8], 2: [4, 3, 5, 6, 2, 4]}
 """Ticks of each client's training, by the round in which it begins."""
+RATES: list[float] = []
 FIVE = (7, 22, 12, 9, 12)
 FABRIC = LocalTraining(engine="fabric", max_epochs=2)
 
@@ -161,9 +162,12 @@ def test_fedbuff_with_a_hinge_momentum_and_clipped_changes():
     )
 
 
-@pytest.mark.parametrize("mixes", ["models", "changes"])
-def test_fedasync_follows_its_paper(mixes):
-    """Xie et al. 2019, Algorithm 1, with its proximal term: (1 - alpha_t) w + alpha_t w_k, alpha_t = alpha (1 + tau)^-a."""
+@pytest.mark.parametrize(("mixes", "rounds"), [("models", 6), ("changes", 6), ("models", 5)])
+def test_fedasync_follows_its_paper(mixes, rounds):
+    """Xie et al. 2019, Algorithm 1, with its proximal term: (1 - alpha_t) w + alpha_t w_k, alpha_t = alpha (1 + tau)^-a.
+
+    The fifth update has counted 8 batches since the first model, which has counted 12 meanwhile.
+    """
 
     def combine(world):
         def step(net, updates):
@@ -176,9 +180,31 @@ def test_fedasync_follows_its_paper(mixes):
 
         return step
 
-    _, updates, _ = follows(torch.float64, combine, 1, mu=0.1, strategy=FedAsync(0.8, a=0.3, mixes=mixes))
-    assert [(u.client, u.staleness) for (u,) in updates] == [(0, 0), (2, 1), (0, 1), (0, 0), (1, 4), (2, 3)]
+    _, updates, _ = follows(torch.float64, combine, 1, rounds, mu=0.1, strategy=FedAsync(0.8, a=0.3, mixes=mixes))
+    assert [(u.client, u.staleness) for (u,) in updates] == [(0, 0), (2, 1), (0, 1), (0, 0), (1, 4), (2, 3)][:rounds]
     assert [u.weight for (u,) in updates][:2] == [0.8, 0.8 * 2**-0.3]
+
+
+class Halving(Plain):
+    """Halves its rate after each epoch, and notes it."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 0:
+            RATES.append(self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_schedule_is_where_it_was_when_the_client_began():
+    """The six updates of FedAsync above began with these models; each trains for two epochs."""
+    RATES.clear()
+    settings = {"asynchronous": Asynchronous(1.0, 1), "clock": Given(), "strategy": FedAsync(), "local": FABRIC}
+    federate(Halving(1.0), 6, **settings)
+    epochs = [2 * begun + epoch for begun in (0, 0, 1, 3, 0, 2) for epoch in range(2)]
+    assert [0.5**epoch for epoch in epochs] == RATES
 
 
 def test_other_strategies_combine_changes_from_each_start():

@@ -29,6 +29,7 @@ from fl_lightning import (
     RingFed,
     Scaffold,
 )
+from fl_lightning.clients.resident import ResidentModel
 
 
 def logging_step(body: Any) -> type[Plain]:
@@ -281,3 +282,19 @@ def test_a_second_fit_of_one_orchestrator_is_the_same():
             trainer(2, federation).fit(module, data)
         found.append(weights(module))
     assert same_bits(*found)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_gradients_are_freed_before_the_model_is_copied(engine, monkeypatch):
+    """Otherwise, each client would need the memory of one more model."""
+    held: list[bool] = []
+
+    def snapshot(self: ResidentModel, client: Any) -> Any:
+        held.extend(parameter.grad is not None for parameter in self.module.parameters())
+        return copy(self, client)
+
+    copy = ResidentModel.snapshot
+    monkeypatch.setattr(ResidentModel, "snapshot", snapshot)
+    trained(engine, Plain)
+    assert held
+    assert not any(held)

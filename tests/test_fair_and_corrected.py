@@ -32,14 +32,15 @@ from fl_lightning import (
 )
 from fl_lightning.functional import Sums, grid_of
 from fl_lightning.functional.exact_sum import magnitude
+from fl_lightning.functional.scheduling import draw_cohort
 from fl_lightning.functional.simplex import project_to_simplex
 from fl_lightning.types import RoundStart, Snapshot
 
 ALPHA = 0.3
 
 
-def feddyn_step(alpha):
-    """Acar et al. 2021, Algorithm 1; buffers are averaged."""
+def feddyn_step(alpha, cohorts=None):
+    """Acar et al. 2021, Algorithm 1, over the clients of each cohort, by default all; buffers are averaged."""
     drift, own = 0.0, {}
 
     def step(net, world, t):
@@ -47,12 +48,12 @@ def feddyn_step(alpha):
         world = copy.copy(world)
         world.mu = alpha
         w, clients = flat(net)[0], []
-        for k in range(len(world.parts)):
+        for k in range(len(world.parts)) if cohorts is None else cohorts[t]:
             correction = like_parameters(net, -own[k]) if k in own else None
             client, _ = world.train(net, k, correction=correction)
             own[k] = own.get(k, 0.0) - alpha * (flat(client)[0] - w)
             clients.append(client)
-        mean = averaged(net, clients, [1, 1, 1])
+        mean = averaged(net, clients, [1] * len(clients))
         drift = drift - alpha / 3 * sum(flat(client)[0] - w for client in clients)
         return build(net, flat(mean)[0] - drift / alpha, *flat(mean)[1:])
 
@@ -65,6 +66,13 @@ def test_feddyn_keeps_each_clients_gradient(dtype, engine):
     local = LocalTraining(max_epochs=2, engine=engine)
     _, rounds = assert_follows(dtype, feddyn_step(ALPHA), strategy=FedDyn(ALPHA), local=local)
     assert {update.bytes_up for update in rounds[-1]} == {99 * dtype.itemsize + 8}  # a model, and nothing else
+
+
+def test_absent_clients_damp_the_drift_of_feddyn():
+    """Two of three clients a round: h moves by their changes over all three."""
+    cohorts = [draw_cohort(3, 2, 0, t, range(3)) for t in range(3)]
+    assert len(set(cohorts)) > 1
+    assert_follows(torch.float64, feddyn_step(ALPHA, cohorts), strategy=FedDyn(ALPHA), clients_per_round=2)
 
 
 def fedexp_step(epsilon, weights):

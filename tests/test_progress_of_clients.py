@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from plain_training import InOrder
 from torch import Tensor
 from torch.optim import SGD
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from fl_lightning import (
     ClientEvaluation,
@@ -170,6 +170,36 @@ def test_decay_comes_on_top():
     make = recorded(lambda o: ExponentialLR(o, 0.5))
     federate(make(), 3, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining(lr_decay=0.9))
     assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * 0.45**r) for r in range(3)]
+
+
+def test_decay_comes_once_on_top_of_a_schedule_that_follows_a_metric():
+    """The rates of the client's last turn, which it continues, have the decay of that round."""
+    SEEN.clear()
+    make = recorded(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=100), monitor="train_loss")
+    federate(make(), 4, data=Blobs(5), partitioner=Consecutive([5]), local=LocalTraining(lr_decay=0.9))
+    assert [rate for *_, rate, _ in SEEN] == [pytest.approx(0.5 * 0.9**r) for r in range(4)]
+
+
+class Rated(Plain):
+    """Each client's first example sets the rate with which its next turns begin; halved after each epoch."""
+
+    rate = 0.5
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.rate)
+        return [optimizer], [ExponentialLR(optimizer, 0.5)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.rate = float(batch[0].abs().max())
+        SEEN.append((self.current_epoch, self.rate, self.trainer.optimizers[0].param_groups[0]["lr"]))
+        return super().training_step(batch, batch_idx)
+
+
+def test_clients_of_equal_length_may_begin_with_other_rates():
+    SEEN.clear()
+    federate(Rated(), 3, data=Blobs(10, shuffle=False), partitioner=Consecutive([5, 5]), local=LocalTraining())
+    assert len({own for _, own, _ in SEEN}) == 2
+    assert [rate for *_, rate in SEEN] == [0.5**epoch * (own if epoch else 0.5) for epoch, own, _ in SEEN]
 
 
 class Counting(ExponentialLR):

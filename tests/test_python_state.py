@@ -256,17 +256,17 @@ class Drawing(Plain):
         super().__init__()
         self.draws = {}
         self.numpy_rng, self.old_rng, self.python_rng = np.random.default_rng(1), np.random.RandomState(1), random.Random(1)
-        self.torch_rng = torch.Generator().manual_seed(1)
+        self.torch_rng, self.same_rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         drawn = self.numpy_rng.random(), self.old_rng.rand(), self.python_rng.random()
-        drawn = (*drawn, float(torch.rand((), generator=self.torch_rng)))
+        drawn = (*drawn, *(float(torch.rand((), generator=g)) for g in (self.torch_rng, self.same_rng)))
         SEEN.append((self.trainer.num_training_batches, self.global_step, *drawn))
         return super().training_step(batch, batch_idx) * (1 + sum(drawn))
 
 
 def test_generators_draw_by_round_and_client():
-    """Neither the order of clients nor who else takes part matters."""
+    """Neither the order of clients nor who else takes part matters, and no two generators draw the same numbers."""
     found = []
     for sizes in ((7, 20, 13), (20, 7, 13)):
         SEEN.clear()

@@ -57,6 +57,7 @@ from fl_lightning import (
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
+from fl_lightning.server.resume.sites import other_sites
 from fl_lightning.server.resume.table import kind_of
 
 SAVED = {"enable_checkpointing": True}
@@ -627,3 +628,16 @@ def test_evaluation_loaders_are_compared_by_what_they_read():
     assert len(set(found)) == 3
     assert loader_content(DataLoader(TensorDataset(*tensors), 5))[1]
     assert loader_content(iter(())) == ("tuple_iterator", False)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "problems"),
+    [
+        (10, 10, []),
+        (10, 12, ["Site north had 10 training examples when the checkpoint was written, but has 12 now."]),
+        (0, 12, []),  # it was never online
+        (10, 0, []),  # it is not online yet
+    ],
+)
+def test_a_site_keeps_its_number_of_examples(before, now, problems):
+    assert other_sites([("north", before), ("south", 7)], [("north", now), ("south", 7)]) == problems

@@ -92,6 +92,16 @@ def test_a_site_keeps_one_reply(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("reply-*")]
 
 
+def test_a_reply_that_the_state_does_not_name_is_not_sent(tmp_path: Path) -> None:
+    """A site that is killed between its two files has the new reply beside the old state, and trains again."""
+    store = SiteStore(tmp_path, "a" * 32)
+    store.save({"round": 1}, "1", b"reply 1")
+    (tmp_path / "federations" / ("a" * 32) / "reply-2").write_bytes(b"reply 2")
+    for later in (store, SiteStore(tmp_path, "a" * 32)):
+        assert later.reply("2") is None
+        assert later.reply("1") == b"reply 1"
+
+
 def test_the_replies_of_a_federation_go_when_the_site_works_for_another(tmp_path: Path) -> None:
     SiteStore(tmp_path, "a" * 32).save({"memory": {}}, "1", b"reply")
     SiteStore(tmp_path, "b" * 32)

@@ -113,6 +113,13 @@ def test_too_few_cannot_remove_the_masks():
         masked.unmask(sent[0], [0, 1], [0])
 
 
+def test_a_client_alone_is_never_unmasked():
+    """All others may be away, and then a share of the cohort is one client."""
+    masked, sent = messages([4], random_values([4]))
+    with pytest.raises(ClientError, match=r"Round 2: 1 of 1 clients delivered, but removing the masks takes 2 or more"):
+        masked.unmask(sent[4], [4], [4])
+
+
 class OneBroken(Blobs):
     def __init__(self):
         super().__init__()

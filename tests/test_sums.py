@@ -156,6 +156,17 @@ def test_light_weights_keep_their_digits(terms):
     assert abs(sums.value("state").item() / sums.scalar("weight") - float(exact)) < 2.0**-36
 
 
+@pytest.mark.parametrize("exponent", [-36, -37, -60, -95, -96, -156, -800])
+def test_light_weights_that_nothing_is_known_of_keep_their_digits(exponent):
+    """At least 26 bits: weights of 2**-36, the lightest before the first tier, on steps of 2**-62."""
+    sums, values = Sums(), torch.tensor([[0.1, -1.7], [0.3, 1e-6]])
+    for factor, row in zip((1, 3), values, strict=True):
+        sums.add("state", row, factor * 2.0**exponent)
+        sums.add("weight", 1.0, factor * 2.0**exponent)
+    expected = [float((Fraction(a) + 3 * Fraction(b)) / 4) for a, b in values.T.tolist()]
+    assert (sums.value("state") / sums.scalar("weight")).tolist() == pytest.approx(expected, abs=2.0**-26, rel=0)
+
+
 def test_adafed_with_hopeless_scores_still_averages():
     """Scores of 1e-4 to the power 4, weights of 1e-16: the average of equal weights is the mean."""
     strategy = AdaFed(power=4.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fl_lightning.errors import WireError
+from fl_lightning.flower.validation import require_message
 from fl_lightning.messages import (
     ChainReport,
     ClientInfo,
@@ -117,6 +118,27 @@ tensors = st.builds(
 def test_any_update_comes_back(extras, metrics, loss):
     update = ClientUpdate(0, 0, 1, 1, loss, metrics, extras=extras)
     assert equal(from_bytes(to_bytes(update)), update)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_steps", 2**63),
+        ("num_steps", -(2**63)),
+        ("num_steps", 4.0),
+        ("num_steps", True),
+        ("seconds", 2**63),
+        ("seconds", "1"),
+        ("metrics", {"loss": "low"}),
+        ("metrics", {"loss": 0.5, "accuracy": None}),
+        ("metrics", [("loss", 0.5)]),
+        ("extras", {"control": [1.0]}),
+    ],
+)
+def test_an_update_with_a_field_of_another_type_is_refused(name, value):
+    require_message(replace(UPDATE, num_steps=2**63 - 1, seconds=3, metrics={"loss": 0.5, "steps": 7}), ClientUpdate)
+    with pytest.raises(WireError, match=f"The field '{name}' of ClientUpdate has the wrong type"):
+        require_message(replace(UPDATE, **{name: value}), ClientUpdate)
 
 
 def test_two_copies_are_different_contents_to_a_resident_module():
