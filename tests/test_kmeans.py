@@ -477,7 +477,7 @@ def test_settings_of_the_strategy():
         ({"local": LocalTraining(accumulate_grad_batches=2)}, "'federation.local.accumulate_grad_batches' must be 1 with"),
         (
             {"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))},
-            r"'federation.local.privacy' .* KMeansTask optimizes manually",
+            r"'federation.local.privacy' covers only the clients' models, but FederatedKMeans reads or sends more",
         ),
         ({"local": LocalTraining(engine="fabric")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'trainer'"),
         ({"local": LocalTraining(engine="stacked")}, r"KMeansTask optimizes manually .* 'federation.local.engine' to 'train"),

@@ -113,7 +113,7 @@ def test_with_a_required_noise_no_figure_leaves(noise, site, tmp_path):  # noqa:
     ("settings", "named"),
     [
         ({"client_evaluation": {"every_n_rounds": 1}}, "'federation.client_evaluation' evaluates"),
-        ({"route": {"class_path": "fl_lightning.FedStar"}}, "'federation.route FedStar' evaluates"),
+        ({"route": {"class_path": "fl_lightning.FedStar"}}, "'federation.route' is FedStar"),
         ({"strategy": {"class_path": "fl_lightning.QFedAvg"}}, "QFedAvg reads metrics"),
     ],
 )

@@ -37,6 +37,8 @@ class AdaFed(WeightedAverage):
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
+
     def __init__(
         self,
         metric: str | Metric = "val_accuracy",

@@ -29,6 +29,7 @@ class AFL(WeightedAverage):
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
     """
 
+    private_with: tuple[str, ...] = ()
     needs_own_training = True
     needs_all_clients = True
 

@@ -24,6 +24,7 @@ class APFL(FedAvg):
         weighting: the weighting of the average, as in FedAvg; the paper uses ``uniform``.
     """
 
+    private_with: tuple[str, ...] = ("central", "local")
     compares_clients = True
     own_models = True
     needs_own_training = True

@@ -58,6 +58,12 @@ class Strategy(ChecksTypes):
         takes_stale_models: whether the rule reads the models of asynchronous clients as they are. Otherwise it reads w_t plus
             the change from the model that the client started from.
         largest_buffer: the largest number of updates in an asynchronous round; None if any number is defined.
+        private_with: the noise under which the reported epsilon holds for the rule. ``central`` (of
+            :class:`~fl_lightning.ClientPrivacy`): the aggregate is the plain mean of the clients' models, if ``weighting``,
+            where the rule has one, is ``uniform``. ``local`` (of the same) and ``examples``
+            (:class:`~fl_lightning.ExamplePrivacy`): the rule, and its client rule, read and send nothing else that depends
+            on a client's data. Numbers of examples and steps are public. A subclass does not inherit it: every class that is
+            used with such noise must set it in its own body.
     """
 
     metric: str | Metric | None = None
@@ -76,6 +82,7 @@ class Strategy(ChecksTypes):
     needs_asynchronous: bool = False
     takes_stale_models: bool = False
     largest_buffer: int | None = None
+    private_with: tuple[str, ...] = ()
 
     if not TYPE_CHECKING:  # mypy would accept any attribute
 

@@ -21,6 +21,8 @@ class CosineFilter(FilteringStrategy):
         examples: whether to weigh by the number of training examples, as FedAvg does; otherwise all weights are equal.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
+
     def __init__(self, threshold: float = 0.0, examples: bool = True) -> None:
         require(-1 <= threshold < 1, "federation.strategy.threshold", "from -1 to below 1", threshold)
         self.threshold = threshold

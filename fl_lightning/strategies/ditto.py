@@ -22,6 +22,7 @@ class Ditto(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local")
     own_models = True
 
     def __init__(self, strength: float = 0.1, weighting: Literal["examples", "uniform"] = "examples") -> None:

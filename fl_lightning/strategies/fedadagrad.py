@@ -24,6 +24,7 @@ class FedAdagrad(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local", "examples")
     averages = False
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, weighting: Literal["examples", "uniform"] = "examples") -> None:

@@ -36,6 +36,7 @@ class FedAsync(RunningStrategy):
         ConfigurationError: for a value outside its range.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     needs_asynchronous = True
     largest_buffer = 1
 

@@ -17,6 +17,7 @@ class FedAvg(WeightedAverage):
             client of the cohort the same weight 1/m, as FedProx's listing does.
     """
 
+    private_with: tuple[str, ...] = ("central", "local", "examples")
     compares_clients = False
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:

@@ -24,6 +24,8 @@ class FedAvgM(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local", "examples")
+
     def __init__(self, momentum: float = 0.9, lr: float = 1.0, weighting: Literal["examples", "uniform"] = "examples") -> None:
         require(0 <= momentum < 1, "federation.strategy.momentum", "at least 0 and below 1", momentum)
         require(lr > 0, "federation.strategy.lr", "above 0", lr)

@@ -17,6 +17,7 @@ class FedBABU(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local", "examples")
     needs_personal = True
     compares_clients = True
 

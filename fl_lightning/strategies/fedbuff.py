@@ -37,6 +37,7 @@ class FedBuff(FedAvg):
         ConfigurationError: for a value outside its range.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     averages = False
     compares_clients = True
     needs_asynchronous = True

@@ -28,6 +28,7 @@ class FedDyn(RunningStrategy):
         alpha: the strength of the regulariser, > 0. The paper uses 0.1, 0.01 and 0.001.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
 
     def __init__(self, alpha: float = 0.01) -> None:

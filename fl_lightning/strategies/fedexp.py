@@ -25,6 +25,7 @@ class FedExP(FedAvg):
         weighting: the shares s_k, as in FedAvg; the paper uses ``uniform``.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     averages = False
     compares_clients = True
 

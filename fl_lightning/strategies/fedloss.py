@@ -35,6 +35,7 @@ class FedLoss(WeightedAverage):
         ConfigurationError: if the exponent is negative, or if higher is better for the metric.
     """
 
+    private_with: tuple[str, ...] = ()
     needs_own_training = True
     tolerates_broken = True
 

@@ -22,6 +22,7 @@ class FedMedian(JointStrategy):
     clients whose weights are not finite.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     tolerates_broken = True
 
     def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:

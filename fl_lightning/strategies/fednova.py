@@ -20,6 +20,7 @@ class FedNova(RunningStrategy):
     Buffers such as BatchNorm's statistics are averaged with weights p_k.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
     needs_fresh_optimizers = True
 

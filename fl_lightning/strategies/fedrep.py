@@ -22,6 +22,7 @@ class FedRep(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local", "examples")
     needs_personal = True
     compares_clients = True
 

@@ -15,6 +15,7 @@ class FedSGD(FedAvg):
     examples: set ``federation.local.full_batch`` to true and train one epoch. Averaging the results gives the step above.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
     needs_full_batch = True
 

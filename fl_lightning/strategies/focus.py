@@ -32,6 +32,7 @@ class Focus(JointStrategy):
         ConfigurationError: for a value outside its range, or if higher is better for the metric.
     """
 
+    private_with: tuple[str, ...] = ()
     averages = True
     needs_own_training = True
 

@@ -22,6 +22,8 @@ class GeometricMedian(FilteringStrategy):
         iterations: the maximum number of Weiszfeld iterations, >= 1; the algorithm stops early once nothing changes.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
+
     def __init__(self, examples: bool = False, smoothing: float = 1e-6, iterations: int = 1000) -> None:
         require(0 < smoothing < 1e6, "federation.strategy.smoothing", "above 0 and below 1e6", smoothing)
         require(iterations >= 1, "federation.strategy.iterations", "at least 1", iterations)

@@ -32,6 +32,7 @@ class FederatedKMeans(RunningStrategy):
         seed: the seed of that noise.
     """
 
+    private_with: tuple[str, ...] = ()
     needs_own_training = True
 
     def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:

@@ -22,6 +22,8 @@ class Krum(FilteringStrategy):
         selected: the number of models to average: 1 is Krum, more is multi-Krum, null is m - f.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
+
     def __init__(self, attackers: int | float = 0.25, selected: int | None = 1) -> None:
         check_attackers(attackers)
         require(selected is None or selected >= 1, "federation.strategy.selected", "at least 1, or null", selected)

@@ -23,6 +23,7 @@ class LastClient(RunningStrategy):
         seed: the seed of the draw.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
 
     def __init__(self, seed: int = 0) -> None:

@@ -26,6 +26,7 @@ class MOON(FedAvg):
         weighting: the weighting of the average, as in FedAvg.
     """
 
+    private_with: tuple[str, ...] = ("central", "local")
     compares_clients = True
     needs_own_training = True
 

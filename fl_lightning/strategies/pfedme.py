@@ -29,6 +29,7 @@ class PFedMe(FedAvg):
         weighting: the weighting of the average, as in FedAvg; the paper uses ``uniform``.
     """
 
+    private_with: tuple[str, ...] = ("central", "local")
     averages = False
     compares_clients = True
     own_models = True

@@ -35,6 +35,7 @@ class QFedAvg(RunningStrategy):
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
     """
 
+    private_with: tuple[str, ...] = ()
     needs_own_training = True
 
     def __init__(self, q: float = 1.0, lr: float = 0.1, loss: str | Metric = "val_loss") -> None:

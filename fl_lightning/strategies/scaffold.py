@@ -27,6 +27,7 @@ class Scaffold(RunningStrategy):
     checkpoints. The clients' optimizer must be plain SGD. A client receives and sends twice the parameters.
     """
 
+    private_with: tuple[str, ...] = ("examples",)
     needs_own_training = True
     averages = True
     clients_may_join = False

@@ -39,6 +39,7 @@ class ShapleyValues(JointStrategy):
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     averages = True
 
     def __init__(

@@ -24,6 +24,7 @@ class TrimmedMean(JointStrategy):
         attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up.
     """
 
+    private_with: tuple[str, ...] = ("local", "examples")
     tolerates_broken = True
 
     def __init__(self, attackers: int | float = 0.25) -> None:

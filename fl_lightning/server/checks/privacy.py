@@ -14,19 +14,20 @@ from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
+from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import JointStrategy, Strategy
-from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.strategies.last_client import LastClient
 from fl_lightning.strategies.scaffold import Scaffold
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
 _ELSEWHERE = "Use a strategy that reads only the clients' models, such as FedAvg or AdaFed."
+_DECLARE = "if that is true of a class of your own, set 'private_with = (\"central\",)' in its body; it is not inherited"
 
 
 def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
@@ -41,6 +42,7 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
     _check_data(owner.transforms, owner.local, data)
     _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
     _check_noise_seeds(owner.transforms, owner.local)
+    _check_personal_start(owner)
 
 
 def check_private_settings(transforms: Sequence[Transform], local: LocalTraining, strategy: Strategy, route: Route) -> None:
@@ -49,7 +51,7 @@ def check_private_settings(transforms: Sequence[Transform], local: LocalTraining
     Raises:
         ConfigurationError: naming the settings.
     """
-    _check_messages(transforms, strategy)
+    _check_messages(transforms, strategy, route)
     _check_examples(local, strategy, route)
 
 
@@ -103,19 +105,31 @@ def _of_clients(transforms: Sequence[Transform]) -> list[ClientPrivacy]:
     return [transform for transform in transforms if isinstance(transform, ClientPrivacy)]
 
 
-def _check_messages(transforms: Sequence[Transform], strategy: Strategy) -> None:
-    """Refuse messages that contain more than the clipped and noisy change."""
+def _check_messages(transforms: Sequence[Transform], strategy: Strategy, route: Route) -> None:
+    """Refuse messages that contain more than the clipped and noisy change, and rules that may read more of them."""
     private = _of_clients(transforms)
     if not private:
         return
     if len(private) > 1:
         raise ConfigurationError("'federation.transforms' contains ClientPrivacy more than once. Keep one of them.")
+    if type(private[0]) is not ClientPrivacy:
+        raise ConfigurationError(
+            f"{type(private[0]).__name__} is a subclass of ClientPrivacy, which may clip or add noise in another way than the "
+            "reported epsilon assumes. Use ClientPrivacy itself, with a transform of your own before it."
+        )
+    if type(route) is not ServerRoute:
+        raise ConfigurationError(
+            f"ClientPrivacy covers only what clients send to the server one by one, but 'federation.route' is "
+            f"{type(route).__name__}. Use ServerRoute, or remove ClientPrivacy."
+        )
     if isinstance(strategy, Scaffold):
         raise ConfigurationError(
             "Scaffold's clients send control variates with their models, but ClientPrivacy covers only the models. "
             + _ELSEWHERE
         )
     _check_own_metrics(strategy, "ClientPrivacy")
+    if private[0].noise == "local":
+        _check_declared(strategy, "local", "ClientPrivacy with noise at the clients")
 
 
 def _check_clients(
@@ -136,17 +150,27 @@ def _check_clients(
 
 def _check_central(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
     """Refuse settings with which a client's part in the sum exceeds its norm, or cohorts are not as the accountant assumes."""
-    if not (isinstance(strategy, FedAvg) and strategy.weighting == "uniform"):
-        how = f"weighs by '{strategy.weighting}'" if isinstance(strategy, FedAvg) else "combines models in another way"
+    name, weighting = type(strategy).__name__, getattr(strategy, "weighting", "uniform")
+    how = f"weighs by '{weighting}'" if weighting != "uniform" else ""
+    if not _declares(strategy, "central"):
+        declared = "private_with" in vars(type(strategy))
+        how = how or ("combines models in another way" if declared else f"does not declare that it computes it ({_DECLARE})")
+    if how:
         raise ConfigurationError(
             "ClientPrivacy with noise at the server needs the plain average, in which a client moves the sum by no more than "
-            f"its clipped change, but {type(strategy).__name__} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with "
-            "'weighting' uniform, or 'noise' to local."
+            f"its clipped change, but {name} {how}. Set 'federation.strategy' to FedAvg or FedAvgM with 'weighting' uniform, "
+            "or 'noise' to local."
         )
     if not isinstance(transforms[-1], ClientPrivacy):
         raise ConfigurationError(
             f"{type(transforms[-1]).__name__} comes after ClientPrivacy and may increase the norm of changes beyond its limit. "
             "Make ClientPrivacy the last of 'federation.transforms', or set its 'noise' to local."
+        )
+    changed = [type(one).__name__ for one in transforms[:-1] if type(one).receive is not Transform.receive]
+    if changed:
+        raise ConfigurationError(
+            f"{changed[0]} changes the average at the server ('receive') before ClientPrivacy adds its noise, so a client may "
+            "move it by more than its clipped change. Remove one of them, or set the 'noise' of ClientPrivacy to local."
         )
     if availability.leave:
         raise ConfigurationError(
@@ -165,6 +189,12 @@ def _check_data(transforms: Sequence[Transform], local: LocalTraining, data: Fed
         raise ConfigurationError(
             f"'data.server_set' is clients, so the server's metrics depend on the clients' own data, which {privacy} does not "
             "cover. Set it to datamodule."
+        )
+    if getattr(data.datamodule, "standardize", False):
+        privacy = "ClientPrivacy" if hides_clients else "'federation.local.privacy'"
+        raise ConfigurationError(
+            "'data.datamodule.standardize' is true, so every client's inputs depend on the mean and the standard deviation of "
+            f"all clients' rows, which {privacy} does not cover. Set it to false, and scale the files by public numbers."
         )
     if data.rebalancing is not None and hides_clients:
         raise ConfigurationError(
@@ -193,6 +223,7 @@ def _check_examples(local: LocalTraining, strategy: Strategy, route: Route) -> N
             "which 'federation.local.privacy' does not cover. Use another route, such as ServerRoute."
         )
     _check_own_metrics(strategy, "'federation.local.privacy'")
+    _check_declared(strategy, "examples", "'federation.local.privacy'")
 
 
 def check_private_training(
@@ -212,6 +243,31 @@ def check_private_training(
     wanted = f"one of {', '.join(allowed)} with 'federation.local.privacy'"
     require(precision in allowed, "federation.local.precision", wanted, precision)
     check_private_module(module)
+
+
+def _declares(strategy: Strategy, noise: str) -> bool:
+    """Return whether a strategy's own class, not one that it inherits from, declares itself private with such noise."""
+    return noise in vars(type(strategy)).get("private_with", ())
+
+
+def _check_declared(strategy: Strategy, noise: str, privacy: str) -> None:
+    """Refuse a strategy that may read more of a client than its noisy model."""
+    if not _declares(strategy, noise):
+        why = f"does not declare that it reads nothing else of their data ({_DECLARE.replace('central', noise)})"
+        why = "reads or sends more than these" if "private_with" in vars(type(strategy)) else why
+        raise ConfigurationError(
+            f"{privacy} covers only the clients' models, but {type(strategy).__name__} {why}. {_ELSEWHERE}"
+        )
+
+
+def _check_personal_start(owner: FederationSettings) -> None:
+    """Refuse to pass the mean of the clients' personal parts, which get no noise, to the server and to other clients."""
+    if owner.personal_start == "mean" and (owner.local.privacy is not None or _of_clients(owner.transforms)):
+        privacy = "'federation.local.privacy'" if owner.local.privacy is not None else "ClientPrivacy"
+        raise ConfigurationError(
+            "'federation.personal_start' is 'mean', which passes the mean of the clients' personal parts to the server and to "
+            f"clients that have not trained yet, but {privacy} does not cover personal parts. Set it to first."
+        )
 
 
 def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route, cohort: int) -> None:
