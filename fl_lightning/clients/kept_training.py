@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from fl_lightning.clients.attribute_values import equal, holds
 from fl_lightning.clients.kept_optimizers import with_inner
 from fl_lightning.clients.plain_values import decoded, encoded, is_kept
+from fl_lightning.clients.schedules import RATES
 from fl_lightning.compat.torch import chained_schedules
 
 NAME = "training"
@@ -36,7 +37,6 @@ def unpack(content: Tensor) -> dict[str, Any]:
     return found
 
 
-_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 _CYCLED = ("momentum", "betas", "max_momentum", "base_momentum")
 _LEFT_OUT = ("params", "defaults", "state", "param_groups", "_opt_called")
 """Keys of groups, and attributes of optimizers, that are kept otherwise or belong to torch."""
@@ -65,12 +65,12 @@ class ChangedSettings:
         self._groups = [*unique.values(), *attributes]
         self._trained = {id(parameter) for group in unique.values() for parameter in group["params"]}
         cycled = any(map(_cycles_momentum, schedulers))
-        self._left_out = (*_LEFT_OUT, *((*_RATES, "swa_lr") if schedulers else ()), *(_CYCLED if cycled else ()))
+        self._left_out = (*_LEFT_OUT, *(RATES if schedulers else ()), *(_CYCLED if cycled else ()))
         self._factor = factor
         self._known: Groups = kept["groups"] if kept else [{} for _ in self._groups]
         for group, own in zip(self._groups, self._known, strict=False):
             for name, value in own.items():
-                scale = factor / kept["factor"] if kept and name in _RATES else 1
+                scale = factor / kept["factor"] if kept and name in RATES else 1
                 group[name] = value * scale if scale != 1 else copy.deepcopy(value)
         self._begun = self._settings()
 

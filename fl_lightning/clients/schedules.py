@@ -1,21 +1,26 @@
-"""Move a client's schedulers, which are rebuilt for each turn, to the place of the turn in the whole training."""
+"""Move a client's schedulers, which are rebuilt for each turn, to its place in the whole training, and decay their rates."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.compat.torch import chained_schedules, count_as_stepped
+from fl_lightning.compat.torch import count_as_stepped, update_last_rates
 
 State = tuple[list[Any], list[list[dict[str, Any]]]]
 """The states of the schedulers, and the settings of the optimizers' groups."""
 Step = Callable[[Any, int, int], None]
 """Step a scheduler, given its Lightning configuration, the epoch and the number of optimizer steps so far."""
+RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+"""The learning rates in the groups of optimizers."""
 
 
 def state_of(optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> State:
@@ -24,7 +29,8 @@ def state_of(optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> State:
         [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
     ]
-    return copy.deepcopy(([config.scheduler.state_dict() for config in configs], groups))
+    states = [config.scheduler.state_dict() for config in configs]  # with the method that Decay puts into the scheduler
+    return copy.deepcopy(([{k: v for k, v in state.items() if k != "step" or not callable(v)} for state in states], groups))
 
 
 def restore(state: State, optimizers: Sequence[Optimizer], configs: Sequence[Any]) -> None:
@@ -97,23 +103,74 @@ def _equal(one: State, other: State) -> bool:
         return False
 
 
-def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[Any], factor: float) -> None:
-    """Scale every learning rate, including the base rates of schedulers."""
-    if factor == 1:
-        return
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for rate in ("lr", "initial_lr", "max_lr", "min_lr"):
-                if rate in group:
-                    group[rate] *= factor
-    for config in schedules:
-        _scale_schedule(config.scheduler, factor)
+class Decay:
+    """Multiply the rates that schedules give by a factor, without changing the schedules.
+
+    A schedule with a lowest rate or with several terms is not in proportion to its first rate, and some compute a rate from the
+    previous one. So schedulers step on rates without the factor, which is applied again afterwards.
+
+    Args:
+        optimizers: the optimizers, with rates as the schedules left them.
+        configs: Lightning's configurations of the schedulers.
+        factor: the factor on every rate.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], configs: Sequence[Any], factor: float) -> None:
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._schedulers, self._factor = [config.scheduler for config in configs], factor
+        self._known: dict[tuple[int, str], tuple[float, float]] = {}
+        self._lifted = True
+        if factor == 1:
+            return
+        self._lower()
+        for scheduler in self._schedulers:
+            step = getattr(scheduler.step, "undecayed", scheduler.step)  # of an earlier turn, if the module kept the scheduler
+            scheduler.step = self._stepping(step)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Give optimizers the rates without the factor for a block."""
+        if self._lifted:
+            yield
+            return
+        self._raise()
+        try:
+            yield
+        finally:
+            self._lower()
+
+    def _lower(self) -> None:
+        for group in self._groups:
+            for name in RATES:
+                if name in group:
+                    rate = float(group[name])
+                    _set(group, name, rate * self._factor)
+                    self._known[id(group), name] = rate, float(group[name])
+        for scheduler in self._schedulers:
+            update_last_rates(scheduler)
+        self._lifted = False
+
+    def _raise(self) -> None:
+        for group in self._groups:
+            for name in RATES:
+                if name in group:
+                    rate, lowered = self._known.get((id(group), name), (0.0, math.nan))
+                    now = float(group[name])  # another value if training set it
+                    _set(group, name, rate if now == lowered else now / self._factor)
+        self._lifted = True
+
+    def _stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*args: Any, **more: Any) -> Any:
+            with self.lifted():
+                return step(*args, **more)
+
+        stepped.undecayed = step  # type: ignore[attr-defined]
+        return stepped
 
 
-def _scale_schedule(scheduler: Any, factor: float) -> None:
-    """Scale the base rates of a scheduler, or of its parts if it chains several."""
-    for name in ("base_lrs", "max_lrs", "min_lrs"):
-        if hasattr(scheduler, name):
-            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
-    for part in chained_schedules(scheduler):
-        _scale_schedule(part, factor)
+def _set(group: dict[str, Any], name: str, rate: float) -> None:
+    """Set a rate, in place if it is a tensor, which graphs of the optimizer may refer to."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(rate)
+    else:
+        group[name] = rate

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.clients.kept_optimizers import optimizer_state, restore_optimizers
 from fl_lightning.clients.kept_training import ChangedSettings
-from fl_lightning.clients.schedules import ScheduleMover, restore, scale_rates, state_of
+from fl_lightning.clients.schedules import Decay, ScheduleMover, restore, state_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules.sgd import plain
@@ -65,32 +65,31 @@ class TurnProgress:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             if scaler is not None and self._before["scaler"]:
                 scaler.load_state_dict(self._before["scaler"])
-        decayed = 1.0 if self._plan.progress is None else self._continue(trainer, module)
+        if self._plan.progress is not None:
+            self._continue(trainer, module)
         factor = self._lr_decay**self._job.round_idx
-        scale_rates(optimizers, configs, factor / decayed)
+        self._decay = Decay(optimizers, configs, factor)
         if self._keeps_optimizer:
             plain_ones = [plain(optimizer) for optimizer in optimizers]
             schedulers = [config.scheduler for config in configs]
             self._settings = ChangedSettings(plain_ones, schedulers, factor, self._before.get("settings"))
         self._limit_work(trainer)
 
-    def _continue(self, trainer: Trainer, module: LightningModule) -> float:
-        """Continue from the place in the whole training, and return the decay that the rates already have."""
-        batches, kept, decayed = trainer.num_training_batches, self._before, 1.0
+    def _continue(self, trainer: Trainer, module: LightningModule) -> None:
+        """Continue from the place in the whole training."""
+        batches, kept = trainer.num_training_batches, self._before
         epoch, step = self._plan.first(batches)
         if self._is_counted(trainer, module):
             counted = not module.automatic_optimization or batches == math.inf
             step = kept.get("steps", 0) if counted else step
             if "schedules" in kept:
                 restore(kept["schedules"], trainer.optimizers, trainer.lr_scheduler_configs)
-                decayed = kept["decayed"]
         else:
             self._advance_schedules(trainer, module)
         self._move(trainer, epoch, step)
         self.first_step, self.first_epoch = step, epoch
         if self._plan.epochs != -1:
             self.last_epoch = epoch + self._plan.epochs
-        return decayed
 
     @staticmethod
     def _is_counted(trainer: Trainer, module: LightningModule) -> bool:
@@ -142,7 +141,8 @@ class TurnProgress:
             state |= {"settings": self._settings.end()}
         configs = trainer.lr_scheduler_configs
         if self._plan.progress is not None and self._is_counted(trainer, module):
-            state |= {"steps": trainer.global_step, "decayed": self._lr_decay**self._job.round_idx}
+            state["steps"] = trainer.global_step
             if configs:
-                state["schedules"] = state_of(trainer.optimizers, configs)
+                with self._decay.lifted():
+                    state["schedules"] = state_of(trainer.optimizers, configs)
         return state

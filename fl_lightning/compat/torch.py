@@ -52,6 +52,7 @@ __all__ = [
     "tree_unflatten",
     "unsaved_buffers",
     "unscales_in_step",
+    "update_last_rates",
     "without_process_group",
 ]
 
@@ -180,6 +181,12 @@ def chained_schedules(scheduler: Any) -> Sequence[Any]:
     """Return the schedules that SequentialLR or ChainedScheduler consists of; torch does not show them. Others have none."""
     parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
     return parts
+
+
+def update_last_rates(scheduler: Any) -> None:
+    """Let a scheduler's ``get_last_lr`` return the current rates; torch sets them only when it steps."""
+    if hasattr(scheduler, "_last_lr"):
+        scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
 def unsaved_buffers(module: nn.Module) -> dict[str, Tensor | None]:

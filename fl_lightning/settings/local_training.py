@@ -57,7 +57,8 @@ class LocalTraining:
             ``round``: each round begins again at epoch and step 0.
         optimizer_state: ``fresh`` optimizers in each round, as in the papers; or ``kept``, where each client resumes with its
             own momentum, moments and loss scale.
-        lr_decay: factor on every learning rate per round, in (0, 1]: round r trains at ``lr * lr_decay ** r``.
+        lr_decay: factor on every learning rate per round, in (0, 1]: round r trains at ``lr * lr_decay ** r``, where lr is what
+            a schedule gives, if there is one.
         proximal_mu: FedProx's mu, >= 0: adds ``mu * (w - w_t)`` to the gradients of any module, after AMP's unscaling
             and before clipping; w_t is the model that the client starts from, which on some routes is another client's.
         threads: intra-op CPU threads per client; None is 1 if ranks share a CPU, and torch's own number otherwise. The number

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from fl_lightning.clients.schedules import scale_rates
+from fl_lightning.clients.schedules import Decay
 from fl_lightning.compat.light_steps import has_step_hooks
 from fl_lightning.compat.torch import count_as_stepped, lower_each_to, raise_each_to
 from fl_lightning.errors import EngineError
@@ -67,7 +67,7 @@ class StackedOptimizer:
             raise EngineError(f"ReduceLROnPlateau would need a separate learning rate for each stacked client. {_REMEDY}")
         (self.own,) = optimizers
         self._schedules = schedules
-        scale_rates(optimizers, schedules, decay)
+        Decay(optimizers, schedules, decay)
         groups = [
             {**group, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
             for group in self.own.param_groups

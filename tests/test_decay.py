@@ -1,0 +1,138 @@
+"""``lr_decay`` multiplies the rate that a schedule gives, whatever the schedule: against the schedule alone in torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from federations import Blobs, Consecutive, federate
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler, swa_utils
+
+from fl_lightning import FederationCallback, LocalTraining
+
+DECAY, ROUNDS, EPOCHS, STEPS = 0.5, 4, 2, 5
+SCHEDULES: dict[str, Callable[[Optimizer], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda n: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 7], 0.3),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.2, 6),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, 0.8, 9),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 4), lr_scheduler.CosineAnnealingLR(o, 12, eta_min=0.05)], [4]
+    ),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 45, 2.0),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 30, eta_min=0.08),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.1, 3), lr_scheduler.CosineAnnealingLR(o, 30, eta_min=0.02)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.7, patience=1, min_lr=0.03),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.02, 0.2, step_size_up=4, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2, eta_min=0.06),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.4, total_steps=50, cycle_momentum=False),
+    "SWALR": lambda o: swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=6),
+    "a class of one's own": lambda o: Warmup(o),
+}
+
+
+class Warmup(lr_scheduler.LRScheduler):
+    """Rises from a floor of its own."""
+
+    def get_lr(self) -> list[float]:
+        return [0.01 + base * self.last_epoch / 30 for base in self.base_lrs]
+
+
+class Constant(L.LightningModule):
+    """Its gradient is 1, so a turn moves the weight by the sum of the rates."""
+
+    def __init__(self, make: Callable[[Optimizer], Any], interval: str, manual: bool) -> None:
+        super().__init__()
+        self.make, self.interval = make, interval
+        self.automatic_optimization = not manual
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        loss = self.weight.sum()
+        if self.automatic_optimization:
+            self.log("level", 1.0, on_step=True, on_epoch=False)
+            return loss
+        self.manual_backward(loss)
+        self.optimizers().step()
+        self.lr_schedulers().step()
+        assert self.lr_schedulers().get_last_lr() == [self.optimizers().param_groups[0]["lr"]]
+        self.optimizers().zero_grad()
+        return None
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD([self.weight], lr=0.1)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.make(optimizer), "interval": self.interval, "monitor": "level"},
+        }
+
+
+class Moves(FederationCallback):
+    def __init__(self) -> None:
+        self.weights = [0.0]
+
+    def on_round_end(self, trainer: Any, pl_module: Any, round_idx: int) -> None:
+        self.weights.append(float(pl_module.weight.detach()))
+
+
+def alone(make: Callable[[Optimizer], Any], interval: str) -> list[float]:
+    """The rate of each step."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1, dtype=torch.float64))], lr=0.1)
+    schedule, rates = make(optimizer), []
+    for step in range(ROUNDS * EPOCHS * STEPS):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if interval == "step" or (step + 1) % STEPS == 0:
+            schedule.step(*([1.0] if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else []))
+    return rates
+
+
+def moved(make: Callable[[Optimizer], Any], interval: str = "step", manual: bool = False, **local: Any) -> list[float]:
+    """The sum of the rates of each round."""
+    watch = Moves()
+    federate(
+        Constant(make, interval, manual),
+        ROUNDS,
+        watch,
+        data=Blobs(n=5 * STEPS),
+        partitioner=Consecutive([5 * STEPS]),
+        local=LocalTraining(max_epochs=EPOCHS, lr_decay=DECAY, **local),
+        flags={"precision": "64-true", "limit_val_batches": 0},
+    )
+    return [before - after for before, after in zip(watch.weights, watch.weights[1:], strict=False)]
+
+
+def expected(rates: list[float]) -> list[float]:
+    turn = EPOCHS * STEPS
+    return [DECAY**r * sum(rates[r * turn : (r + 1) * turn]) for r in range(ROUNDS)]
+
+
+def test_every_schedule_of_torch_is_here():
+    of_torch = {name for name, kind in vars(lr_scheduler).items() if inspect.isclass(kind) and not name.startswith("_")}
+    assert {name for name in of_torch if name.endswith(("LR", "Restarts", "Plateau", "ChainedScheduler"))} <= {*SCHEDULES}
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_decay_multiplies_what_the_schedule_gives(name, interval):
+    assert moved(SCHEDULES[name], interval) == pytest.approx(expected(alone(SCHEDULES[name], interval)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "SWALR", "OneCycleLR"])
+@pytest.mark.parametrize(
+    "how",
+    [{"engine": "trainer"}, {"engine": "stacked"}, {"manual": True}, {"manual": True, "optimizer_state": "kept"}],
+    ids=["trainer", "stacked", "manual", "kept"],
+)
+def test_decay_is_the_same_in_every_engine(name, how):
+    assert moved(SCHEDULES[name], **how) == pytest.approx(expected(alone(SCHEDULES[name], "step")), rel=1e-9)
