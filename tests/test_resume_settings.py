@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 import yaml
 from command_line import ADAFED, small
-from federations import Blobs, Consecutive, Plain, every_round, federate
+from federations import Blobs, Consecutive, Plain, blobs, every_round, federate
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -30,6 +31,7 @@ from fl_lightning import (
     CheckpointError,
     ClassificationTask,
     ClipUpdate,
+    ConfigurationError,
     F1WeightedCrossEntropy,
     Faults,
     FedAvg,
@@ -135,7 +137,7 @@ def attacked(**more: Any) -> dict[str, Any]:
 
 Run = dict[str, Any]
 ON_PURPOSE: dict[str, tuple[Run, Run, str]] = {
-    "client rate": ({}, {"module": Plain(lr=0.2)}, "'model.optimizer.lr' 0.1, but this run has 0.2"),
+    "client rate": ({}, {"module": Plain(lr=0.2)}, "'model.lr' 0.1, but this run has 0.2; and 1 setting of the"),
     "client optimizer": (
         {"module": ClassificationTask(Plain().net, 3, optimizer=functools.partial(torch.optim.SGD, lr=0.1))},
         {"module": ClassificationTask(Plain().net, 3, optimizer=functools.partial(torch.optim.Adam, lr=0.1))},
@@ -144,9 +146,13 @@ ON_PURPOSE: dict[str, tuple[Run, Run, str]] = {
     "schedule": (
         {"module": Stepped()},
         {"module": Stepped(gamma=0.9)},
-        "'model.lr_scheduler.gamma' 0.5, but this run has 0.9",
+        "'model.gamma' 0.5, but this run has 0.9; and 1 setting of the module",
     ),
-    "dropout": ({"module": Stepped()}, {"module": Stepped(p=0.4)}, "'model.net.3.p' 0.1, but this run has 0.4"),
+    "dropout": (
+        {"module": Stepped()},
+        {"module": Stepped(p=0.4)},
+        "'model.p' 0.1, but this run has 0.4; and 1 setting of the module",
+    ),
     "epochs": ({}, local(max_epochs=1), "'federation.local.max_epochs' 2, but this run has 1"),
     "mu": ({}, local(proximal_mu=0.1), "'federation.local.proximal_mu' 0, but this run has 0.1"),
     "local clipping": ({}, local(gradient_clip_val=1), "'federation.local.gradient_clip_val' None, but this run has 1"),
@@ -159,7 +165,7 @@ ON_PURPOSE: dict[str, tuple[Run, Run, str]] = {
     "engine": ({}, local(engine="stacked"), "'federation.local.engine' 'trainer or fabric', but this run has 'stacked'"),
     "batch size": ({}, {"data": Blobs(batch_size=10)}, "'data.datamodule.batch_size' 5, but this run has 10"),
     "shuffling": ({}, {"data": Blobs(shuffle=False)}, "'data.datamodule.shuffle' True, but this run has False"),
-    "other data": ({}, {"data": other_inputs()}, "'data.training_examples' '40 examples"),
+    "other data": ({}, {"data": other_inputs()}, "'training data of client 1' '20 examples"),
     "other validation data": ({}, {"data": other_validation()}, "'data.validation_examples' '61 examples"),
     "other lazy data": ({"data": LazyData()}, {"data": LazyData(scale=1.1)}, "'data.training_examples' '300 examples"),
     "weighting": (
@@ -333,7 +339,7 @@ def test_all_changes_are_in_one_message(tmp_path):
     with pytest.raises(CheckpointError) as refused:
         run(tmp_path, 2, now, ckpt_path=str(tmp_path / "last.ckpt"))
     text = str(refused.value)
-    for name in ("federation.strategy.weighting", "federation.local.max_epochs", "federation.seed", "model.optimizer.lr"):
+    for name in ("federation.strategy.weighting", "federation.local.max_epochs", "federation.seed", "model.lr"):
         assert text.count(f"'{name}'") == 1
     assert "resume_changed" not in text  # the seed cannot be changed at all
 
@@ -346,6 +352,112 @@ def test_a_checkpoint_holds_the_settings_after_a_change(tmp_path):
     run(tmp_path, 3, local(max_epochs=1), ckpt_path=path)
     with pytest.raises(CheckpointError, match=r"'federation.local.max_epochs' 1, but this run has 2"):
         run(tmp_path, 4, {}, ckpt_path=path)
+
+
+class Cycle(Plain):
+    """One cycle over the steps of a client in all rounds, or over a fixed number of them, alone or in another schedule."""
+
+    def __init__(self, lr: float = 0.1, steps: int | None = None, interval: str = "step", chained: str = "") -> None:
+        super().__init__(lr)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        own = self.hparams
+        optimizer = torch.optim.SGD(self.parameters(), lr=own.lr)
+        steps = own.steps or int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, own.lr, total_steps=steps, cycle_momentum=False)
+        if own.chained == "chained":
+            schedule = torch.optim.lr_scheduler.ChainedScheduler([schedule])
+        elif own.chained == "sequential":
+            constant = torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 3)
+            schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [constant, schedule], [3])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": own.interval}}
+
+
+def test_only_what_the_user_changed_is_listed(tmp_path):
+    run(tmp_path, 1, {"module": Cycle()})
+    with pytest.raises(CheckpointError) as refused:
+        run(tmp_path, 1, {"module": Cycle(0.2)}, ckpt_path=str(tmp_path / "last.ckpt"))
+    told = "with 'model.lr' 0.1, but this run has 0.2; and 5 settings of the module that follow from these. Resume"
+    assert told in str(refused.value)
+
+
+def test_a_changed_rate_is_shown_as_the_user_gave_it(tmp_path):
+    def task(lr):
+        module = Plain()
+        module.configure_optimizers = functools.partial(warming, module, lr)
+        return {"module": module}
+
+    def warming(module, lr):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=lr)
+        return [optimizer], [torch.optim.lr_scheduler.LinearLR(optimizer, 0.25)]
+
+    run(tmp_path, 1, task(0.1))
+    with pytest.raises(CheckpointError, match=r"with 'model.optimizer.lr' 0.1, but this run has 0.3; and 2 settings of"):
+        run(tmp_path, 1, task(0.3), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+@pytest.mark.parametrize("own_loaders", [False, True])
+def test_a_client_with_other_data_is_named(own_loaders, tmp_path):
+    def clients(south):
+        sets = {"north": TensorDataset(*blobs(10, 1)), "south": south, "west": TensorDataset(*blobs(15, 3))}
+        return {name: DataLoader(one, 5) for name, one in sets.items()} if own_loaders else sets
+
+    def fit(south, **more):
+        data = FederatedDataModule.from_clients(clients(south), **({} if own_loaders else {"batch_size": 5}))
+        flags = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "default_root_dir": str(tmp_path)}
+        L.Trainer(max_epochs=1, callbacks=[FederatedOrchestrator(), every_round(tmp_path)], **flags).fit(Plain(), data, **more)
+
+    x, y = blobs(12, 2)
+    fit(TensorDataset(x, y))
+    for other, told in ((TensorDataset(x + 1, y), 12), (TensorDataset(x[:9], y[:9]), 9)):
+        with pytest.raises(CheckpointError) as refused:
+            fit(other, ckpt_path=str(tmp_path / "last.ckpt"))
+        assert "'training data of client south' '12 examples (" in str(refused.value)
+        assert f"but this run has '{told} examples (" in str(refused.value)
+        assert not {"north", "west", "training_examples"} & set(re.findall(r"\w+", str(refused.value)))
+
+
+# ------------------------------------------------------------------ schedules that end
+
+
+def test_a_schedule_that_ends_before_the_further_rounds_is_refused(tmp_path):
+    run(tmp_path, 2, {"module": Cycle()})
+    with pytest.raises(ConfigurationError) as refused:
+        run(tmp_path, 3, {"module": Cycle()}, ckpt_path=str(tmp_path / "last.ckpt"))
+    text = str(refused.value)
+    assert text.startswith(
+        "The schedule OneCycleLR ends after 16 steps (Tried to step 17 times."
+    )  # 2 rounds, 2 epochs, 4 batches
+    assert "but a client takes up to 24 of them in 3 rounds. The run was first started for 2 rounds" in text
+    assert "Set 'trainer.max_epochs' to 2, or start a new run for 3 rounds" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "ends"),
+    [
+        (Cycle(steps=23), {}, "ends after 23 steps .* up to 24 of them in 3 rounds. Let 'configure_optimizers' give it as"),
+        (Cycle(steps=24), {}, ""),
+        (Cycle(steps=23, chained="chained"), {}, "ChainedScheduler ends after 23 steps"),
+        (Cycle(steps=20, chained="sequential"), {}, "SequentialLR ends after 23 steps"),
+        (Cycle(steps=21, chained="sequential"), {}, ""),
+        (Cycle(steps=5, interval="epoch"), {}, "ends after 5 steps .* up to 6 of them"),
+        (Cycle(steps=6, interval="epoch"), {}, ""),
+        (Cycle(steps=7), local(progress="round"), "ends after 7 steps .* up to 8 of them in each round"),
+        (Cycle(steps=8), local(progress="round"), ""),
+        (Cycle(steps=11), local(accumulate_grad_batches=3), "ends after 11 steps .* up to 12 of them"),
+        (Cycle(steps=12), local(accumulate_grad_batches=3), ""),
+        (Cycle(steps=3), local(full_batch=True, max_epochs=1), ""),
+    ],
+)
+def test_a_schedule_with_too_few_steps_is_refused_before_the_first_round(module, settings, ends, tmp_path):
+    """Plain arithmetic: the largest of the clients has 20 examples, so 4 batches, in 2 epochs of 3 rounds."""
+    if not ends:
+        run(tmp_path, 3, {"module": module, **settings})
+        return
+    with pytest.raises(ConfigurationError, match=ends):
+        run(tmp_path, 3, {"module": module, **settings})
+    assert not (tmp_path / "last.ckpt").exists()
 
 
 # ------------------------------------------------------------------ the server's optimizer

@@ -18,6 +18,7 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
+from fl_lightning.data.content import client_contents
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
@@ -35,6 +36,7 @@ from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_met
 from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import warn_unprotected
 from fl_lightning.server.checks.ranks import require_same_partition
+from fl_lightning.server.checks.schedules import check_schedules
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
@@ -189,7 +191,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
         names = [data.client_name(client) for client in range(data.num_clients)]
-        self._run.begin(data.indices, names, data.is_remote, continues=trainer.current_epoch > 0)
+        contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
+        self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
         self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
         self._cleanup.callback(data.serve_rounds, False)
         self._attack_schedule = AttackSchedule(self.attackers, data, self.seed, trainer)
@@ -218,6 +221,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         with self._takeover.suspended():
             client = client_copy(pl_module)
             self._give_attributes(client)
+            if self._run.schedules:
+                check_schedules(self, trainer, client, federated_data(trainer), self._run.rounds)
         self._run.hold_weights(pl_module)
         warn_of_resting_parts(pl_module)
         assembly = Assembly(self, self._run, trainer, pl_module, client)

@@ -44,6 +44,7 @@ __all__ = [
     "parameters_of",
     "parts_of",
     "raise_each_to",
+    "schedule_starts",
     "stop_workers",
     "subtract_each",
     "times_changed",
@@ -181,6 +182,12 @@ def chained_schedules(scheduler: Any) -> Sequence[Any]:
     """Return the schedules that SequentialLR or ChainedScheduler consists of; torch does not show them. Others have none."""
     parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
     return parts
+
+
+def schedule_starts(scheduler: Any) -> list[int]:
+    """Return the step at which each part of SequentialLR or ChainedScheduler begins; torch does not show it."""
+    parts = chained_schedules(scheduler)
+    return [0, *getattr(scheduler, "_milestones", [0] * (len(parts) - 1))] if parts else []
 
 
 def update_last_rates(scheduler: Any) -> None:

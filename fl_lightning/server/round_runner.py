@@ -136,8 +136,7 @@ class RoundRunner:
         run, trainer, route = self._run, self._federation.trainer, self._settings.route
         if round_idx == 0 or not run.rounds_are_known:
             run.note_rounds(planned_rounds(trainer))
-        scheduled = run.fingerprint is not None and "model.lr_scheduler" in run.fingerprint.settings
-        if run.rounds is not None and round_idx >= run.rounds and scheduled and not self._warned_of_extension:
+        if run.rounds is not None and round_idx >= run.rounds and run.schedules and not self._warned_of_extension:
             self._warned_of_extension = True
             rank_zero_warn(
                 f"Round {round_idx} goes beyond the {run.rounds} rounds for which this run was first started. Learning-rate "

@@ -26,7 +26,7 @@ from fl_lightning.reporting.rounds import Totals
 from fl_lightning.server.checks.privacy import privacy_in_words
 from fl_lightning.server.client_evaluation import ClientScores
 from fl_lightning.server.privacy.account import PrivacyAccount
-from fl_lightning.server.resume.changes import Change, changes, in_words
+from fl_lightning.server.resume.changes import Change, changes, in_words, of_clients
 from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
 from fl_lightning.server.resume.table import Kind
@@ -53,6 +53,7 @@ class RunState:
         self.client_names: tuple[str, ...] = ()
         self._partition = ""
         self._sites: list[list[Any]] = []
+        self._contents: list[list[Any]] = []
         self.memory = ClientMemory()
         self.pool: ClientPool | None = None
         self.last_scores: dict[int, float] = {}
@@ -72,12 +73,20 @@ class RunState:
         self._random_state: dict[str, Any] | None = None
         self._weights: dict[str, Tensor] | None = None
 
-    def begin(self, training: Partition, names: Sequence[str], remote: bool = False, continues: bool = False) -> None:
+    def begin(
+        self,
+        training: Partition,
+        names: Sequence[str],
+        contents: Sequence[str] = (),
+        remote: bool = False,
+        continues: bool = False,
+    ) -> None:
         """Prepare for a fit. It may continue a checkpoint, which is loaded later.
 
         Args:
             training: the clients' training examples.
             names: the clients' names.
+            contents: digests of the clients' training examples; empty without any.
             remote: whether the clients are sites, whose numbers and sizes a resumed run must know again.
             continues: whether the fit continues the previous one of the same Trainer.
         """
@@ -88,6 +97,7 @@ class RunState:
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients, self.client_names = len(training), tuple(names)
         self._partition = training.digest()
+        self._contents = [list(one) for one in zip(names, training.sizes.tolist(), contents, strict=False)]
         self.fingerprint = self.unsent = None
         self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
 
@@ -99,6 +109,11 @@ class RunState:
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
         self.moving, self.engine = (), None
         self.rounds, self.rounds_are_known = None, False
+
+    @property
+    def schedules(self) -> bool:
+        """Return whether the module configures learning-rate schedules, as far as is known."""
+        return self.fingerprint is not None and bool(self.fingerprint.settings.get("model.lr_scheduler"))
 
     def note_rounds(self, rounds: int | None) -> None:
         """Store the number of rounds for which the run was started, which a resumed run keeps; None if it is unlimited."""
@@ -129,6 +144,7 @@ class RunState:
             "tensor_names": [list(names) for names in self.tensor_names()[:3]],
             "partition": self._partition,
             "sites": self._sites,
+            "contents": self._contents,
             "threads": torch.get_num_threads(),
             "random_state": _random_state(),
         }
@@ -173,7 +189,8 @@ class RunState:
                 "Resume with the version that wrote it, or begin a new federation with its weights: load them into the module "
                 "with 'load_from_checkpoint' before the fit."
             )
-        found = changes(*self._settings(state, device))
+        kind = Kind.ON_PURPOSE if state.get("partition") == self._partition else Kind.STAYS
+        found = of_clients(changes(*self._settings(state, device)), state.get("contents", ()), self._contents, kind)
         problems = [f"The checkpoint was written with {in_words(found)}."] if found else []
         others = [other_weights, *self._other_clients(state)]
         problems += [problem for problem in others if problem]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fl_lightning.clients.schedules import RATES
 from fl_lightning.functional.description import BASE, CLASS
 from fl_lightning.server.resume.table import Kind, kind_of
 
 _MISSING = "nothing"
+_CONFIGURED = ("model.optimizer.", "model.lr_scheduler.")
+_DATA = ("data.training_examples", "data.datamodule.clients.")
 _LISTED, _SHOWN = 12, 160
 """The largest numbers of changes in a message, and of characters in a value."""
 
@@ -44,9 +48,68 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def in_words(found: Sequence[Change]) -> str:
-    """Describe the settings that differ, for a message."""
-    listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in found[:_LISTED]]
-    return "; ".join([*listed, *([f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else [])])
+    """Describe the settings that differ, for a message; of those that follow from others, only their number."""
+    causes = _causes(found)
+    listed = [f"'{change.name}' {_shown(change.before)}, but this run has {_shown(change.now)}" for change in causes[:_LISTED]]
+    more = [f"and {len(causes) - _LISTED} more"] if len(causes) > _LISTED else []
+    follow = len(found) - len(causes)
+    more += (
+        [f"and {follow} setting{'s' * (follow > 1)} of the module that follow{'s' * (follow == 1)} from these"]
+        if follow
+        else []
+    )
+    return "; ".join([*listed, *more])
+
+
+def of_clients(
+    found: Sequence[Change], before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]], kind: Kind
+) -> list[Change]:
+    """Name the clients whose training data differ in place of the data sets that hold them.
+
+    Args:
+        found: the settings that differ.
+        before: name, number of training examples and digest of each client in the checkpoint.
+        now: those of this run.
+        kind: whether a resumed run may have other data.
+    """
+    pairs = [(one, other) for one, other in zip(before, now, strict=False) if list(one) != list(other) and one[0] == other[0]]
+    if not pairs or (kind is not Kind.STAYS and not any(change.name.startswith(_DATA) for change in found)):
+        return list(found)
+    kept = [change for change in found if not change.name.startswith(_DATA)]
+    words = [(one[0], f"{one[1]} examples ({one[2]})", f"{other[1]} examples ({other[2]})") for one, other in pairs]
+    return kept + [Change(f"training data of client {name}", old, new, kind) for name, old, new in words]
+
+
+def _causes(found: Sequence[Change]) -> list[Change]:
+    """Leave out what follows from other changes of the module: the same new value, and rates changed by the same factor."""
+    causes: list[Change] = []
+    for change in sorted(found, key=_rank):
+        if not any(_follows(change, cause) for cause in causes):
+            causes.append(change)
+    kept = [change for change in found if any(change is cause for cause in causes)]
+    names = {change.name for change in kept}
+    first = {name: name.replace(".initial_lr", ".lr") for name in names}  # as the user typed it
+    return [replace(one, name=one.name if first[one.name] in names else first[one.name]) for one in kept]
+
+
+def _rank(change: Change) -> int:
+    """Return a smaller number for what is more likely the cause of other changes: the module's own settings come first."""
+    rates = (".max_lr", ".initial_lr", ".lr")
+    place = next((number for number, rate in enumerate(rates, 2) if change.name.endswith(rate)), len(rates) + 2)
+    return place if change.name.startswith(_CONFIGURED) else change.name.count(".") > 1
+
+
+def _follows(change: Change, cause: Change) -> bool:
+    values = (change.before, change.now, cause.before, cause.now)
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return False
+    if not (change.name.startswith("model.") and cause.name.startswith("model.")):
+        return False
+    if values[:2] == values[2:]:
+        return _rank(cause) < _rank(change)
+    rate = change.name.rpartition(".")[2] in RATES or change.name.startswith("model.lr_scheduler.")
+    same = math.isclose(change.before * cause.now, change.now * cause.before, rel_tol=1e-9)
+    return rate and same and _rank(cause) < _rank(change)
 
 
 def _differences(name: str, before: Any, now: Any, kind: Kind) -> Iterator[Change]:
