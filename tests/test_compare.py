@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 from command_line import ADAFED, ROOT, SMALL, completion
 from launching import Launched, finish, launch, start
 from small_images import paint, write_cifar
+from test_client_sets import CONFIG as CLIENTS
 from wandb_file import records
 
 from fl_lightning import ConfigurationError, command
@@ -418,6 +420,25 @@ def test_runs_done_elsewhere_are_not_run_again(compare, capsys):
     assert "has the axes route, but the study's are strategy" in refused(
         capsys, "--config", str(study), "--known", "[there.csv, others.csv]"
     )
+
+
+def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best_checkpoint(compare):
+    """Each client's datamodule keeps the seed that it was given."""
+    Path("own.yaml").write_text(CLIENTS.replace("out}", "out, logger: false}") + "best_checkpoint: {monitor: val_loss}\n")
+    status, text = compare("--base", "own.yaml", "--over.strategy", "FedAvg,FedMedian", "--seeds", "5,")
+    assert status == 0, text
+    folder = Path("runs/studies/own-strategy")
+    settings = yaml.safe_load((folder / "runs/strategy=FedAvg,seed=5/settings.yaml").read_text())
+    assert settings["data"]["clients"]["hospital_b"]["init_args"]["seed"] == 1
+    table = RunTable.read(folder / "table.csv")
+    assert f"FedAvg,seed=5: 0 s, val_loss {table.curves(('FedAvg',), 'val_loss')[5][0]:.4f}" in re.sub(r"\d+ s,", "0 s,", text)
+    assert yaml.safe_load((folder / "sweep.yaml").read_text())["metric"] == {"name": "val_loss", "goal": "minimize"}
+    written = (folder / "report.md").read_text()
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--name=own-strategy", "--out=again"])
+    assert end.value.code == 0
+    assert Path("again/report.md").read_text() == written
+    assert "is `val_loss`" in written
 
 
 def test_a_report_of_several_tables():

@@ -13,6 +13,8 @@ from fl_lightning.functional.digest import digest
 from fl_lightning.studies.names import partition_in_words
 from fl_lightning.studies.run_table import RunTable, Setting
 
+METRIC = "val_accuracy"
+"""The metric by which runs are compared if neither their study nor their best checkpoint names one."""
 CENTRALIZED, LOCAL_ONLY, LAST_CLIENT = "centralized", "local only", "last client"
 _NOT_CONTENT = ("batch_size", "eval_batch_size", "num_workers", "seed", "root", "data_dir", "download", "pin_memory")
 """Settings of a datamodule that do not change which examples its validation set has for a given seed."""
@@ -33,6 +35,9 @@ def facts(config: Any) -> Iterator[str]:
     yield f"study/training/{100 * (1 - held):g} %"
     if share:
         yield f"study/client_set/{parts}"
+    best = config.best_checkpoint
+    if best.monitor != METRIC:
+        yield from (f"study/{kind}/{text}" for kind, text in (("metric", best.monitor), ("mode", best.mode)) if text)
     federation = config.federation
     if federation.enabled and federation.personal:
         yield f"study/server_set/{parts}, each with its client's complete model"
@@ -99,7 +104,8 @@ def _reference(federation: Any) -> str | None:
 
 
 def facts_of(table: RunTable) -> dict[Setting, dict[str, str]]:
-    """Return the facts of each setting by kind: ``partition``, ``training``, ``server_set``, ``client_set``, ``reference``."""
+    """Return the facts of each setting by kind: ``partition``, ``training``, ``server_set``, ``client_set``, ``reference``,
+    ``metric`` and ``mode``."""
     found: dict[Setting, dict[str, str]] = {setting: {} for setting in table.settings}
     for name in table.families("study"):
         kind, _, text = name.partition("/")

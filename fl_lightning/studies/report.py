@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better, known_direction
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.drawing import FORMATS
-from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, codes
+from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC, codes, facts_of
 from fl_lightning.studies.figures import draw_all
 from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import in_words
@@ -33,7 +33,7 @@ class ReportOptions:
     """Choose what a study's report shows.
 
     Args:
-        metric: metric by which runs are compared.
+        metric: metric by which runs are compared; by default ``best_checkpoint.monitor`` of the study's first run.
         mode: ``max`` if higher is better, ``min`` if lower is; by default, what the name of the metric implies.
         percent: show the metric, and those of ``also``, times 100.
         also: further metrics in the table of final values.
@@ -57,7 +57,7 @@ class ReportOptions:
         ConfigurationError: for numbers outside their ranges, or if neither ``mode`` nor the metric's name says which is better.
     """
 
-    metric: str = "val_accuracy"
+    metric: str | None = None
     mode: Literal["max", "min"] | None = None
     percent: bool = True
     also: list[str] = field(default_factory=lambda: ["val_f1_macro", "val_f1_weighted"])
@@ -78,17 +78,23 @@ class ReportOptions:
         require(self.every >= 1, "report.every", "at least 1", self.every)
         require(self.after >= 0, "report.after", "at least 0", self.after)
         require(self.last >= 1, "report.last", "at least 1", self.last)
-        higher_is_better(self.metric, self.mode, "report.mode")
+        if self.metric is not None:
+            higher_is_better(self.metric, self.mode, "report.mode")
+
+    def by_default(self, metric: str, mode: Literal["max", "min"] | None) -> ReportOptions:
+        """Return the options with a metric, and its mode, where they name none."""
+        return self if self.metric is not None else replace(self, metric=metric, mode=self.mode or mode)
 
     @property
     def measure(self) -> Measure:
         """The metric by which runs are compared."""
-        return Measure(self.metric, higher_is_better(self.metric, self.mode, "report.mode"), self.percent, self.last)
+        metric = self.metric or METRIC
+        return Measure(metric, higher_is_better(metric, self.mode, "report.mode"), self.percent, self.last)
 
     @property
     def measures(self) -> list[Measure]:
         """All metrics of the table of final values; none has a best value if its name does not imply a direction."""
-        return [self.measure, *(self._other(name) for name in self.also if name != self.metric), *self.plain]
+        return [self.measure, *(self._other(name) for name in self.also if name != self.measure.name), *self.plain]
 
     @property
     def plain(self) -> list[Measure]:
@@ -103,7 +109,7 @@ class ReportOptions:
     @property
     def drawn(self) -> list[Measure]:
         """Metrics whose curves are drawn."""
-        return [self.measure, *(self._other(name) for name in self.draw if name != self.metric)]
+        return [self.measure, *(self._other(name) for name in self.draw if name != self.measure.name)]
 
     def _other(self, name: str) -> Measure:
         direction = known_direction(name)
@@ -177,13 +183,16 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         ConfigurationError: if the metric was never logged, an option names an axis that the study does not have, or ``folder``
             is a file.
     """
+    facts: dict[str, Any] = next(iter(facts_of(table).values()), {})
+    options = options.by_default(facts.get("metric", METRIC), facts.get("mode"))
     options.check(table.axes)
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
-    if options.metric not in table.metrics:
+    metric = options.measure.name
+    if metric not in table.metrics:
         known = ", ".join(metric for metric in table.metrics if "/" not in metric or is_validation_figure(metric)) or "none"
         raise ConfigurationError(
-            f"'report.metric' is '{options.metric}', which no run logged. The runs logged: {known}. Set it to one of these."
+            f"'report.metric' is '{metric}', which no run logged. The runs logged: {known}. Set it to one of these."
         )
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)

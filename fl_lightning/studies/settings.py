@@ -65,7 +65,7 @@ class SettingsReader:
         for name in ("seed_everything", "federation.seed"):
             config[name] = run.seed
         for part in (config.data.partitioner, config.data.datamodule):
-            drawn = part.get("init_args")
+            drawn = part and part.get("init_args")  # neither is set with 'data.clients'
             if drawn is not None and "seed" in drawn:  # partitioners without random draws have no seed
                 drawn.seed = run.seed
         return config

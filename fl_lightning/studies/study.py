@@ -82,8 +82,8 @@ class Study:
         require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
-        self.jobs, self.report, self.note = jobs, report, note
-        self.keep = [*keep, report.metric, *report.also, *report.draw]
+        self.jobs, self.note = jobs, note
+        self._keep, self._report = keep, report
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
         self.known = RunTable.join(names, [Path(path) for path in ([known] if isinstance(known, str) else known or [])])
@@ -92,6 +92,19 @@ class Study:
     def runs(self) -> list[Run]:
         """All runs of the study."""
         return span(self.axes, self.seeds, self.base, self.settings)
+
+    @cached_property
+    def report(self) -> ReportOptions:
+        """What the report shows; without a metric in it, that of the first run's best checkpoint."""
+        if self._report.metric is not None:
+            return self._report
+        best = self.configurations[self.runs[0].name][0].best_checkpoint
+        return self._report.by_default(best.monitor, best.mode)
+
+    @property
+    def keep(self) -> list[str]:
+        """Patterns of the metrics that go into the table."""
+        return [*self._keep, self.report.measure.name, *self.report.also, *self.report.draw]
 
     @cached_property
     def configurations(self) -> dict[str, tuple[Namespace, str]]:
@@ -172,12 +185,13 @@ class Study:
         run = next(run for run in self.runs if run.name == job.name)
         rows = read_run(run, job.folder, ["*"])
         known = sorted({row.metric for row in rows if "/" not in row.metric or is_validation_figure(row.metric)})
-        if not any(row.metric == self.report.metric for row in rows):
+        metric = self.report.measure.name
+        if not any(row.metric == metric for row in rows):
             raise ConfigurationError(
-                f"'report.metric' is '{self.report.metric}', which the run '{job.name}' did not log. It logged: "
+                f"'report.metric' is '{metric}', which the run '{job.name}' did not log. It logged: "
                 f"{', '.join(known) or 'nothing'}. Set it to one of these."
             )
-        return f"{self.report.metric} {final_value(rows, self.report.metric):.4f}"
+        return f"{metric} {final_value(rows, metric):.4f}"
 
     def _tell(self, failed: Sequence[Job], runs: int) -> None:
         if failed:
