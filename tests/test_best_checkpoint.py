@@ -1,4 +1,4 @@
-"""Which round is the best: also in a copied folder, with a mode that contradicts the metric, and without validation."""
+"""Which round is the best: also in a copied folder, with a wrong mode, and without validation; and misspelled metrics."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from federations import Blobs, NoValidation, Plain, federate
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from fl_lightning import BestCheckpoint, LastCheckpoint, LocalTraining
+from fl_lightning import (
+    AdaFed,
+    AdaptiveLoss,
+    BestCheckpoint,
+    ConfigurationError,
+    LastCheckpoint,
+    LocalOnly,
+    LocalTraining,
+)
 
 
 class Worse(Plain):
@@ -69,3 +79,75 @@ def test_a_run_without_validation_says_that_no_round_is_the_best(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="There are no examples to validate on")
         federate(Plain(), 1, BestCheckpoint("val_acc"), data=Blobs(), flags={"default_root_dir": tmp_path / "b"} | flags)
+
+
+# ------------------------------------------------------------------ monitors and metrics that do not exist
+
+CHECKED = {"enable_checkpointing": True, "num_sanity_val_steps": 1}
+
+
+class Follows(AdaptiveLoss):
+    signal = "val_los"
+
+    def forward(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return outputs.mean()
+
+    def adapt(self, signal: torch.Tensor) -> None:
+        pass
+
+
+class WithLoss(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.criterion = Follows()
+
+
+MISSPELLED = {
+    "'EarlyStopping.monitor' is 'val_los'": lambda: [EarlyStopping("val_acc", mode="max"), EarlyStopping("val_los")],
+    "'ModelCheckpoint.monitor' is 'val_los'": lambda: [ModelCheckpoint(monitor="val_los"), ModelCheckpoint(monitor="val_loss")],
+    "'best_checkpoint.monitor' is 'val_los'": lambda: [BestCheckpoint("val_los", "min")],
+    "'federation.strategy.metric' is 'al_loss'": lambda: {"strategy": AdaFed("al_loss")},
+    "'federation.route.metric' is 'loss'": lambda: {"route": LocalOnly("loss")},
+    "'Follows.signal' is 'val_los'": lambda: {"module": WithLoss()},
+}
+
+
+@pytest.mark.parametrize("said", MISSPELLED)
+def test_a_misspelled_metric_is_refused_before_the_first_round(said, tmp_path):
+    given = MISSPELLED[said]()
+    callbacks, more = (given, {}) if isinstance(given, list) else ([], given)
+    module = more.pop("module", None) or Plain()
+    trained: list[int] = []
+    module.on_train_start = lambda: trained.append(0)
+    with pytest.raises(ConfigurationError, match=rf"^{said}, which {type(module).__name__} .* Did you mean val_loss\?"):
+        federate(module, 1, *callbacks, flags=CHECKED | {"default_root_dir": tmp_path}, **more)
+    assert not trained
+
+
+class Later(Plain):
+    """Logs what the sanity check does not see."""
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.log(f"{'val'}_auroc", 0.5)
+        if self.global_step:
+            self.log("val_acd", 0.5)
+
+
+@pytest.mark.parametrize("monitor", ["val_auroc", "val_acd", "train_loss", "federation/loss"])
+def test_a_metric_that_is_logged_after_the_sanity_check_may_be_monitored(monitor, tmp_path):
+    flags = CHECKED | {"default_root_dir": tmp_path}
+    callbacks = [EarlyStopping(monitor), ModelCheckpoint(monitor=monitor), BestCheckpoint(monitor, "min")]
+    assert federate(Later(), 2, *callbacks, flags=flags).global_step == 2
+
+
+def test_a_monitor_that_may_be_missing_is_not_refused(tmp_path):
+    flags = CHECKED | {"default_root_dir": tmp_path}
+    callbacks = [EarlyStopping("val_los", strict=False), ModelCheckpoint(monitor="val_los", save_top_k=0)]
+    assert federate(Plain(), 1, *callbacks, flags=flags).global_step == 1
+
+
+def test_without_a_sanity_check_the_first_round_finds_a_misspelled_monitor(tmp_path):
+    flags = CHECKED | {"default_root_dir": tmp_path, "num_sanity_val_steps": 0}
+    with pytest.raises(MisconfigurationException, match="could not find the monitored key"):
+        federate(Plain(), 1, ModelCheckpoint(monitor="val_los"), flags=flags)

@@ -153,7 +153,7 @@ def test_a_figure_that_nobody_logs():
     with pytest.raises(
         ConfigurationError, match=r"adapts to 'val_mae', which Own does not log in validation. It logs: .*val_acc"
     ):
-        federate(Own(Tempered("val_mae")))
+        federate(Own(Tempered("val_mae")), flags={"num_sanity_val_steps": 0})
 
 
 class Forgetful(Tempered):

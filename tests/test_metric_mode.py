@@ -86,6 +86,12 @@ def test_each_rule_asks_of_a_torchmetrics_metric_that_does_not_say(make, setting
         make(MeanMetric())
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("val_acuracy", "val_accuracy"), ("val/los", "val/loss")])
+def test_a_misspelled_metric_is_not_blamed_on_its_mode(typed, meant):
+    with pytest.raises(ConfigurationError, match=f"^'{typed}' is not the name .* Did you mean {meant}. If it is right, set"):
+        AdaFed(typed)
+
+
 def test_a_client_evaluation_that_measures_nothing_asks_nothing():
     assert not ClientEvaluation(metric="score").active
 

@@ -354,6 +354,11 @@ def test_monitors_need_the_clients_evaluation(callback, settings):
         fit(1, callback(), personal=[HEAD], flags={"enable_checkpointing": True}, **settings)
 
 
+def test_a_misspelled_monitor_is_told_the_name_of_the_clients_evaluation():
+    with pytest.raises(ConfigurationError, match=r"EarlyStopping monitors 'val_ac', .* Did you mean val_acc\?"):
+        fit(1, EarlyStopping("val_ac"), personal=[HEAD], **EVALUATED)
+
+
 def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
     best = BestCheckpoint("val_acc", dirpath=str(tmp_path))
     stop = EarlyStopping("val_acc", patience=1, mode="max")

@@ -48,7 +48,11 @@ WRONG = [
     (["--federation.strategy.metric=val_acc"], "Did you mean val_accuracy? It logs: val_accuracy, val_adaptive_loss"),
     (
         ["--federation.strategy.metric=val_acuracy"],
-        "'federation.strategy.mode' is not set, and the name 'val_acuracy' does not",
+        "is not the name of a metric of known direction. Did you mean val_accuracy?",
+    ),
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_los"],
+        "Did you mean val_loss? It logs: val_accuracy",
     ),
     (["--best_checkpoint.monitor=federation/score"], "'best_checkpoint.mode' is not set"),
     (

@@ -91,7 +91,8 @@ class BestCheckpoint(_InTheRunsFolder):
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check before the first round that the module logs the metric."""
-        refuse_unknown_metrics(trainer, pl_module, {"best_checkpoint.monitor": str(self.monitor)})
+        if str(self.monitor).startswith("val"):  # other metrics are logged later
+            refuse_unknown_metrics(trainer, pl_module, [("best_checkpoint.monitor", str(self.monitor))])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the model if it is the best so far.

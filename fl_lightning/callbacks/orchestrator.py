@@ -32,7 +32,7 @@ from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
 from fl_lightning.server.checks.federation import check_federation
-from fl_lightning.server.checks.metric_names import names_of, refuse_unknown_metrics
+from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import warn_unprotected
 from fl_lightning.server.checks.ranks import require_same_partition
@@ -247,10 +247,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         return found
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that the module logs the metrics that settings name, before the first round."""
-        if self._takeover is not None:
-            names = names_of(self.strategy, self.route, self.client_evaluation)
-            refuse_unknown_metrics(trainer, pl_module, names)
+        """Check that the module logs the metrics that settings and callbacks name, before the first round."""
+        federated = self._takeover is not None
+        names = names_of(self.strategy, self.route, self.client_evaluation, pl_module) if federated else []
+        refuse_unknown_metrics(trainer, pl_module, names + monitors_of(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Try a checkpoint, restore the random state and the weights of a resumed run, and use rounds as the x-axis."""

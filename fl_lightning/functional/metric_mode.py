@@ -7,7 +7,7 @@ from typing import Literal
 
 from torchmetrics import Metric
 
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError, did_you_mean, nearest, require
 
 Mode = Literal["max", "min"]
 
@@ -17,6 +17,9 @@ _LOWER = re.compile(r".*(loss|error).*|nll|perplexity|r?mse|r?msle|mae|[sw]?mape
 _HIGHER = re.compile(
     r"acc(uracy)?\d*|m?ap|auc|auprc|auroc|dice|f1|m?iou|jaccard|kappa|mcc|precision|r2|recall|sensitivity|specificity"
 )
+
+_FULL = ("accuracy", "auroc", "dice", "error", "kappa", "loss", "precision", "recall", "sensitivity", "specificity")
+"""Words that are long enough to be recognised with a letter wrong."""
 
 
 def known_direction(metric: str | Metric) -> bool | None:
@@ -53,6 +56,11 @@ def higher_is_better(metric: str | Metric, mode: Mode | None, setting: str) -> b
     if mode is not None:
         return mode == "max"
     direction = known_direction(metric)
+    if direction is None and isinstance(metric, str) and (near := _did_you_mean(metric)):
+        raise ConfigurationError(
+            f"'{metric}' is not the name of a metric of known direction.{near} If it is right, set '{setting}' to max if "
+            "higher is better, or to min if lower is."
+        )
     if direction is None:
         what = f"the name '{metric}' does not" if isinstance(metric, str) else f"{type(metric).__name__} does not"
         raise ConfigurationError(
@@ -60,3 +68,9 @@ def higher_is_better(metric: str | Metric, mode: Mode | None, setting: str) -> b
             "better and to min if lower is, or correct the metric."
         )
     return direction
+
+
+def _did_you_mean(metric: str) -> str:
+    """Return ' Did you mean ...?' for a name with a misspelled word, or nothing."""
+    fixed = {metric.replace(word, right) for word in _WORD.findall(metric) for right in nearest(word, _FULL, cutoff=0.8)}
+    return did_you_mean(metric, [name for name in fixed if known_direction(name) is not None])

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.metric_names import is_validation_figure
+from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.strategies.base import JointStrategy, Strategy
 
+_LIBRARIES = ("builtins", "fl_lightning", "lightning", "pytorch_lightning", "torch", "torchmetrics")
+"""Packages whose classes log no metric under a condition that the sanity check does not meet."""
 
-def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation) -> dict[str, str]:
-    """Return the metric names in the federation's settings, by setting."""
+
+Names = list[tuple[str, str]]
+"""Metric names, each after the setting that has it."""
+
+
+def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation, module: LightningModule) -> Names:
+    """Return the metric names in the federation's settings, and those that adaptive losses follow."""
     parameters = inspect.signature(type(strategy)).parameters
     own = "federation.strategy.loss" if "loss" in parameters and "metric" not in parameters else "federation.strategy.metric"
     wanted = {
@@ -25,27 +36,62 @@ def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation) -> 
     }
     if isinstance(strategy, JointStrategy):
         wanted[own].append(strategy.worth_metric)
-    return {setting: name for setting, names in wanted.items() for name in names if isinstance(name, str)}
+    losses = [part for part in module.modules() if isinstance(part, AdaptiveLoss)]
+    wanted |= {f"{type(loss).__name__}.signal": [getattr(loss, "signal", None)] for loss in losses}
+    return [(setting, name) for setting, names in wanted.items() for name in names if isinstance(name, str)]
 
 
-def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Mapping[str, str]) -> None:
-    """Refuse names that begin with ``val`` if the sanity check did not log them; other metrics are logged later.
+def monitors_of(trainer: Trainer) -> Names:
+    """Return the metrics without which callbacks fail and that begin with ``val``; other metrics are logged later."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    strict = [
+        callback
+        for callback in callbacks
+        if (isinstance(callback, EarlyStopping) and callback.strict)
+        or (isinstance(callback, ModelCheckpoint) and callback.save_top_k != 0)
+    ]
+    others = [callback for callback in strict if type(callback).on_sanity_check_end is Callback.on_sanity_check_end]
+    monitors = [(f"{type(callback).__name__}.monitor", str(callback.monitor)) for callback in others]
+    return [(setting, name) for setting, name in monitors if name.startswith("val")]
+
+
+def refuse_unknown_metrics(trainer: Trainer, module: LightningModule, names: Sequence[tuple[str, str]]) -> None:
+    """Refuse metrics of the validation that the sanity check did not log, unless code of the user's may log them later.
 
     Args:
         trainer: the Trainer at the end of its sanity check.
-        module: the user's module, for the message.
-        names: the metric names by setting.
+        module: the user's module.
+        names: the metric names, each after the setting that has it.
 
     Raises:
         ConfigurationError: if a metric is not logged; it lists the logged metrics and suggests the nearest one.
     """
-    logged = sorted(name for name in trainer.callback_metrics if name.startswith("val"))
-    for setting, name in names.items():
-        if not logged or not name.startswith("val") or name in logged:
+    logged = sorted(trainer.callback_metrics)
+    for setting, name in names:
+        if not logged or name in logged or _may_come_later(name, trainer, module):
             continue
-        shown = list(filter(is_validation_figure, logged)) or logged
+        shown = [known for known in logged if "/" not in known or is_validation_figure(known)] or logged
         raise ConfigurationError(
             f"'{setting}' is '{name}', which {type(module).__name__} does not log in validation.{did_you_mean(name, shown)} It "
             f"logs: {', '.join(shown)}. (Found in the sanity check before the first round. If the metric is logged later, set "
             "'trainer.num_sanity_val_steps' to 0.)"
         )
+
+
+def _may_come_later(name: str, trainer: Trainer, module: LightningModule) -> bool:
+    """Return whether code of the user's names the metric, or treats the sanity check apart."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    owners = {owner for part in (*module.modules(), *callbacks) for owner in type(part).__mro__}
+    own = [owner for owner in owners if owner.__module__.split(".")[0] not in _LIBRARIES]
+    methods = [getattr(value, "__code__", None) for owner in own for value in vars(owner).values()]
+    return any({name, "sanity_checking"} & {*_words(code)} for code in methods if code is not None)
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Yield the texts and names in compiled code."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
+        elif isinstance(constant, str):
+            yield constant

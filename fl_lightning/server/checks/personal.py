@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torchmetrics import Metric
 
-from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.server.checks.privacy import privacy_in_words
@@ -105,7 +105,7 @@ def _check_monitors(owner: FederationSettings, trainer: Trainer) -> None:
                 f"{type(callback).__name__} monitors '{monitor}', but with 'federation.personal' the server does not validate, "
                 "because its model is incomplete. The clients' own evaluation takes its place: set "
                 f"'federation.client_evaluation' to {{every_n_rounds: 1, metric: {monitor}}} and 'data.client_test' to the "
-                "share of its examples that each client holds back, e.g. 0.2."
+                f"share of its examples that each client holds back, e.g. 0.2.{did_you_mean(monitor, known, cutoff=0.8)}"
             )
 
 
