@@ -75,15 +75,14 @@ def first_page(command: str) -> str:
     lines += ["", "CLASS is a name of fl_lightning, or the dotted path of any other class: my_package.module.Classifier."]
     lines.append("In YAML, every setting has the same name, nested: 'trainer: {max_epochs: 20}'.")
     lines += ["", "more help:"]
-    lines += [
-        f"  {name:<50}{text}"
-        for name, text in (
-            (f"fl-lightning {command} --help SECTION", "a section, from the list below, or one setting"),
-            (f"fl-lightning {command} --help CLASS", "a class: AdaFed, DirichletPartitioner, torch.optim.SGD"),
-            (f"fl-lightning {command} --help all", "every setting"),
-            (f"fl-lightning {command} --config FILE --print_config", "every setting with its value"),
-        )
-    ]
+    more = {
+        "--help SECTION": "a section, from the list below, or one setting",
+        "--help CLASS": "a class: AdaFed, DirichletPartitioner, torch.optim.SGD",
+        "--help all": "every setting",
+        "--config FILE --print_config": "every setting with its value",
+    }
+    width = max(map(len, more)) + 2
+    lines += [f"  fl-lightning {command} {options:<{width}}{text}" for options, text in more.items()]
     lines += ["", "sections:"]
     lines += [f"  {name:<32}{text}" for name, text in SECTIONS.items()]
     lines += ["", f"example: fl-lightning {command} --config {config}"]

@@ -44,6 +44,13 @@ def test_the_first_page_names_settings_that_there_are(command, settings):
     assert not [name for name in named if name not in settings and name.removeprefix("model.") not in own]
 
 
+@pytest.mark.parametrize("command", sorted(FederationCLI.subcommands()))
+def test_columns_of_the_first_page_do_not_touch(command):
+    rows = [line for line in first_page(command).splitlines() if line.startswith("  ")]
+    assert len(rows) > 20
+    assert not [row for row in rows if not re.search(r"\S  +\S", row)]
+
+
 def test_every_section_is_explained(settings):
     tops = {name.split(".")[0] for name in settings if "." in name} | {"model"}
     assert {section for section in SECTIONS if "." not in section} == tops

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,13 @@ def check_picture(path: Path, curves: dict[str, list]) -> None:
     assert set(SECTIONS) <= set(found)
     draw([path], Path("page.png"))
     assert Path("page.png").stat().st_size > 10_000
+
+
+def test_the_tool_that_draws_a_run_starts_as_it_is():
+    tool = Path(__file__).parents[1] / "tools" / "draw_wandb.py"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run([sys.executable, tool], env=environment, capture_output=True, text=True, check=False)
+    assert ended.stderr == f"usage: python {tool} PICTURE.png RUN.wandb ...\n"
 
 
 def table_in(folder: str) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 fl-lightning fit --config adafed_mnist --model.network LeNet --data.datamodule.source embedded --data.datamodule.batch_size 20 \
     --federation.local.engine fabric --federation.local.max_epochs 2 --trainer.max_epochs 15
-PYTHONPATH=tests python tools/draw_wandb.py docs/wandb.png runs/adafed_mnist/wandb/offline-run-*/run-*.wandb
+python tools/draw_wandb.py docs/wandb.png runs/adafed_mnist/wandb/offline-run-*/run-*.wandb
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
 from wandb_file import declared_axes, history, panels
 
 SHOWN = 5
@@ -57,4 +60,6 @@ def draw(paths: list[Path], target: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(f"usage: python {sys.argv[0]} PICTURE.png RUN.wandb ...")
     draw([Path(name) for name in sys.argv[2:]], Path(sys.argv[1]))
