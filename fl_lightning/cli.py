@@ -29,7 +29,7 @@ from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
-from fl_lightning.cli_messages import refuse_wrong_sections
+from fl_lightning.cli_messages import refuse_second_callbacks, refuse_wrong_sections
 from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
 from fl_lightning.cli_parser import FederationParser
 from fl_lightning.cli_trainer import FederationTrainer
@@ -160,6 +160,7 @@ class FederationCLI(OpenCLI):
         """Check what can be checked now, and set the folders of the run and of its checkpoints."""
         config = self._config
         refuse_wrong_sections(config)
+        refuse_second_callbacks(config)
         refuse_null(config, (subcommand_parsers(self.parser) or {})[self.config.subcommand])
         if config.config_version != CONFIG_VERSION:
             raise ConfigurationError(

@@ -45,6 +45,16 @@ _SECTIONS = (
     *(f"federation.{part}" for part in ("local", "attackers", "faults", "availability")),
     *("federation.client_evaluation", "federation.server_evaluation"),
 )
+_OWN_CALLBACKS = {
+    "FederatedOrchestrator": "federation",
+    "PartitionReport": "partition_report",
+    "ClientTable": "client_table",
+    "FailureLog": "failure_log",
+    "FeatureCache": "feature_cache",
+    "BestCheckpoint": "best_checkpoint",
+    "LastCheckpoint": "last_checkpoint",
+}
+"""Callbacks of every run, and the sections with their settings."""
 _NOISE = re.compile(
     r"^\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Given value type: .*|Given value: .*|"
     r"Expected a <class 'NoneType'>.*|Expected a path but .*)$"
@@ -67,6 +77,24 @@ def refuse_wrong_sections(config: Namespace) -> None:
     for name, value in config.items():
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigurationError(f"'{name}' is {value}, but whole numbers go up to {2**63 - 1}. Set it to a smaller one.")
+
+
+def refuse_second_callbacks(config: Namespace) -> None:
+    """Reject callbacks in ``trainer.callbacks`` that a section of the configuration sets up.
+
+    Raises:
+        ConfigurationError: naming the section.
+    """
+    given = config.trainer.callbacks or []
+    for callback in given if isinstance(given, list) else [given]:
+        package, _, name = callback.class_path.partition(".")
+        section = _OWN_CALLBACKS.get(name.rpartition(".")[2]) if package == "fl_lightning" else None
+        monitor = (callback.get("init_args") or {}).get("monitor")
+        if section is not None and monitor in (None, config[section].get("monitor")):
+            raise ConfigurationError(
+                f"'trainer.callbacks' has a {name.rpartition('.')[2]}, but every run has one by its section '{section}'. Set "
+                f"'{section}' instead, and remove it from 'trainer.callbacks'."
+            )
 
 
 def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()) -> str:

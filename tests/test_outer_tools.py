@@ -340,3 +340,17 @@ def test_the_other_package():
         FederatedDataModule.from_clients({"a": Own()})
     with pytest.raises(TypeError, match="switch to a single import style"):  # Lightning's own words
         federate(demos.BoringModel(), 1)
+
+
+class Own(FederatedOrchestrator):
+    """A user's subclass."""
+
+
+@pytest.mark.parametrize("second", [FederatedOrchestrator, Own])
+def test_two_federations_of_one_module(second):
+    said = (
+        f"^The Trainer has 2 callbacks that federate the module: FederatedOrchestrator, {second.__name__}. Keep one of them.$"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        federate(Plain(), 1, second())
+    assert federate(Plain(), 1, second(enabled=False)).global_step == 1

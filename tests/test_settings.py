@@ -111,6 +111,10 @@ WRONG = [
     (["--trainer.max_epoch=2"], "unrecognized arguments: --trainer.max_epoch=2. Did you mean --trainer.max_epochs?"),
     (["--federation.client_evaluation=null"], "'federation.client_evaluation' must contain settings, but is null. Leave it"),
     (["--federation.local.optimizer_state=no"], "Expected one of 'fresh', 'kept'. Got value: no. All settings: fl-lightning"),
+    (
+        ["--trainer.callbacks=ClientTable"],
+        "has a ClientTable, but every run has one by its section 'client_table'. Set 'client",
+    ),
     (["--trainer.limit_val_batches=x"], "Expected a whole number or a number. Got: x"),
 ]
 

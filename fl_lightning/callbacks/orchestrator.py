@@ -40,6 +40,7 @@ from fl_lightning.server.checks.schedules import check_schedules
 from fl_lightning.server.checks.tools import (
     refuse_client_callbacks,
     refuse_other_package,
+    refuse_second,
     refuse_tools,
     require_whole_models,
     warn_of_resting_parts,
@@ -178,6 +179,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         if not self.enabled:
             warn_unprotected(self)
             return
+        refuse_second(trainer, FederatedOrchestrator)
         refuse_tools(trainer, pl_module, remote=self.pool is not None)
         refuse_client_callbacks(self.local)
         data = federated_data(trainer)
@@ -295,12 +297,13 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         """Return every setting that can change the result of the current fit, as plain values."""
         return {} if self._run.fingerprint is None or not self.enabled else self._run.fingerprint.settings
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the strategy's state, the global random state and the settings to compare on resume, as plain types."""
-        return self._run.state_dict() if self.enabled else {}
-
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Record the round of the checkpoint: earlier rounds will not be repeated."""
+        """Add the strategy's state, the global random state and the settings to compare on resume, as plain types.
+
+        Not in ``state_dict``, for which a Trainer would refuse a second orchestrator in words of its own.
+        """
+        if self.enabled and "callbacks" in checkpoint:
+            checkpoint["callbacks"][self.state_key] = self._run.state_dict()
         make_plain(checkpoint)
         self._run.saved_round = self._run.finished_round
 

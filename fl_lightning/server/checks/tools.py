@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
@@ -42,6 +44,24 @@ _REFUSED_AT_CLIENTS: dict[type[Callback] | tuple[type[Callback], ...], str] = {
     _TUNERS: "would tune each client anew in every turn. Put it among the federation's own callbacks, where it tunes the "
     "centralized module once, before the first round.",
 }
+
+
+def refuse_second(trainer: Trainer, kind: Any) -> None:
+    """Refuse two callbacks that would each take over the module.
+
+    Args:
+        trainer: the user's Trainer.
+        kind: the class of the callback that federates.
+
+    Raises:
+        ConfigurationError: if more than one callback of the Trainer federates.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    active = [type(callback).__name__ for callback in callbacks if isinstance(callback, kind) and callback.enabled]
+    if len(active) > 1:
+        raise ConfigurationError(
+            f"The Trainer has {len(active)} callbacks that federate the module: {', '.join(active)}. Keep one of them."
+        )
 
 
 def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False) -> None:
