@@ -36,19 +36,19 @@ class Launched:
         kill(self.process.pid, number)
 
 
-def launch(arguments: Sequence[str], limit: int, folder: Path, expect: int = 0, ranks: int = 1) -> str:
+def launch(arguments: Sequence[str], limit: int, folder: Path, expect: int | Sequence[int] = 0, ranks: int = 1) -> str:
     """Run what would be ``python <arguments>``, and return what it and its children printed.
 
     Args:
         arguments: a script and its arguments, or ``-m``, a module and its arguments.
         limit: seconds; processes that hang are killed, not waited for.
         folder: where they run.
-        expect: the exit status.
+        expect: the exit status, or that of each rank.
         ranks: how many processes; they find each other as those of ``torchrun`` do.
     """
     begun = [start(arguments, folder, place) for place in _places(ranks)]
     said = finish(begun, limit)
-    assert [one.process.exitcode for one in begun] == [expect] * ranks, said
+    assert [one.process.exitcode for one in begun] == ([expect] * ranks if isinstance(expect, int) else [*expect]), said
     return said
 
 
@@ -87,6 +87,7 @@ def finish(begun: Sequence[Launched], limit: float) -> str:
 
 def _enter(arguments: list[str], environment: dict[str, str], folder: Path, sink: Connection) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

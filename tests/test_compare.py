@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +69,12 @@ def compare(capsys):
     return type_
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Reports without figures, for tests that do not look at them: drawing takes longer than a run."""
+    monkeypatch.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
+
+
 def begin(*arguments: object) -> Launched:
     """Type a command in a process of its own."""
     return start(["-m", "fl_lightning", *map(str, arguments)], Path.cwd())
@@ -112,7 +118,7 @@ def _runs_of(folder: Path) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.timeout(600)
-def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(compare, tmp_path):
+def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(compare, no_figures, tmp_path):
     """Two partitions; killed once in the midst of a run, and once between runs."""
     over = {"partition": {"paper": None, "iid": str(ROOT / "configs" / "data" / "iid.yaml")}}
     study, quiet, killed = write_study(over, seeds=1), tmp_path / "quiet", tmp_path / "killed"
@@ -132,11 +138,13 @@ def test_a_study_killed_twice_ends_with_the_table_of_an_undisturbed_one(compare,
     assert before == {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/csv/*/metrics.csv")}
 
 
-def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(compare, tmp_path):
+def test_a_run_that_fails_is_named_and_tried_again_when_it_changes(compare, monkeypatch):
     settings = {**SETTINGS, "trainer": {key: value for key, value in SETTINGS["trainer"].items() if key != "logger"}}
     rate = "model.init_args.optimizer.init_args.lr"
     study = write_study({"rate": {"good": None, "bad": {rate: 1e30}}}, seeds=[7], settings=settings)
-    status, text = compare("--config", study)
+    with monkeypatch.context() as patched:
+        patched.setattr("fl_lightning.studies.report.draw_all", lambda *_: {})
+        status, text = compare("--config", study)
     folder = Path("runs/studies/mine")
     assert status == 1
     assert "Failed: 1 of 2 runs. They are not in the table; the next call repeats them." in text
@@ -174,20 +182,14 @@ def check_report(study: Path, folder: Path) -> None:
 
 def test_ctrl_c_ends_the_runs_and_says_how_to_go_on():
     study = write_study({"mu": [0, 1]}, seeds=1)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fl_lightning", "compare", "--config", study],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )
+    begun = begin("compare", "--config", study)
     folder = Path("runs/studies/mine")
     limit = time.monotonic() + 60
     while not any(folder.glob("runs/*/log.txt")) and time.monotonic() < limit:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=100)
-    assert process.returncode == 130
+    os.kill(begun.process.pid, signal.SIGINT)
+    text = finish([begun], 100)
+    assert begun.process.exitcode == 130
     assert text.endswith("Stopped. Run the same command again to continue.\n")
     assert not _runs_of(folder)
 
@@ -400,7 +402,7 @@ def test_runs_have_the_environment_of_their_study(tmp_path, monkeypatch):
     assert (tmp_path / "offers").read_text().split() == ["--federation.clients_per_round"]
 
 
-def test_runs_done_elsewhere_are_not_run_again(compare, capsys):
+def test_runs_done_elsewhere_are_not_run_again(compare, no_figures, capsys):
     """Seed 0 came from another machine, here with values that no run has."""
     row = "FedAvg,0,{},val_accuracy,{}\n"
     header = "run,strategy,seed,round,metric,value\n"
