@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any, cast
 
+import lightning
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
@@ -52,6 +53,7 @@ for _limit in ("train", "val", "test", "predict"):
 
 prefer_classes({name: f"fl_lightning.{name}" for name in fl_lightning.__all__})
 
+_LIGHTNING = str(Path(inspect.getfile(lightning)).parent)
 CONFIG_VERSION = 1
 """Version of the configuration files that this release reads."""
 
@@ -223,15 +225,17 @@ class FederationCLI(OpenCLI):
         """Build everything; report an error in a constructor as a wrong setting."""
         try:
             super().instantiate_classes()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             cause: BaseException = error
             while cause.__cause__ is not None and _expected(cause) is None:
                 cause = cause.__cause__
             if _expected(cause) is not None:
                 raise
             frame = traceback.extract_tb(cause.__traceback__)[-1]
+            if isinstance(cause, TypeError) and not frame.filename.startswith(_LIGHTNING):  # a mistake in code
+                raise
             where = f"{Path(frame.filename).name}, line {frame.lineno}"
-            raise ConfigurationError(f"A setting is rejected by {where}: {cause}. Change it.") from error
+            raise ConfigurationError(f"A setting is rejected by {where}: {str(cause).rstrip('.')}. Change it.") from error
 
     def read_checkpoint_settings(self) -> None:
         """Choose the checkpoint, and report one that cannot be read in one message."""

@@ -22,6 +22,7 @@ from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
+from fl_lightning.wrong_value import wrong_value
 
 _BASES = {
     "strategy": Strategy,
@@ -112,6 +113,9 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     section = re.search(r"""Parser key "([\w.]+)": Unable to load config ['"]([^'"]*)['"]""", message)
     if section and section[1] in _SECTIONS:
         return where(message, files) + _NO_SECTION.format(section[1], section[2])
+    wrong, name = wrong_value(message), wrong_name(message)
+    if wrong is not None and not (name and _on_class(message, name, keys[-1])):
+        return f"{where(message, files)}{wrong} {_help_on(wrong.owner)}"
     given = re.search(r"^\s*Given value: (.*)$", message, re.MULTILINE)
     lines = [line.strip() for line in message.splitlines() if line.strip() and not _NOISE.match(line)]
     text = " ".join(line.removeprefix("- ") for line in lines)
@@ -119,6 +123,13 @@ def explain(message: str, options: Sequence[str] = (), files: Sequence[str] = ()
     if given and "NestedArg" not in given[1] and not re.search(rf"(?<!\w){re.escape(given[1])}(?!\w)", text):
         text += f". Got: {given[1] if len(given[1]) <= 80 else given[1][:75].rstrip() + '[...]'}"
     return where(message, files) + text.rstrip(".") + "." + _remedy(message, options)
+
+
+def _help_on(class_path: str | None) -> str:
+    if class_path is None:
+        return "All settings: fl-lightning fit --help."
+    name = class_path.removeprefix("fl_lightning.")
+    return f"All settings of {name.rpartition('.')[2]}: fl-lightning fit --help {name}."
 
 
 def _lacking(key: str, name: str, needed: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import fl_lightning
 from fl_lightning.config_files import Entry, read
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.wrong_value import wrong_value
 
 _ELSEWHERE = {
     "optimizer": ("torch.optim",),
@@ -107,6 +108,9 @@ def where(message: str, files: Sequence[str]) -> str:
 
 def _holds(message: str) -> Callable[[str, Entry], bool] | None:
     """Return a test for the setting that a message is about, by its name and its entry in a file."""
+    wrong = wrong_value(message)
+    if wrong is not None:
+        return lambda name, entry: _typed(name) == wrong.setting and entry.text in (None, wrong.value)
     keys = re.findall(r'Parser key "([\w.]+)"', message)
     root = keys[0] if keys else ""
     unknown = re.search(r"does not accept option '([\w.]+)'|[Kk]ey '([\w.]+)' is not expected", message)
@@ -120,6 +124,11 @@ def _holds(message: str) -> Callable[[str, Entry], bool] | None:
     if value and root:
         return lambda name, entry: f"{name}.".startswith(f"{root}.") and entry.text == value
     return None
+
+
+def _typed(name: str) -> str:
+    """Return a setting's name as a user types it on the command line."""
+    return ".".join(part for part in name.split(".") if part != "init_args" and not part.isdigit())
 
 
 def wrong_name(message: str) -> str | None:

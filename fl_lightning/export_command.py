@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError, did_you_mean
 
 _KEPT = ("pytorch-lightning_version", "hparams_name", "hyper_parameters", "datamodule_hparams_name", "epoch", "global_step")

@@ -366,11 +366,14 @@ def test_sections_of_subcommands_have_no_base(wrong):
         ("--config item.yaml", "'item.yaml', line 3: "),
         ("--config item.yaml", "Did you mean Quantize? Known: ClientPrivacy, ClipUpdate, Quantize, TopK;"),
         ("--config value.yaml", "'value.yaml', line 2: "),
-        ("--config value.yaml", "Expected a whole number. Got: x."),
+        ("--config value.yaml", "'trainer.max_epochs' must be a whole number, but is 'x'."),
         ("--config value.yaml --trainer.max_epochs y", "error: 'value.yaml', line 2: "),
         ("--config {base:adafed_mnist,trainer:{max_epochs:[}}", "config"),
         ("--config={'base':'x'}", "does not accept option 'base'"),
-        ("--trainer.max_epochs x", 'error: Parser key "trainer.max_epochs": Expected a whole number. Got: x.'),
+        (
+            "--trainer.max_epochs x",
+            "error: 'trainer.max_epochs' must be a whole number, but is 'x'. All settings: fl-lightning fit --help.",
+        ),
         ("--federation.pool.folder fed", "has settings, but no class. Set it first, for example --federation.pool Fl"),
         (
             "--federation.strategy fl_lightning.strategies.base.WeightedAverage",

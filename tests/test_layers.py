@@ -31,6 +31,7 @@ LAYER = {
     "checkpoint_file": 1,
     "config_files": 1,
     "null_settings": 1,
+    "wrong_value": 1,
     "folder_lock": 1,
     **dict.fromkeys(("config_arguments", "config_command", "algorithm_command"), 2),
     **dict.fromkeys(

@@ -21,7 +21,10 @@ WRONG = [
         "'federation.strategy' is MOON, which needs a value for representation. Add --federation.strategy.representation VALUE",
     ),
     (["--data.partitioner=NoSuch"], "Known: AdaFedSimulation1, ClassesPartitioner, ColumnPartitioner, DirichletPartitioner"),
-    (["--federation.strategy.power=x"], 'Parser key "power": Expected a number. Got value: x'),
+    (
+        ["--federation.strategy.power=x"],
+        "'federation.strategy.power' must be a number, but is 'x'. All settings of AdaFed: fl-lightning fit --help AdaFed.",
+    ),
     (["--federation.strategy.colour=x"], "Option 'colour' is not accepted"),
     (["--federation.strategy.colour=x"], "fl-lightning fit --federation.strategy.help fl_lightning.AdaFed"),
     (["--federation.strategy=nowhere.NoSuch"], "A module of your own must be in this folder or on PYTHONPATH"),
@@ -31,7 +34,7 @@ WRONG = [
         "a setting of the federation's Trainer, not of a client's: set",
     ),
     (["--federation.local.max_epochs=-1"], "'federation.local.max_epochs' must be 1 or above"),
-    (["--federation.local.max_epochs=1.5"], "Expected a whole number"),
+    (["--federation.local.max_epochs=1.5"], "'federation.local.max_epochs' must be a whole number, but is 1.5."),
     (["--federation.local.proximal_mu=-1"], "'federation.local.proximal_mu' must be 0 or above, but is -1.0"),
     (["--federation.local.lr_decay=0"], "'federation.local.lr_decay' must be above 0 and at most 1"),
     (["--federation.local.gradient_clip_val=0"], "'federation.local.gradient_clip_val' must be above 0, or null"),
@@ -57,7 +60,7 @@ WRONG = [
     (["--best_checkpoint.monitor=federation/score"], "'best_checkpoint.mode' is not set"),
     (
         ["--federation.strategy.metric=val_loss", "--federation.strategy.mode=up"],
-        "Expected one of 'max', 'min'. Got: up",
+        "'federation.strategy.mode' must be one of 'max', 'min', but is 'up'.",
     ),
     (["--ckpt_path=last"], "'ckpt_path' is 'last', but 'runs/adafed_mnist/checkpoints' has no checkpoint to resume from"),
     (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt"),
@@ -78,7 +81,10 @@ WRONG = [
     ),
     (["--data.datamodule.batch_size=0"], "'data.datamodule.batch_size' must be 1 or above"),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=0"], "'data.partitioner.beta' must be above 0"),
-    (["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"], "Expected a number. Got value: x"),
+    (
+        ["--data.partitioner=DirichletPartitioner", "--data.partitioner.beta=x"],
+        "'data.partitioner.beta' must be a number, but is 'x'.",
+    ),
     (["--data.partitioner=DirichletPartitioner", "--data.partitioner.alpha=1"], "Option 'alpha' is not accepted"),
     (
         ["--data.partitioner=DirichletPartitioner", "--data.partitioner.num_clients=500"],
@@ -110,18 +116,40 @@ WRONG = [
     (["--seed_everything=-5"], "'seed_everything' must be from 0 to 4294967295, but is -5"),
     (["--trainer.max_epoch=2"], "unrecognized arguments: --trainer.max_epoch=2. Did you mean --trainer.max_epochs?"),
     (["--federation.client_evaluation=null"], "'federation.client_evaluation' must contain settings, but is null. Leave it"),
-    (["--federation.local.optimizer_state=no"], "Expected one of 'fresh', 'kept'. Got value: no. All settings: fl-lightning"),
+    (["--federation.local.optimizer_state=no"], "must be one of 'fresh', 'kept', but is 'no'. All settings: fl-lightning"),
     (
         ["--trainer.callbacks=ClientTable"],
         "has a ClientTable, but every run has one by its section 'client_table'. Set 'client",
     ),
-    (["--trainer.limit_val_batches=x"], "Expected a whole number or a number. Got: x"),
+    (["--trainer.limit_val_batches=x"], "'trainer.limit_val_batches' must be a whole number or a number, but is 'x'."),
+    (
+        ["--model.optimizer.lr=abc"],
+        "error: 'model.optimizer.lr' must be a number, but is 'abc'. All settings of Adadelta: fl-lightning",
+    ),
+    (["--model.network.num_classes=null"], "error: 'model.network.num_classes' must be a whole number, but is null."),
+    (
+        ["--federation.server_optimizer=SGD", "--federation.server_optimizer.lr=x"],
+        "error: 'federation.server_optimizer.lr' must be a",
+    ),
+    (
+        ["--federation.transforms=[{class_path: TopK, init_args: {share: x}}]"],
+        "error: 'federation.transforms.share' must be a number,",
+    ),
+    (
+        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.patience=x"],
+        "error: 'trainer.callbacks.patience' must be a whole",
+    ),
+    (["--federation.local={max_epochs: x}"], "error: 'federation.local.max_epochs' must be a whole number, but is 'x'."),
+    (["--federation.transforms=TopK"], "error: 'federation.transforms' must be a list, but is 'TopK'."),
+    (["--trainer.devices=x"], "`devices` selected with `CPUAccelerator` should be an int > 0. Change it."),
 ]
 
 
 def test_a_long_value_is_cut_visibly():
     said = explain("Expected a path but the value is not one\nGiven value: " + 100 * "x")
     assert f"Got: {75 * 'x'}[...]. All settings" in said
+    said = explain(f"""Parser key "a.b":\n  Expected a <class 'int'>. Got value: {100 * "x"}""")
+    assert said.startswith(f"'a.b' must be a whole number, but is '{75 * 'x'}[...]'. All settings")
 
 
 def test_a_network_of_this_package_goes_by_its_bare_name(fl):

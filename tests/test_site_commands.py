@@ -547,7 +547,7 @@ def test_a_process_that_always_crashes_is_started_for_ever(monkeypatch):
         ("", "is empty. Set 'datamodule' in it"),
         ("client_test: 0.2\n", "the following arguments are required: datamodule."),
         (EMBEDDED + "client_tests: 0.2\n", "Option 'client_tests' is not accepted. Did you mean client_test?"),
-        (EMBEDDED + "client_test: many\n", "Expected a number. Got value: many."),
+        (EMBEDDED + "client_test: many\n", "'client_test' must be a number, but is 'many'."),
         (EMBEDDED + "device: gpu\n", "'device' must be auto, cpu, cuda or cuda:NUMBER, but is 'gpu'."),
     ],
 )

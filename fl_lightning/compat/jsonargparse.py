@@ -95,12 +95,19 @@ class Completable:
     active_actions: ClassVar[list[Any]] = []
 
 
-_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+}
 
 
 def in_words(text: str) -> str:
     """Return a message of the parser with the types of Python in words, and several expected ones in one sentence."""
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text)
-    text = re.sub(r"\ba (bool|int|float|str)\b", lambda found: _WORDS[found[1]], text)
+    text = re.sub(r"\ba (bool|int|float|str|list|dict)\b", lambda found: _WORDS[found[1]], text)
     first, expected, others = re.sub(r"\ba typing\.Literal\[(.*?)\]", r"one of \1", text).partition("Expected ")
     return first + expected + others.replace(" Expected ", " or ")

@@ -25,6 +25,7 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
 from fl_lightning.null_settings import refuse_null
 from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.wrong_value import wrong_value
 
 
 class WholePartitioner(Partitioner):
@@ -120,6 +121,9 @@ def read_settings(path: Path) -> SiteSettings:
 
 def _cause(error: Exception, parser: ArgumentParser) -> str:
     """Return what is wrong with the settings, with the nearest name of one that does not exist."""
+    value = wrong_value(str(error))
+    if value is not None:
+        return str(value)
     text = in_words(" ".join(str(error).split()) or type(error).__name__)[:600].rstrip(".")
     wrong = re.search(r"[Oo]ption '([\w.]+)'", text)
     near = did_you_mean(wrong[1], [action.dest for action in actions_of(parser)]) if wrong else ""

@@ -34,7 +34,7 @@ class _Parser(ArgumentParser):
         from fl_lightning.cli_messages import explain
 
         options = [option for action in actions_of(self) for option in action.option_strings]
-        said = explain(message, options, _Parser.files).partition(" All settings: fl-lightning fit")[0]
+        said = explain(message, options, _Parser.files).partition(" All settings")[0]
         print(f"{self.prog}: error: {said} All settings: {self.prog} --help; examples: docs/studies.md.", file=sys.stderr)
         sys.exit(2)
 
