@@ -35,10 +35,10 @@ from fl_lightning.cli_output import describe_model, drop_deprecated, without_tip
 from fl_lightning.cli_parser import FederationParser
 from fl_lightning.cli_trainer import FederationTrainer
 from fl_lightning.collectives import lost_rank
-from fl_lightning.compat.jsonargparse import prefer_classes, subcommand_parsers
+from fl_lightning.compat.jsonargparse import entry_of, prefer_classes, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, FederationError, require
+from fl_lightning.errors import ConfigurationError, FederationError, add_note, notes_of, require
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.null_settings import refuse_null
@@ -229,6 +229,9 @@ class FederationCLI(OpenCLI):
             cause: BaseException = error
             while cause.__cause__ is not None and _expected(cause) is None:
                 cause = cause.__cause__
+            client = entry_of(cause)
+            if client is not None and client in (self._config.data.get("clients") or {}):
+                add_note(cause, f"In the data of client '{client}'.")
             if _expected(cause) is not None:
                 raise
             frame = traceback.extract_tb(cause.__traceback__)[-1]
@@ -273,15 +276,23 @@ def main(args: ArgsType = None) -> None:
         expected = _expected(error) or lost_rank(error)
         if expected is None:
             raise
-        print(f"fl-lightning: error: {expected}", file=sys.stderr)
+        notes = [] if isinstance(expected, OSError) else notes_of(expected)  # the message of such an error has them
+        print(f"fl-lightning: error: {' '.join([str(expected), *notes])}", file=sys.stderr)
         sys.exit(1)
 
 
 def _expected(error: BaseException | None) -> BaseException | None:
     """Return the error made for the user in a chain of causes; jsonargparse wraps the errors of constructors."""
     while error is not None and not isinstance(error, FederationError | MisconfigurationException):
+        if _is_clients_file(error):
+            return error
         error = error.__cause__
     return error
+
+
+def _is_clients_file(error: BaseException) -> bool:
+    """Return whether an error says which file a client lacks; the message of a worker's error is a traceback."""
+    return isinstance(error, FileNotFoundError | PermissionError) and bool(notes_of(error)) and "\n" not in str(error)
 
 
 def _default_loggers(root: Path) -> list[Namespace]:

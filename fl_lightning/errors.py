@@ -42,6 +42,28 @@ class WireError(FederationError, ValueError):
     """Bytes between a server and its clients are not a message, or a value cannot be sent."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a sentence to an error, which its traceback shows; that of a file also gets it into its message.
+
+    Args:
+        error: any error, which keeps its type.
+        note: the sentence, such as 'In round 0, client north.'
+    """
+    vars(error).setdefault("__notes__", []).append(note)  # as Python's own add_note, which 3.10 does not have
+    if not isinstance(error, OSError):
+        return
+    inside = f" ({note[0].lower()}{note[1:].rstrip('.')})"
+    if error.strerror is not None:
+        error.strerror += inside
+    elif error.args:
+        error.args = (f"{error.args[0]}{inside}", *error.args[1:])
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the sentences that were added to an error."""
+    return list(getattr(error, "__notes__", ()))
+
+
 def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "") -> None:
     """Raise a :class:`ConfigurationError` that names the setting if ``condition`` is false.
 

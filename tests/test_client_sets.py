@@ -14,14 +14,18 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import (
     AdaFed,
+    ClientError,
     ClientEvaluation,
     ConfigurationError,
     DataError,
     FederatedDataModule,
     FederatedOrchestrator,
     FedLoss,
+    FedStar,
     LocalTraining,
+    WeightedAverage,
 )
+from fl_lightning.clients.model_evaluation import ModelEvaluation
 from fl_lightning.command import main
 from fl_lightning.config_files import read
 
@@ -252,3 +256,109 @@ def test_divided_and_own_data_exclude_each_other():
         FederatedDataModule(Blobs(), clients={"a": Images()})
     with pytest.raises(ConfigurationError, match=r"'data.datamodule' is missing. Set it, or give each client data"):
         FederatedDataModule()
+
+
+# ------------------------------------------------------------------ data that cannot be read
+
+
+class Missing(Read):
+    """Names a file that does not exist, in one of its methods."""
+
+    def __init__(self, tensors: TensorDataset, where: str = "item") -> None:
+        super().__init__(tensors)
+        self.where = where
+
+    def __len__(self) -> int:
+        return len(Path("scan_7.png").read_text()) if self.where == "len" else super().__len__()
+
+    def __getitem__(self, index: int) -> Any:
+        return Path("scan_7.png").read_text() if self.where == "item" and index == 2 else super().__getitem__(index)
+
+
+class Hospital(L.LightningDataModule):
+    """A client's own datamodule; the one that is named in ``fails`` has no such file."""
+
+    def __init__(self, fails: str = "", seed: int = 1) -> None:
+        super().__init__()
+        self.fails, self.seed = fails, seed
+        self.read("init")
+
+    def read(self, where: str) -> None:
+        if where == self.fails:
+            Path("index.csv").read_text()
+
+    def prepare_data(self) -> None:
+        self.read("prepare")
+
+    def setup(self, stage: str) -> None:
+        self.read("setup")
+
+    def train_dataloader(self) -> Any:
+        self.read("train")
+        return DataLoader(TensorDataset(*blobs(12, self.seed)), 5)
+
+    def val_dataloader(self) -> Any:
+        self.read("val")
+        return DataLoader(TensorDataset(*blobs(12, self.seed)), 5)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked", "auto"])
+def test_a_file_that_a_client_lacks_is_told_with_the_clients_name(engine):
+    sets = {name: (Missing if name == "b" else Read)(own) for name, own in shares().items()}
+    with pytest.raises(FileNotFoundError, match=r"No such file .*\(in round 0, client b\): 'scan_7.png'"):
+        trainer(1, FederatedOrchestrator(local=LocalTraining(engine=engine))).fit(
+            Plain(), FederatedDataModule.from_clients(sets, batch_size=5)
+        )
+
+
+@pytest.mark.parametrize("where", ["prepare", "setup", "train", "val"])
+def test_a_datamodule_that_cannot_load_its_data_is_told_with_the_clients_name(where):
+    data = FederatedDataModule.from_clients({"north": Hospital(), "south": Hospital(where)})
+    with pytest.raises(FileNotFoundError, match=r"No such file .*\(in the data of client 'south'\): 'index.csv'"):
+        fitted(data)
+
+
+def test_every_other_reading_of_a_clients_data_names_the_client():
+    sets = {"north": Read(TensorDataset(*blobs(9, 1))), "south": Missing(TensorDataset(*blobs(9, 2)), "len")}
+    with pytest.raises(FileNotFoundError, match=r"\(in the data of client 'south'\)"):
+        FederatedDataModule.from_clients(sets).setup("fit")
+    data = FederatedDataModule.from_clients(sets | {"south": Missing(TensorDataset(*blobs(9, 2)))})
+    data.setup("fit")
+    with pytest.raises(FileNotFoundError, match=r"\(in example 11 of client south, whose label is read\)"):
+        data.label_counts()
+
+
+@pytest.mark.parametrize("settings", [{"route": FedStar(1, "val_acc")}, {"client_evaluation": ClientEvaluation(1, "val_acc")}])
+def test_a_file_that_is_missing_only_in_an_evaluation_is_told_with_the_clients_name(settings, monkeypatch):
+    def score(*args: Any) -> float:
+        raise FileNotFoundError(2, "No such file", "scan_7.png")
+
+    monkeypatch.setattr(ModelEvaluation, "score", score)
+    with pytest.raises(FileNotFoundError, match=r"\(in the evaluation on the (training|test) examples of client a\)"):
+        fitted(FederatedDataModule.from_clients(shares(), client_test=0.3), **settings)
+
+
+def test_an_error_of_a_strategy_names_the_client_by_its_name():
+    class Negative(WeightedAverage):
+        def weight(self, update):
+            return -1.0 if update.client == 1 else 1.0
+
+    with pytest.raises(ClientError, match=r"gave client 1 the weight -1\.0") as told:
+        fitted(FederatedDataModule.from_clients(shares()), strategy=Negative())
+    assert "Client 1 is 'b'." in vars(told.value)["__notes__"]
+
+
+@pytest.mark.parametrize("fails", ["init", "setup", "train"])
+def test_the_command_line_tells_a_clients_missing_file_in_one_line(fails, fl):
+    network = "{class_path: fl_lightning.MLP, init_args: {in_features: 64, num_classes: 3}}"
+    model = f"{{class_path: ClassificationTask, init_args: {{num_classes: 3, network: {network}}}}}"
+    hospital = "{class_path: test_client_sets.Hospital, init_args: {fails: '%s'}}"
+    Path("own.yaml").write_text(
+        "trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false, default_root_dir: out, logger: false}\n"
+        f"model: {model}\ndata:\n  clients:\n    north: {hospital % ''}\n    south: {hospital % fails}\n"
+    )
+    status, text = fl("fit", "--config", "own.yaml")
+    assert status in (1, 2)
+    assert "Traceback" not in text
+    assert "south" in text
+    assert "index.csv" in text

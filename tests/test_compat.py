@@ -107,6 +107,22 @@ def test_types_of_options():
     assert found["takes.optimizer"] == OptimizerCallable
 
 
+class Fails:
+    def __init__(self, fails: bool = False) -> None:
+        if fails:
+            raise FileNotFoundError("here")
+
+
+@relies_on("jsonargparse", "the loop of adapt_typehints over a dictionary")
+def test_the_entry_of_a_dictionary_that_cannot_be_built():
+    made = ArgumentParser(exit_on_error=False)
+    made.add_argument("--parts", type=dict[str, Fails] | None)
+    entries = {"a": {"class_path": "test_compat.Fails"}, "b": {"class_path": "test_compat.Fails", "init_args": {"fails": True}}}
+    with pytest.raises(ValueError, match="here") as told:
+        made.instantiate_classes(made.parse_object({"parts": entries}))
+    assert of_jsonargparse.entry_of(told.value.__cause__) == "b"
+
+
 @relies_on("jsonargparse", "argparse._HelpAction")
 def test_the_option_help():
     first, second = ArgumentParser(), argparse.ArgumentParser()

@@ -241,7 +241,7 @@ def test_settings_that_would_change_what_a_client_reads(message):
 
 
 def test_a_stream_without_examples_is_named():
-    with pytest.raises(Exception, match=r"The stream of this client has no examples.*\n.*client a"):
+    with pytest.raises(Exception, match=r"The stream of client a has no examples.*\n.*client a"):
         fitted({"a": Stream(TensorDataset(torch.zeros(0, 4), torch.zeros(0)))})
 
 

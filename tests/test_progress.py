@@ -6,10 +6,11 @@ import re
 
 import lightning as L
 import pytest
-from federations import Plain, federate
+from federations import Plain, blobs, federate
 from lightning.pytorch import LightningModule
+from torch.utils.data import TensorDataset
 
-from fl_lightning import Faults, LocalTraining
+from fl_lightning import Faults, FederatedDataModule, FederatedOrchestrator, LocalTraining
 
 
 def lines(capsys) -> list[str]:
@@ -54,6 +55,16 @@ def test_failed_clients_are_named(capsys):
         federate(Plain(), 1, flags={"enable_progress_bar": True}, local=local, faults=Faults("skip"))
     (line,) = without_seconds(lines(capsys))
     assert line.endswith(", 3 clients, failed: 1")
+
+
+def test_clients_with_names_are_shown_by_them(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sets = {name: TensorDataset(*blobs(10, 1)) for name in ("north", "south")}
+    run = L.Trainer(
+        max_epochs=1, callbacks=[FederatedOrchestrator()], logger=False, enable_checkpointing=False, accelerator="cpu"
+    )
+    run.fit(Plain(), FederatedDataModule.from_clients(sets))
+    assert "training=south" in capsys.readouterr().err
 
 
 def test_rounds_without_validation_show_no_old_figures(capsys):

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
+from fl_lightning.callbacks.round_file import client_name
 from fl_lightning.types import ClientFailure, ClientUpdate
 
 _SHOWN = 4
@@ -29,7 +30,7 @@ class FederationProgressBar(ProgressBar):
         self._enabled = True
         self._rounds: tqdm[Any] | None = None
         self._clients: tqdm[Any] | None = None
-        self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[int](), False
+        self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[str](), False
 
     def disable(self) -> None:
         """Hide the bars; Lightning calls this on all ranks but the first."""
@@ -61,7 +62,7 @@ class FederationProgressBar(ProgressBar):
     def on_client_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, client: int) -> None:
         """Name the client that trains."""
         if self._clients is not None:
-            self._clients.set_postfix(training=client)
+            self._clients.set_postfix(training=client_name(trainer, client))
 
     def on_client_end(self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate) -> None:
         """Count the client."""
@@ -70,7 +71,7 @@ class FederationProgressBar(ProgressBar):
 
     def on_client_failed(self, trainer: Trainer, pl_module: LightningModule, failure: ClientFailure) -> None:
         """Remember a client that failed."""
-        self._failed.append(failure.client)
+        self._failed.append(client_name(trainer, failure.client))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember that the round was validated; otherwise the figures are those of an earlier round."""
@@ -92,7 +93,7 @@ class FederationProgressBar(ProgressBar):
         parts = [f"{name} {value:.4f}" for name, value in figures.items()]
         parts.append(f"{self._cohort} client{'s' * (self._cohort != 1)}")
         if self._failed:
-            parts.append("failed: " + ", ".join(map(str, self._failed)))
+            parts.append("failed: " + ", ".join(self._failed))
         return f"Round {number}: {', '.join(parts)}, {time.perf_counter() - self._begun:.1f} s"
 
     def close(self) -> None:

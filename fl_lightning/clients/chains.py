@@ -12,6 +12,7 @@ from fl_lightning.clients.failures import UpdateCheck, describe, is_clients_faul
 from fl_lightning.clients.local_trainer import LocalTrainer, Turn
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import Kept, StoredState
+from fl_lightning.errors import add_note
 from fl_lightning.messages import ClientJob, TrainOrder
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate
@@ -217,8 +218,7 @@ class ChainTrainer:
     def failed(self, job: ClientJob, error: Exception, attempts: int) -> ClientFailure:
         """Return a client's failure if the policy allows the round to continue; otherwise raise the error."""
         if not self._skips(error):
-            note = f"In round {job.round_idx}, client {self._name_of(job.client)}."
-            vars(error).setdefault("__notes__", []).append(note)  # add_note, which Python 3.10 does not have
+            add_note(error, f"In round {job.round_idx}, client {self._name_of(job.client)}.")
             raise error
         if job.client in self._before:
             self._memory.restore(job.client, self._before.pop(job.client))

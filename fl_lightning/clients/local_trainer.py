@@ -128,7 +128,9 @@ class LocalTrainer:
         return ClientUpdate(
             client=job.client,
             round_idx=job.round_idx,
-            num_examples=_counted(trained, self._data.num_examples(job.client)),
+            num_examples=_counted(
+                trained, self._data.num_examples(job.client), getattr(self._data, "client_name", str)(job.client)
+            ),
             num_steps=trained.num_steps,
             train_loss=trained.train_loss,
             metrics=trained.metrics,
@@ -188,7 +190,7 @@ class LocalTrainer:
         self._memory.forget()
 
 
-def _counted(trained: Trained, planned: int) -> int:
+def _counted(trained: Trained, planned: int, name: str) -> int:
     """Return the number of the client's examples, which is that of its first epoch if its data have no length.
 
     Raises:
@@ -196,13 +198,13 @@ def _counted(trained: Trained, planned: int) -> int:
     """
     if trained.num_examples == 0:
         raise DataError(
-            "The stream of this client has no examples. Let it yield some in every epoch, also when it is read again."
+            f"The stream of client {name} has no examples. Let it yield some in every epoch, also when it is read again."
         )
     if trained.num_examples is None:
         return planned
     if planned > trained.num_examples:
         rank_zero_warn(
-            f"The stream of client {trained.job.job.client} has a length of {planned}, but yielded {trained.num_examples} "
+            f"The stream of client {name} has a length of {planned}, but yielded {trained.num_examples} "
             "examples in an epoch, so it counts with these. Let '__len__' return their number."
         )
     return trained.num_examples

@@ -19,7 +19,7 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, add_note
 from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -116,7 +116,11 @@ class ClientRuntime:
                 (update,) = alone.train([(job, model)])
                 alone.keep(update, job, in_place=False)
                 model, own = update.snapshot, alone.memory.personal(order.client)
-        value = self._evaluators.score(model, order.metric, order.client, order.part, own)
+        try:
+            value = self._evaluators.score(model, order.metric, order.client, order.part, own)
+        except Exception as error:
+            add_note(error, f"In the evaluation on the {order.part} examples of client {self._name_of(order.client)}.")
+            raise
         return EvalReport(order.client, value)
 
     def releases(self) -> dict[str, dict[int, int]]:
@@ -159,6 +163,10 @@ class ClientRuntime:
             jobs = [ClientJob(update.client, update.round_idx) for update in updates]
             return ChainReport((), (*failures, *(self._chains.failed(job, error, 1) for job in jobs)))
         if self._evaluators.measures("sent"):
-            score = self._evaluators.score(last.snapshot, "sent", last.client, "validation")
+            try:
+                score = self._evaluators.score(last.snapshot, "sent", last.client, "validation")
+            except Exception as error:
+                add_note(error, f"In the evaluation on the validation examples of client {self._name_of(last.client)}.")
+                raise
             last = replace(last, local_score=score)
         return ChainReport((*updates[:-1], last), tuple(failures))

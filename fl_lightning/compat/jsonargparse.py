@@ -6,6 +6,7 @@ import argparse
 import functools
 import pathlib
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -103,6 +104,19 @@ _WORDS = {
     "list": "a list",
     "dict": "a mapping",
 }
+
+
+def entry_of(error: BaseException) -> str | None:
+    """Return the key of the dictionary's entry whose class raised an error when it was built; None outside of one.
+
+    jsonargparse builds all entries in one loop, and its own message names none.
+    """
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "adapt_typehints")
+    for frame in frames:
+        key, whole = frame.f_locals.get("k"), frame.f_locals.get("val")
+        if isinstance(whole, Mapping) and isinstance(key, str) and key in whole:
+            return key
+    return None
 
 
 def in_words(text: str) -> str:

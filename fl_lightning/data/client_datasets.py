@@ -103,8 +103,17 @@ class ClientDatasets:
     def all_labels(self) -> Tensor:
         """Return the class of every example of the training set; read the labels if necessary."""
         if self.labels is None:
-            self.labels = read_labels(self.source.dataset)
+            self.labels = read_labels(self.source.dataset, self._owner_of)
         return self.labels
+
+    def _owner_of(self, example: int) -> str:
+        """Return the client of an example, in words; empty if no client has it."""
+        for part in (self.splits.training, self.splits.validation, self.splits.test):
+            found = [] if part is None else (part.order == example).nonzero().flatten().tolist()
+            if part is not None and found:
+                client = int(part.owners()[found[0]])
+                return f" of client {client if part.names is None else part.names[client]}"
+        return ""
 
     def num_classes(self) -> int:
         """Return the number of classes, from 0 to the highest label.

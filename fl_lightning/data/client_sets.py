@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, TensorDataset, default_collate
 
 from fl_lightning.data.class_names import names_of, require_alike
-from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, refuse_hooks, sized
+from fl_lightning.data.client_sources import Source, dataset_of, is_module, joined, of_client, refuse_hooks, sized
 from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.labels import read_persons
 from fl_lightning.data.own_loaders import OwnLoaders, is_loader, loader_of_batches, reads_alone, size_of, warn_of_batches
@@ -105,9 +105,10 @@ class ClientSets(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Let the clients' datamodules download."""
-        for source in self.clients.values():
+        for name, source in self.clients.items():
             if is_module(source):
-                source.prepare_data()
+                with of_client(name):
+                    source.prepare_data()
 
     def setup(self, stage: str) -> None:
         """Set up the clients' datamodules, and arrange all examples, once.
@@ -118,11 +119,12 @@ class ClientSets(LightningDataModule):
         if self._loader is not None:
             return
         tests = self._of_modules("test_dataloader")
-        for source in self.clients.values():
+        for name, source in self.clients.items():
             if is_module(source):
                 source.trainer = self.trainer
-                for needed in ("fit", *(("test",) if tests else ())):
-                    source.setup(needed)
+                with of_client(name):
+                    for needed in ("fit", *(("test",) if tests else ())):
+                        source.setup(needed)
         loaders = {name: self._training_loader(name, source) for name, source in self.clients.items()}
         first_name, first = next(iter(loaders.items()))
         given: tuple[tuple[Part, Any], ...] = (("validation", self._val), ("test", self._test))
@@ -141,7 +143,8 @@ class ClientSets(LightningDataModule):
         self._arrange(parts, first, isinstance(first.sampler, RandomSampler))
 
     def _training_loader(self, name: str, source: Source) -> DataLoader[Any]:
-        given = source.train_dataloader() if is_module(source) else source
+        with of_client(name):
+            given = source.train_dataloader() if is_module(source) else source
         if isinstance(given, Mapping | CombinedLoader):
             raise DataError(
                 f"'train_dataloader' of client '{name}' returns a {type(given).__name__} of loaders, but a client trains on a "
@@ -187,7 +190,10 @@ class ClientSets(LightningDataModule):
         if isinstance(given, Mapping):
             own = {str(name): one for name, one in given.items()}
         elif given is None and self._of_modules(loader):
-            own = {name: first_loader(getattr(source, loader)()) for name, source in self.clients.items()}
+            own = {}
+            for name, source in self.clients.items():
+                with of_client(name):
+                    own[name] = first_loader(getattr(source, loader)())
         else:
             return []
         sets = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 
 from fl_lightning.data.views import TRANSFER_HOOKS
-from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.errors import ConfigurationError, DataError, add_note
 
 Source = Any
 """A client's examples: a dataset, a DataLoader, or a LightningDataModule."""
@@ -39,6 +40,16 @@ def refuse_hooks(clients: Mapping[str, Source]) -> None:
             )
 
 
+@contextmanager
+def of_client(name: str) -> Iterator[None]:
+    """Name a client in the errors of its own code that loads its data."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"In the data of client '{name}'.")
+        raise
+
+
 def is_module(source: Source) -> bool:
     """Return whether a client's examples come from a datamodule of its own."""
     return isinstance(source, LightningDataModule)
@@ -60,7 +71,9 @@ def sized(name: str, dataset: Any) -> Any:
             f"The examples of client '{name}' are a {type(dataset).__name__}, but must be a dataset with '__len__' and "
             "'__getitem__', a DataLoader, or a LightningDataModule."
         )
-    if not len(dataset):
+    with of_client(name):
+        size = len(dataset)
+    if not size:
         raise DataError(
             f"Client '{name}' has no examples in one of its sets ({type(dataset).__name__}). Remove the client, or add some."
         )

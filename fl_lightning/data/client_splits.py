@@ -163,19 +163,22 @@ def _whole(partitioner: Partitioner, partition: Partition, num_examples: int) ->
     empty = (partition.sizes == 0).nonzero().flatten().tolist()
     if empty or not len(partition):
         raise DataError(
-            f"{name} left {'client ' + str(empty[0]) if empty else 'every client'} without data. "
+            f"{name} left {_called(partition, empty[0]) if empty else 'every client'} without data. "
             "Every client needs at least one training example: use fewer clients or another partition."
         )
     return partition
+
+
+def _called(partition: Partition, client: int) -> str:
+    return f"client {client} ('{partition.names[client]}')" if partition.names else f"client {client}"
 
 
 def _require_rest(partition: Partition, sizes: Tensor, name: str, share: float, units: Tensor, held: Tensor) -> None:
     empty = (sizes >= units).nonzero().flatten().tolist()
     if empty:
         client = empty[0]
-        called = f" ('{partition.names[client]}')" if partition.names else ""
         raise DataError(
-            f"'data.client_{name}' is {share}, which leaves client {client}{called} no examples to train on: it has "
+            f"'data.client_{name}' is {share}, which leaves {_called(partition, client)} no examples to train on: it has "
             f"{int(held[client])} in total. Lower it, or use a partition with larger clients."
         )
 

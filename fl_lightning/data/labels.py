@@ -11,18 +11,22 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm.auto import tqdm
 
-from fl_lightning.errors import DataError
+from fl_lightning.errors import DataError, add_note
 
 _MOST_CLASSES = 1_000_000
 _LONG = 10_000
 """The number of examples from which reading all of them shows its progress."""
 
 
-def read_labels(dataset: Any) -> Tensor:
+def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> Tensor:
     """Return the class of each example, int64, shape (n,).
 
     Use ``targets`` or ``labels`` if the dataset has them, or the second tensor of a TensorDataset, also inside Subset and
     ConcatDataset. Otherwise read every example as (input, label, ...), with a progress bar for large datasets.
+
+    Args:
+        dataset: the dataset.
+        owner_of: returns the client of an example, in words, for errors.
 
     Raises:
         DataError: if the examples do not have an integer label, or one is too large to be the number of a class.
@@ -32,7 +36,7 @@ def read_labels(dataset: Any) -> Tensor:
         try:
             size = len(dataset)
             positions = tqdm(range(size), "Reading labels", unit="example", disable=size < _LONG, leave=False)
-            found = torch.tensor([int(dataset[index][1]) for index in positions])
+            found = torch.tensor([_label_of(dataset, index, owner_of) for index in positions])
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"{type(dataset).__name__} has no integer label as the second part of an example ({error!r}). Give the "
@@ -47,6 +51,14 @@ def read_labels(dataset: Any) -> Tensor:
         )
     refuse_large_labels(found)
     return found.long()
+
+
+def _label_of(dataset: Any, index: int, owner_of: Callable[[int], str] | None) -> int:
+    try:
+        return int(dataset[index][1])
+    except OSError as error:
+        add_note(error, f"In example {index}{'' if owner_of is None else owner_of(index)}, whose label is read.")
+        raise
 
 
 def refuse_large_labels(labels: Tensor) -> None:

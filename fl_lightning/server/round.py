@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fl_lightning.collectives import no_counters
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, FederationError, add_note
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.messages import ChainReport, ClientJob, Progress, TrainOrder
 from fl_lightning.routes.base import Chains, Cohort
@@ -212,7 +212,13 @@ class FederationRound(Cohort):
         self._counters = torch.maximum(self._counters, update.snapshot.counters)
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
-        return self._buffer.add(update)
+        try:
+            return self._buffer.add(update)
+        except FederationError as error:
+            name = self.federation.data.client_name(update.client)
+            if name != str(update.client):  # which the strategies know
+                add_note(error, f"Client {update.client} is '{name}'.")
+            raise
 
     def _arrived(self, update: ClientUpdate) -> ClientUpdate:
         """Return an update as the strategy reads it."""
