@@ -42,6 +42,7 @@ from fl_lightning.errors import ConfigurationError, FederationError, add_note, n
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.null_settings import refuse_null
+from fl_lightning.reporting.run_facts import write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
 from fl_lightning.source_version import source_version
@@ -81,6 +82,7 @@ class SaveRunConfig(SaveConfigCallback):
             describe_run(logger, yaml.safe_load(text), origin)
         code = source_version(fl_lightning.__version__)
         (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}", encoding="utf-8")
+        write_run_facts(trainer, pl_module, folder)
         self.already_saved = True
 
 

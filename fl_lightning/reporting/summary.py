@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, WandbLogger
 from fl_lightning.functional.description import BASE, CLASS, Describer
 from fl_lightning.functional.metric_names import is_validation_figure
 
-_FILES = ("checkpoints", "config.yaml", "partition.csv")
+_FILES = ("checkpoints", "config.yaml", "run.json", "partition.csv")
 _OF_A_FEDERATION = ("clients.csv", "client_rounds.csv", "failures.csv")
 
 

@@ -18,6 +18,7 @@ from fl_lightning.studies.layout import Table
 from fl_lightning.studies.names import in_words
 from fl_lightning.studies.panels import REFERENCE, Measure, Panel, panels
 from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.set_up import set_up_tables
 from fl_lightning.studies.tables import (
     clients_table,
     cost_table,
@@ -198,9 +199,16 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     grouped = options.panels(table)
     tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
     pictures = draw_all(table, grouped, options.drawn, folder, options.families)
+    first = list(set_up_tables(table))
     crossed = list(cross_tables(table, grouped, options.crossed))
-    markdown = [f"# {options.title or name}", "", *guide(grouped, options, table), *(one.markdown() for one in crossed)]
-    latex = [one.latex() for one in crossed]
+    markdown = [
+        f"# {options.title or name}",
+        "",
+        *(one.markdown() for one in first),
+        *guide(grouped, options, table, known=bool(first)),
+    ]
+    markdown += [one.markdown() for one in crossed]
+    latex = [one.latex() for one in (*first, *crossed)]
     for panel, own in tables:
         if panel.title:
             markdown += [f"## {panel.title}", ""]
@@ -220,14 +228,17 @@ _BASELINES = {
 }
 
 
-def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable) -> list[str]:
-    """Return points on how to read the report: names of metrics, the partition, baselines, unequal training sets, the code."""
-    code, known = codes(table), set(table.metrics)
-    logged = {m.name: m for m in [*options.measures, *options.drawn] if m.name in known}.values()
+def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, known: bool = False) -> list[str]:
+    """Return points on how to read the report: names of metrics, baselines, unequal training sets.
+
+    The partition and the code are among them unless the set-up is known, which names them.
+    """
+    code, metrics = codes(table), set(table.metrics)
+    logged = {m.name: m for m in [*options.measures, *options.drawn] if m.name in metrics}.values()
     words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
     partitions = dict.fromkeys(panel.partition for panel in grouped)
-    if None not in partitions:
+    if None not in partitions and not known:
         said.append(f"Partition: {'; '.join(map(str, partitions))}.")
     said.append("In figures, lines are means over seeds, and bands are ± one standard deviation.")
     kinds = {panel.label(name): kind for panel in grouped for name, kind in panel.references.items()}
@@ -241,7 +252,7 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable) -> 
         *few, (most, _) = sorted(shares.items(), key=lambda own: (len(own[1]), "100 %" in own))
         listed = [*(f"{share} ({'; '.join(names)})" for share, names in few), f"{most} (the others)"]
         said.append(f"Share of its examples that a client trains on: {', '.join(listed)}.")
-    if code:
+    if code and not known:
         counts = [f"{name}, {runs} run{'s' * (runs != 1)}" for name, runs in code.items()]
         said.append(f"Code: fl_lightning {'; '.join(counts)}.")
     return [*(f"- {sentence}" for sentence in said), ""]

@@ -83,6 +83,13 @@ class SettingsReader:
             raise ConfigurationError(f"Cannot configure the run '{run.name}': {message}{short}") from None
         return config
 
+    def defaults(self) -> Namespace:
+        """Return the configuration of a run that sets nothing."""
+        subcommands = subcommand_parsers(self._parser)
+        assert subcommands is not None
+        found: Namespace = subcommands["fit"].get_defaults()
+        return found
+
     def text(self, config: Namespace) -> str:
         """Return a configuration as YAML, for ``fl-lightning fit --config``."""
         subcommands = subcommand_parsers(self._parser)

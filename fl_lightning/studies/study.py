@@ -21,6 +21,7 @@ from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
+from fl_lightning.studies.set_up import set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
@@ -114,6 +115,7 @@ class Study:
             ConfigurationError: if one is wrong, or two are the same.
         """
         reader = SettingsReader()
+        self._defaults = reader.defaults()
         found: dict[str, tuple[Namespace, str]] = {}
         same: dict[str, str] = {}
         for run in self.runs:
@@ -208,7 +210,8 @@ class Study:
             if run.name in done:
                 folder = self._run_folder(run)
                 rows += read_run(run, folder, self.keep)
-                known = (*facts(self.configurations[run.name][0]), *code_of(folder))
+                config = self.configurations[run.name][0]
+                known = (*facts(config), *code_of(folder), *set_up(config, self._defaults, folder))
                 rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)
