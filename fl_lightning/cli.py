@@ -38,7 +38,7 @@ from fl_lightning.collectives import lost_rank
 from fl_lightning.compat.jsonargparse import entry_of, prefer_classes, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, FederationError, add_note, notes_of, require
+from fl_lightning.errors import ConfigurationError, FederationError, add_note, no_space, notes_of, require
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.null_settings import refuse_null
@@ -275,7 +275,7 @@ def main(args: ArgsType = None) -> None:
             raise
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        expected = _expected(error) or lost_rank(error)
+        expected = _expected(error) or lost_rank(error) or no_space(error)
         if expected is None:
             raise
         notes = [] if isinstance(expected, OSError) else notes_of(expected)  # the message of such an error has them

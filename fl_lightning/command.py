@@ -60,8 +60,21 @@ A first run: fl-lightning fit --config adafed_mnist
 
 
 def main() -> None:
-    """Run the command line. Help, version and the small commands do not import torch, which takes seconds."""
-    arguments = sys.argv[1:]
+    """Run the command line; a full disk ends in one message and exit status 1."""
+    try:
+        _run(sys.argv[1:])
+    except OSError as error:
+        from fl_lightning.errors import no_space
+
+        told = no_space(error)
+        if told is None:
+            raise
+        print(f"fl-lightning: error: {told}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _run(arguments: list[str]) -> None:
+    """Run a command. Help, version and the small commands do not import torch, which takes seconds."""
     if arguments in (["--help"], ["-h"]):
         lines = "\n".join(f"  {name:<22}{text}" for name, text in SUBCOMMANDS.items())
         print(HELP.format(subcommand="{" + ",".join(SUBCOMMANDS) + "}", lines=lines), end="")

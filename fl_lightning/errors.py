@@ -5,6 +5,7 @@ The command line prints the message of any :class:`FederationError` without a tr
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -62,6 +63,23 @@ def add_note(error: BaseException, note: str) -> None:
 def notes_of(error: BaseException) -> list[str]:
     """Return the sentences that were added to an error."""
     return list(getattr(error, "__notes__", ()))
+
+
+_FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""A full disk, a file as large as it may be, and a used-up quota, which Windows does not have."""
+
+
+def no_space(error: BaseException | None) -> FederationError | None:
+    """Return a full disk, in a chain of causes, as an error for users; None if the chain has none."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in _FULL):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    target = f"'{error.filename2 or error.filename}'" if error.filename else "a file of the run"
+    return FederationError(
+        f"Cannot write {target} ({error.strerror}). Free some space, and run the command again; a fit that has saved a round "
+        "resumes with '--ckpt_path last'."
+    )
 
 
 def require(condition: bool, setting: str, wanted: str, came: Any, hint: str = "") -> None:

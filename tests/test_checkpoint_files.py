@@ -451,5 +451,5 @@ def test_where_folders_cannot_be_opened(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*There is no previous checkpoint"):
+    with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*No round is saved yet"):
         AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "file" / "below" / "last.ckpt")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -19,7 +21,7 @@ from federations import Blobs, Consecutive, Plain, blobs, every_round, federate,
 from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint, folder_lock
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint, command, folder_lock
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
@@ -318,6 +320,41 @@ def test_ctrl_c_before_anything_began_says_nothing_of_rounds(fl, monkeypatch):
     status, text = small(fl)
     assert status == 130
     assert "Traceback" not in text
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "there.csv")
+RESUMES = "Free some space, and run the command again; a fit that has saved a round resumes with '--ckpt_path last'."
+
+
+def refuse_to_write(*given: object) -> None:
+    raise FULL
+
+
+def test_a_full_disk_ends_in_one_message(fl, monkeypatch):
+    monkeypatch.setattr("fl_lightning.callbacks.client_table.append_rows", refuse_to_write)
+    status, text = small(fl)
+    assert status == 1
+    assert text.splitlines()[-1] == f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}"
+    assert "Traceback" not in text
+
+
+def test_a_disk_that_only_wandb_fills_ends_the_run(fl, monkeypatch):
+    """W&B writes in a process of its own, which does not tell; its log, which cannot be written either, prints nothing."""
+    used = shutil.disk_usage(".")
+    monkeypatch.setattr("fl_lightning.reporting.wandb.shutil.disk_usage", lambda folder: used._replace(free=0))
+    status, text = fl("fit", "--config", ADAFED, *SMALL, "--trainer.max_epochs=2")
+    assert status == 1
+    assert re.search(r"error: Cannot write '.*/wandb/offline-run-.*' \(No space left on device\)\. Free some space", text)
+    assert all(handler.handleError(None) is None for handler in logging.getLogger("wandb").handlers)
+
+
+def test_the_other_commands_end_likewise(monkeypatch, capsys):
+    monkeypatch.setattr("fl_lightning.config_command.main", refuse_to_write)
+    monkeypatch.setattr(sys, "argv", ["fl-lightning", "configs"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == f"fl-lightning: error: Cannot write 'there.csv' (No space left on device). {RESUMES}\n"
 
 
 def test_no_warning_where_all_is_well(tmp_path):

@@ -12,7 +12,7 @@ from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.reporting.summary import final_summary, run_settings
-from fl_lightning.reporting.wandb import describe_run, summarise_tests, where_to_look
+from fl_lightning.reporting.wandb import describe_run, require_space, summarise_tests, where_to_look
 
 
 class FederationReport(FederationCallback):
@@ -64,6 +64,8 @@ class FederationReport(FederationCallback):
             return
         for line in filter(None, map(where_to_look, trainer.loggers)):
             print(line)
+        for logger in trainer.loggers:
+            require_space(logger)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Restore the loggers: Lightning calls no ``teardown`` after an error."""

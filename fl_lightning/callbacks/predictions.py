@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
+from fl_lightning.atomic_file import write_whole
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
 
@@ -51,7 +53,9 @@ class PredictionFile(BasePredictionWriter):
     def write_on_epoch_end(self, trainer: Trainer, pl_module: LightningModule, predictions: Any, batch_indices: Any) -> None:
         """Write the file and print its path."""
         assert self._path is not None
-        torch.save(predictions, self._path)
+        content = io.BytesIO()
+        torch.save(predictions, content)
+        write_whole(self._path, content.getbuffer())
         print(f"Predictions: {self._path}")
         self._path = None
 

@@ -59,11 +59,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             write_whole(target, buffer.getbuffer())
         except OSError as error:
-            kept = "The previous checkpoint is unchanged" if target.exists() else "There is no previous checkpoint"
-            raise CheckpointError(
-                f"Cannot write the checkpoint '{target}' of {buffer.tell() / 1e6:.0f} MB ({error.strerror}). {kept}. Free some "
-                "space, or set 'trainer.default_root_dir' to another disk, and resume with '--ckpt_path last'."
-            ) from error
+            what = f"Cannot write the checkpoint '{target}' of {buffer.tell() / 1e6:.3g} MB ({error.strerror})."
+            if target.exists() or (checkpoint.get("epoch", 0) > 0 and any(target.parent.glob("*.ckpt"))):
+                advice = "The previous checkpoint is unchanged. Free some space, and resume with '--ckpt_path last'."
+            else:
+                other = "or set 'trainer.default_root_dir' to another disk"
+                advice = f"No round is saved yet. Free some space, {other}, and start again."
+            raise CheckpointError(f"{what} {advice}") from error
 
     def load_checkpoint(
         self,

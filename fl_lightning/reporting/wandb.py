@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import netrc
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -54,6 +57,8 @@ TOTALS = {
 }
 """Sections of W&B that show each ``val_*`` or ``val/*`` against the cost of the run so far."""
 
+_LEAST_SPACE = 2**15
+"""Free bytes below which W&B's next block of records does not fit."""
 _LEFT_OUT = ("epoch", "federation/threads")
 _ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
 """Figures that hardly change over rounds or repeat others; the tables ``clients`` and ``client_rounds`` contain them."""
@@ -97,6 +102,8 @@ def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[No
     if not hasattr(run, "define_metric"):
         yield
         return
+    for handler in logging.getLogger("wandb").handlers:  # on a full disk, each line of W&B's own log would print a traceback
+        vars(handler)["handleError"] = lambda record: None
     run.define_metric("round", hidden=True)
     run.define_metric("*", step_metric="round", step_sync=True)
     log = logger.log_metrics
@@ -110,12 +117,25 @@ def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[No
             _define(run, name, shown[name])
         defined.update(shown)
         log({"round": float(round_of())} | shown)  # without the step, which is the number of rounds, too
+        require_space(logger)
 
     vars(logger)["log_metrics"] = define_and_log
     try:
         yield
     finally:
         del vars(logger)["log_metrics"]
+
+
+def require_space(logger: Logger) -> None:
+    """Check that the disk of a W&B run is not full, which W&B's own process does not tell; other loggers are not checked.
+
+    Raises:
+        OSError: if it is full.
+    """
+    run: Any = wandb_run(logger) if isinstance(logger, WandbLogger) else None
+    folder = None if getattr(run, "disabled", True) else Path(run.dir)
+    if folder is not None and folder.exists() and shutil.disk_usage(folder).free < _LEAST_SPACE:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _define(run: Any, name: str, value: Any) -> None:

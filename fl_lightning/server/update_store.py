@@ -68,7 +68,7 @@ class UpdateStore:
         state = update.snapshot.vector.detach().cpu()
         array = (state.float() if state.dtype is torch.bfloat16 else state).numpy()
         offset = self._file.tell()
-        array.tofile(self._file)
+        self._file.write(array.data)
         self._file.flush()
         alone = update.with_state(torch.zeros(0)).to("cpu")
         self.kept.append(StoredUpdate(alone, str(self._path), offset, array.size, array.dtype.name))
