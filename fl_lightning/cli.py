@@ -42,7 +42,7 @@ from fl_lightning.errors import ConfigurationError, FederationError, add_note, n
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
 from fl_lightning.folder_lock import lock_folder
 from fl_lightning.null_settings import refuse_null
-from fl_lightning.reporting.run_facts import write_run_facts
+from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
 from fl_lightning.source_version import source_version
@@ -134,6 +134,12 @@ class FederationCLI(OpenCLI):
             default=True,
             help="Let the C library keep freed memory instead of faulting it in again at each step; see docs/speed.md.",
         )
+        parser.add_argument(
+            "--test_best",
+            type=bool,
+            default=False,
+            help="At the end of a fit, test the best checkpoint, if the server has validated on another set than the test set.",
+        )
         parser.add_argument("--config_version", type=int, default=CONFIG_VERSION, help="Version of the configuration file.")
         parser.set_defaults({"trainer.default_root_dir": "runs/default"})
 
@@ -222,6 +228,13 @@ class FederationCLI(OpenCLI):
             print(describe_model(self.model))
         if self._wandb_id:
             (Path(self.trainer.default_root_dir) / "wandb_run_id.txt").write_text(self._wandb_id, encoding="utf-8")
+
+    def after_fit(self) -> None:
+        """Test the best checkpoint, if asked to and the server has validated on another set than the test set."""
+        best = Path(self._config.best_checkpoint.dirpath) / "best.ckpt"
+        selected_on = read_run_facts(Path(self.trainer.default_root_dir)).get(SELECTION, TEST_SET)
+        if self._config.test_best and selected_on != TEST_SET and best.exists():
+            self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
 
     def instantiate_classes(self) -> None:
         """Build everything; report an error in a constructor as a wrong setting."""

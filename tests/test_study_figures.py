@@ -22,7 +22,7 @@ def test_curves_are_means_with_a_band_of_one_deviation():
     figure = drawing.curves(made, panels(made), Measure())
     assert [axis.get_title() for axis in figure.axes] == ["partition: paper", "partition: even"]
     axis = figure.axes[0]
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("communication round", "validation accuracy in percent")
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("communication rounds", "validation accuracy in percent")
     for line, strategy, band in zip(axis.lines, ("FedAvg", "AdaFed"), axis.collections, strict=True):
         values = [[100 * ACCURACY[strategy, seed][r] for seed in range(3)] for r in range(4)]
         means, stds = [statistics.fmean(own) for own in values], [statistics.stdev(own) for own in values]

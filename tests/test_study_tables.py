@@ -184,7 +184,7 @@ def test_the_table_over_rounds():
     """FedAvg after round 2: 0.5, 0.4, 0.6 have mean 0.5 and deviation 0.1. Best of the seeds: 0.70, 0.64, 0.62."""
     (panel,) = panels(table())
     made = progress_table(table(), panel, Measure(), every=2)
-    assert made.columns == ("strategy", "round 2", "round 4", "best", "in round")
+    assert made.columns == ("strategy", "after 2 rounds", "after 4 rounds", "best", "after rounds")
     assert cells(made) == [
         ["FedAvg", "*50.00 ± 10.00*", "62.00 ± 2.00", "65.33 ± 4.16", "3.7 ± 0.6"],
         ["AdaFed", "*50.00 ± 10.00*", "*83.00 ± 2.65*", "*84.33 ± 4.93*", "3.7 ± 0.6"],
@@ -211,8 +211,8 @@ def test_costs_are_those_of_the_seed_that_got_there():
 
 def test_the_last_round_is_always_shown():
     (panel,) = panels(table())
-    assert progress_table(table(), panel, Measure(), every=3).columns[1:3] == ("round 3", "round 4")
-    assert progress_table(table(), panel, Measure(), every=50).columns[1:2] == ("round 4",)
+    assert progress_table(table(), panel, Measure(), every=3).columns[1:3] == ("after 3 rounds", "after 4 rounds")
+    assert progress_table(table(), panel, Measure(), every=50).columns[1:2] == ("after 4 rounds",)
 
 
 def test_the_table_of_late_rounds():
@@ -364,6 +364,7 @@ def test_markdown_and_latex():
         r"\begin{table}",
         r"\centering",
         r"\caption{A\_title. $\geq$ 3.}",
+        r"\label{tab:a-title}",
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"x & y \\",

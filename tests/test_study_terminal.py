@@ -27,7 +27,7 @@ def test_two_curves_and_their_last_values(capsys):
     assert lines[1] == "        65 |" + "*" * 60
     assert lines[14] == "        25 |" + "o" * 60
     assert lines[16].split() == ["round", "1", "3"]
-    assert lines[17:] == ["  o A  25.00 after round 3", "  * B  65.00 after round 3"]
+    assert lines[17:] == ["  o A  25.00 after 3 rounds", "  * B  65.00 after 3 rounds"]
 
 
 @given(st.dictionaries(st.integers(0, 40), st.integers(-(10**6), 10**6).map(lambda k: k / 100), min_size=1, max_size=20))

@@ -15,6 +15,8 @@ from fl_lightning.data.federated import FederatedDataModule
 
 FILE = "run.json"
 """The file in a run's folder."""
+SELECTION, TEST_SET = "selection", "test set"
+"""The fact of which set the server validates on, if there is a test set, and its value if it is that one."""
 
 
 def write_run_facts(trainer: Trainer, module: LightningModule, folder: Path) -> None:
@@ -34,10 +36,13 @@ def run_facts(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     data: Any = getattr(trainer, "datamodule", None)
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in module.parameters())
+    validates, tests = _loaders(trainer.val_dataloaders), _test_loaders(data)
+    same = bool(validates and tests) and _contents(validates[0]) == _contents(tests[0])
     found = {
+        SELECTION: TEST_SET if same else "validation set" if validates and tests else "",
         "parameters": f"{whole:,}" + (f", of which {trained:,} are trained" if trained != whole else ""),
         "data": str(getattr(data, "origin", "")),
-        "examples": _examples(data, trainer),
+        "examples": _examples(data, validates, [] if same else tests),
         "validated on": str(getattr(data, "validated_on", "")).partition(", as papers")[0],
         "precision": str(trainer.precision),
         "device": _device(module),
@@ -46,7 +51,7 @@ def run_facts(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     return {name: text for name, text in found.items() if text}
 
 
-def _examples(data: Any, trainer: Trainer) -> str:
+def _examples(data: Any, validates: list[Any], tests: list[Any]) -> str:
     parts = []
     if isinstance(data, FederatedDataModule):
         division = data.splits
@@ -54,10 +59,26 @@ def _examples(data: Any, trainer: Trainer) -> str:
             own = getattr(division, name)
             if own is not None:
                 parts.append(f"{int(own.sizes.sum()):,} {name} at {len(own)} clients")
-    sizes = [_size(loader) for loader in _loaders(trainer.val_dataloaders)]
-    if sizes and None not in sizes:
-        parts.append(f"{sum(size or 0 for size in sizes):,} validation at the server")
+    for name, loaders in (("validation", validates), ("test", tests)):
+        sizes = [_size(loader) for loader in loaders]
+        if sizes and None not in sizes:
+            parts.append(f"{sum(size or 0 for size in sizes):,} {name} at the server")
     return ", ".join(parts)
+
+
+def _test_loaders(data: Any) -> list[Any]:
+    """Return the loaders of a test set; none if there is no test set, or only ``setup('test')`` reads it."""
+    try:
+        return _loaders(data.test_dataloader())
+    except Exception:  # whatever a user's datamodule raises before its set-up
+        return []
+
+
+def _contents(loader: Any) -> Any:
+    """Return what tells whether two loaders read the same examples in memory."""
+    dataset: Any = getattr(loader, "dataset", loader)
+    tensors = getattr(dataset, "tensors", None)
+    return [tensor.data_ptr() for tensor in tensors] if tensors else id(dataset)
 
 
 def _loaders(loaders: Any) -> list[Any]:

@@ -74,7 +74,7 @@ def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
             if where is not None:
                 for metric, value in line.items():
                     if value is not None and metric not in ("round", "epoch", "step"):
-                        yield int(where), metric, value
+                        yield -1 if metric.startswith("test") else int(where), metric, value
 
 
 def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +24,8 @@ def cross_tables(table: RunTable, panels: Sequence[Panel], measures: Sequence[Me
     if len(table.axes) != 2 or len(panels) < 2:
         return
     panel = _together(panels)
-    across = panels[0].title.split(": ", 1)[0]
-    heads = [panel.title.split(": ", 1)[1] for panel in panels]
+    across = re.split(": | = ", panels[0].title, maxsplit=1)[0]
+    heads = [re.split(": ", panel.title, maxsplit=1)[-1] for panel in panels]
     for measure in measures:
         columns = [[_final(table, own, name, measure) for name in panel.names] for own in panels]
         if not any(sample.values for column in columns for sample in column):

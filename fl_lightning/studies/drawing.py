@@ -96,7 +96,7 @@ def finish(figure: Figure, axes: Sequence[Axes], ylabel: str, legend: str | None
     from matplotlib.ticker import MaxNLocator
 
     for axis in axes:
-        axis.set_xlabel("communication round")
+        axis.set_xlabel("communication rounds")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axis.grid(alpha=0.3, linewidth=0.5)
     for axis in axes[::COLUMNS]:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from fl_lightning.studies.drawing import FORMATS, save
 from fl_lightning.studies.line_figures import curves, families
 from fl_lightning.studies.matrix_figures import clients, confusions
+from fl_lightning.studies.names import setting_in_words
 from fl_lightning.studies.panels import Measure, Panel
 from fl_lightning.studies.run_table import RunTable
+from fl_lightning.studies.value_figures import heat_map, over_values
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FIGURES = ("curves", "class_f1", "class_f", "shares", "confusion", "clients")
+_FIGURES = ("curves", "values", "heat_map", "class_f1", "class_f", "shares", "confusion", "clients")
 """Prefixes of figures' names; the digits after them are removed."""
 
 
@@ -40,9 +42,16 @@ def draw_all(
         The names of the files without suffix, each with a description.
     """
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {}
+    axes = " and ".join(map(setting_in_words, table.axes))
     for measure in measures:
         name = "curves" if measure is measures[0] else "curves_" + measure.name.replace("/", "_")
+        end = name.removeprefix("curves")
         drawn[name] = partial(curves, table, panels, measure, families_of), f"{measure.label} over rounds"
+        drawn[f"values{end}"] = partial(over_values, table, panels, measure), f"{measure.label} over {panels[0].axis}"
+        drawn[f"heat_map{end}"] = (
+            partial(heat_map, table, panels, measure),
+            f"{measure.label} by {axes}",
+        )
     for number, panel in enumerate(panels):
         end, what = (f"_{number + 1}", f" ({panel.title})") if len(panels) > 1 else ("", "")
         f1, shares = (
@@ -62,7 +71,8 @@ def draw_all(
         if figure is not None:
             save(figure, folder / name)
             made[name] = what
-    metrics = {"curves_" + metric.replace("/", "_") for metric in table.metrics}
+    kinds = ("curves", "values", "heat_map")
+    metrics = {f"{kind}_{metric.replace('/', '_')}" for metric in table.metrics for kind in kinds}
     for path in folder.iterdir():  # files of an earlier study or another choice of panels
         ours = path.stem.rstrip("0123456789").rstrip("_") in _FIGURES or path.stem in metrics
         if path.suffix.removeprefix(".") in FORMATS and path.stem not in made and ours:

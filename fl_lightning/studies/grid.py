@@ -65,6 +65,12 @@ class Axis:
     choices: tuple[Choice, ...]
     setting: str | None = None
 
+    @property
+    def is_numeric(self) -> bool:
+        """Whether the choices are numbers, of which a study may choose the best."""
+        values = [value for choice in self.choices for _, value in choice.settings]
+        return self.setting is not None and all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+
 
 @dataclass(frozen=True)
 class Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,30 @@ class Table:
         """
         title = f"{self.title} ({what})" if what else self.title
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(f'{title}. {self.note}'.strip())}}}"]
+        lines.append(rf"\label{{tab:{_key(title)}}}")
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_tex, self.columns)) + r" \\", r"\midrule"]
         for row in self.rows:
             cells = [rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text) for cell in row]
             lines.append(" & ".join(cells) + r" \\")
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def latex_figure(file: str, what: str) -> str:
+    """Return a picture as a LaTeX ``figure`` environment, which needs the package graphicx.
+
+    Args:
+        file: name of the PDF file, without suffix.
+        what: what the picture shows.
+    """
+    lines = [r"\begin{figure}", r"\centering", rf"\includegraphics[width=\linewidth]{{{file}.pdf}}"]
+    lines += [rf"\caption{{{_tex(what)}.}}", rf"\label{{fig:{_key(file)}}}", r"\end{figure}", ""]
+    return "\n".join(lines)
+
+
+def _key(title: str) -> str:
+    """Return a title as a key of a label."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _cell(text: str) -> str:

@@ -100,6 +100,8 @@ def _parts(panel: Panel, families_of: Mapping[str, Sequence[str]]) -> list[tuple
 def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -> Figure | None:
     """Draw all curves ``<prefix>/<member>`` of each setting side by side, as means over seeds: F1 by class, shares by client.
 
+    Clients are those of the first seed if the others divide the data differently.
+
     Return None if there is no such curve, or too many to distinguish.
     """
     members = table.families(prefix)
@@ -108,10 +110,14 @@ def families(table: RunTable, panel: Panel, prefix: str, ylabel: str, of: str) -
         return None
     figure, axes = grid(len(settings), 3.6, 2.9, sharey=True)
     for axis, (name, setting) in zip(axes, settings.items(), strict=True):
-        lines = ((member, style(k), table.curves(setting, f"{prefix}/{member}")) for k, member in enumerate(members))
+        read = table.of_clients if of == "client" else table.curves
+        lines = ((member, style(k), read(setting, f"{prefix}/{member}")) for k, member in enumerate(members))
         draw_lines(axis, (line for line in lines if line[2]), 1.0, bands=False)
         axis.set_title(plain(panel.label(name)), fontsize="medium")
     axes[0].set_ylim(bottom=0)  # shared by all
     over = _seeds([len(table.seeds(setting)) for setting in settings.values()])
-    finish(figure, axes, ylabel, of + (f" (mean over {over})" if over else ""), where(panel))
+    words = f" (mean over {over})" if over else ""
+    if over and of == "client" and not all(map(table.has_same_clients, settings.values())):
+        words = f" (seed {min(map(min, map(table.seeds, settings.values())))}; others divide the data differently)"
+    finish(figure, axes, ylabel, of + words, where(panel))
     return figure

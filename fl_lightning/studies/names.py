@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fl_lightning.algorithm_command import ALGORITHMS
@@ -37,6 +38,30 @@ _PARTITIONERS = {
     "DomainPartitioner": "one client for each domain",
     "AdaFedSimulation1": "AdaFed's Simulation 1",
 }
+SETTINGS = {
+    "data": "data",
+    "examples": "examples",
+    "validated on": "validated on",
+    "data.datamodule": "data module",
+    "data.datamodule.batch_size": "batch size",
+    "data.partitioner": "partition",
+    "model": "module",
+    "model.network": "network",
+    "parameters": "parameters",
+    "model.loss": "loss",
+    "model.optimizer": "optimizer",
+    "model.lr_scheduler": "schedule",
+    "trainer.max_epochs": "rounds",
+    "federation.local.max_epochs": "local epochs",
+    "federation.clients_per_round": "clients per round",
+    "federation.strategy": "strategy",
+    "federation.route": "route",
+    "federation.local.proximal_mu": "proximal mu",
+    "precision": "precision",
+    "device": "device",
+    "versions": "versions",
+}
+"""Settings that a report names also where they have their defaults, in this order, with their names for readers."""
 _BESIDE = ("num_clients", "seed", "min_examples")
 _USUAL = (("clients_per_domain", 1),)
 """Settings of partitioners that a name in words leaves out."""
@@ -64,6 +89,35 @@ def readable(choice: str) -> str:
     if _key(stem) in _KNOWN and stem == stem.lower() and " " not in stem:
         return _KNOWN[_key(stem)][0]
     return choice.replace("_", " ") if _FILE_NAME.fullmatch(choice) else choice
+
+
+def as_number(choice: str) -> float:
+    """Return a choice as a number; NaN if it is none."""
+    try:
+        found = float(choice)
+    except ValueError:
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
+def setting_in_words(name: str) -> str:
+    """Return a setting's or an axis's name for readers.
+
+    >>> setting_in_words("federation.local.max_epochs"), setting_in_words("model.lr"), setting_in_words("clients differ in")
+    ('local epochs', 'lr', 'clients differ in')
+    """
+    return SETTINGS.get(name, (name.rsplit(".", 1)[-1] if " " not in name else name).replace("_", " "))
+
+
+def label_of(axis: str, choice: str, choices: Iterable[str]) -> str:
+    """Return a choice's name for readers, with the name of an axis of numbers.
+
+    >>> label_of("learning_rate", "0.1", ["0.1", "1"]), label_of("split", "10", ["10", "IID"])
+    ('learning rate = 0.1', '10')
+    """
+    if any(math.isnan(as_number(other)) for other in choices):
+        return readable(choice)
+    return f"{setting_in_words(axis)} = {choice}"
 
 
 def family(label: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, facts_of
-from fl_lightning.studies.names import in_words, readable
+from fl_lightning.studies.names import in_words, label_of, readable, setting_in_words
 from fl_lightning.studies.run_table import RunTable, Setting
 from fl_lightning.studies.statistics import Curves
 
@@ -25,6 +25,7 @@ class Measure:
         percent: whether it is shown times 100.
         last: number of last rounds whose mean is the final value of a run.
         ranked: whether one value is better than another at all.
+        on_test: whether what is called validation was done on the test set.
     """
 
     name: str = "val_accuracy"
@@ -32,6 +33,7 @@ class Measure:
     percent: bool = True
     last: int = 1
     ranked: bool = True
+    on_test: bool = False
 
     @property
     def scale(self) -> float:
@@ -51,12 +53,20 @@ class Measure:
     @property
     def label(self) -> str:
         """The metric in words, with its unit."""
-        return in_words(self.name) + (" in percent" if self.percent else "")
+        return self.words + (" in percent" if self.percent else "")
+
+    @property
+    def words(self) -> str:
+        """The metric in words."""
+        found = in_words(self.name)
+        if self.on_test:
+            return found.replace("validation ", "test ", 1)
+        return f"{found} of the best checkpoint" if self.name.startswith("test_") and found != self.name else found
 
     @property
     def title(self) -> str:
         """The label as the beginning of a sentence; a name that is not known in words stays as it is logged."""
-        return self.label if in_words(self.name) == self.name else self.label[0].upper() + self.label[1:]
+        return self.label if self.words == self.name else self.label[0].upper() + self.label[1:]
 
 
 @dataclass(frozen=True)
@@ -172,14 +182,21 @@ def panels(
     names = table.axes[:place] + table.axes[place + 1 :]
     compared = table.axes[place] if table.axes else "setting"
     made = []
+    columns = [{setting[k] for setting in table.settings} for k in range(len(table.axes)) if k != place]
     for others, settings in found.items():
-        title = ", ".join(f"{name}: {readable(choice)}" for name, choice in zip(names, others, strict=True))
+        title = ", ".join(map(_titled, names, others, columns))
         facts = {choice: known[setting] for choice, setting in settings.items()}
-        shown = {choice: (labels or {}).get(choice, readable(choice)) for choice in settings}
+        choices = {setting[place] for setting in table.settings} if table.axes else {"all"}
+        shown = {choice: (labels or {}).get(choice, label_of(compared, choice, choices)) for choice in settings}
         kinds = {choice: _reference(choice, facts[choice], references) for choice in settings}
         aside = {choice: kind for choice, kind in kinds.items() if kind is not None}
-        made.append(Panel(title, compared, settings, shown, aside, facts, baseline))
+        made.append(Panel(title, setting_in_words(compared), settings, shown, aside, facts, baseline))
     return made
+
+
+def _titled(axis: str, choice: str, choices: Collection[str]) -> str:
+    label = label_of(axis, choice, choices)
+    return label if " = " in label else f"{setting_in_words(axis)}: {label}"
 
 
 def _reference(choice: str, facts: Mapping[str, str], chosen: Collection[str] | None) -> str | None:

@@ -14,11 +14,10 @@ from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.drawing import FORMATS
 from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC, codes, facts_of
 from fl_lightning.studies.figures import draw_all
-from fl_lightning.studies.layout import Table
-from fl_lightning.studies.names import in_words
+from fl_lightning.studies.layout import Table, latex_figure
 from fl_lightning.studies.panels import REFERENCE, Measure, Panel, panels
 from fl_lightning.studies.run_table import RunTable
-from fl_lightning.studies.set_up import set_up_tables
+from fl_lightning.studies.set_up import on_test_set, set_up_tables
 from fl_lightning.studies.tables import (
     clients_table,
     cost_table,
@@ -94,8 +93,18 @@ class ReportOptions:
 
     @property
     def measures(self) -> list[Measure]:
-        """All metrics of the table of final values; none has a best value if its name does not imply a direction."""
-        return [self.measure, *(self._other(name) for name in self.also if name != self.measure.name), *self.plain]
+        """All metrics of the table of final values, each also on the test set, if the best checkpoints were tested.
+
+        None has a best value if its name does not imply a direction.
+        """
+        first = [self.measure, *(self._other(name) for name in self.also if name != self.measure.name)]
+        return [*first, *filter(None, map(self.tested, first)), *self.plain]
+
+    @staticmethod
+    def tested(measure: Measure) -> Measure | None:
+        """Return the metric of the best checkpoint on the test set that belongs to one of validation."""
+        name = measure.name
+        return replace(measure, name=name.replace("val", "test", 1), last=1) if name.startswith(("val_", "val/")) else None
 
     @property
     def plain(self) -> list[Measure]:
@@ -189,7 +198,7 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     options.check(table.axes)
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"Cannot write the report to '{folder}', which is a file. Name a folder.")
-    metric = options.measure.name
+    metric, on_test = options.measure.name, on_test_set(table)
     if metric not in table.metrics:
         known = ", ".join(metric for metric in table.metrics if "/" not in metric or is_validation_figure(metric)) or "none"
         raise ConfigurationError(
@@ -197,10 +206,10 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
         )
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)
-    tables = [(panel, list(_tables(table, panel, options))) for panel in grouped]
-    pictures = draw_all(table, grouped, options.drawn, folder, options.families)
+    tables = [(panel, list(_tables(table, panel, options, on_test))) for panel in grouped]
+    pictures = draw_all(table, grouped, _named(options.drawn, on_test), folder, options.families)
     first = list(set_up_tables(table))
-    crossed = list(cross_tables(table, grouped, options.crossed))
+    crossed = list(cross_tables(table, grouped, _named(options.crossed, on_test)))
     markdown = [
         f"# {options.title or name}",
         "",
@@ -214,13 +223,20 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
             markdown += [f"## {panel.title}", ""]
         markdown += [one.markdown() for one in own]
         latex += [one.latex(panel.title) for one in own]
-    markdown += [f"![{what}]({file}.png)\n" for file, what in pictures.items()]
+    captions = {file: what[0].upper() + what[1:] for file, what in pictures.items()}
+    markdown += [f"![{what}]({file}.png)\n\n*{what}.*\n" for file, what in captions.items()]
+    latex += [latex_figure(file, what) for file, what in captions.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
     (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
     files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
     return [folder / file for file in files]
 
 
+ON_TEST_SET = (
+    "The server has validated on the test set, so its figures are fit to compare settings that were fixed before, and not to "
+    "choose any: a figure by which something was chosen is too good. To choose, hold out a validation set, such as by "
+    "'data.datamodule.validation_share'; the best checkpoint of each run is then tested."
+)
 _BASELINES = {
     CENTRALIZED: "trains on the examples of all clients at once, and counts epochs as rounds",
     LOCAL_ONLY: "is each client alone; a metric of the server is that of the best client's model",
@@ -234,9 +250,11 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
     The partition and the code are among them unless the set-up is known, which names them.
     """
     code, metrics = codes(table), set(table.metrics)
-    logged = {m.name: m for m in [*options.measures, *options.drawn] if m.name in metrics}.values()
-    words = [f"{in_words(one.name)} is `{one.name}`" for one in logged if in_words(one.name) != one.name]
+    logged = {m.name: m for m in _named([*options.measures, *options.drawn], on_test_set(table)) if m.name in metrics}
+    words = [f"{one.words} is `{one.name}`" for one in logged.values() if one.words != one.name]
     said = [f"Names: {', '.join(words)}."] if words else []
+    if on_test_set(table):
+        said.append(ON_TEST_SET)
     partitions = dict.fromkeys(panel.partition for panel in grouped)
     if None not in partitions and not known:
         said.append(f"Partition: {'; '.join(map(str, partitions))}.")
@@ -258,19 +276,27 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
     return [*(f"- {sentence}" for sentence in said), ""]
 
 
+def _named(measures: Sequence[Measure], on_test: bool) -> list[Measure]:
+    """Return metrics that are called those of the test set if the server has validated on it."""
+    return [replace(measure, on_test=on_test) for measure in measures]
+
+
 def print_files(files: Sequence[Path], folder: Path) -> None:
     """Print which files were written, and where."""
     pictures = [path for path in files if path.suffix == ".png"]
     print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG, SVG and PDF")
 
 
-def _tables(table: RunTable, panel: Panel, options: ReportOptions) -> Iterator[Table]:
-    measure = options.measure
+def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> Iterator[Table]:
+    (measure,) = _named([options.measure], on_test)
+    tested = options.tested(measure)
+    tests = [tested] if tested is not None and tested.name in table.metrics else []
     made = (
         progress_table(table, panel, measure, options.every),
         late_table(table, panel, measure, options.after),
-        final_table(table, panel, options.measures),
+        final_table(table, panel, _named(options.measures, on_test)),
         paired_table(table, panel, measure),
+        *(paired_table(table, panel, own) for own in tests),
         cost_table(table, panel, measure, options.targets),
         clients_table(table, panel, measure),
     )

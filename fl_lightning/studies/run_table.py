@@ -84,6 +84,16 @@ class RunTable:
         found = self._values.get((setting, metric), {})
         return {seed: dict(sorted(found[seed].items())) for seed in sorted(found)}
 
+    def of_clients(self, setting: Setting, metric: str) -> dict[int, dict[int, float]]:
+        """Return a client's metric as :meth:`curves`; of the first seed alone if seeds divide the data among other clients."""
+        found = self.curves(setting, metric)
+        return found if self.has_same_clients(setting) else dict(list(found.items())[:1])
+
+    def has_same_clients(self, setting: Setting) -> bool:
+        """Return whether each client has the same numbers of training examples in every seed, as far as they are known."""
+        members = [self.curves(setting, f"partition/{member}") for member in self.families("partition")]
+        return all(len({tuple(curve.values()) for curve in by_seed.values()}) <= 1 for by_seed in members)
+
     def families(self, prefix: str) -> list[str]:
         """Return the ends of metric names after ``<prefix>/``: classes of ``val_f1``, clients of ``client_share``."""
         return [metric.removeprefix(f"{prefix}/") for metric in self.metrics if metric.startswith(f"{prefix}/")]

@@ -9,43 +9,19 @@ import functools
 import inspect
 import json
 import pydoc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.reporting.run_facts import read_run_facts
+from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
 from fl_lightning.studies.facts import codes, facts_of
 from fl_lightning.studies.layout import Cell, Table
-from fl_lightning.studies.names import partition_in_words, readable
+from fl_lightning.studies.names import SETTINGS, as_number, partition_in_words, readable, setting_in_words
 from fl_lightning.studies.run_table import RunTable, Setting
 
 SETTING = "setting "
 _OPEN = ("model", "data.datamodule")
 """Classes whose arguments are settings of their own."""
-_ALWAYS = {
-    "data": "data",
-    "examples": "examples",
-    "validated on": "validated on",
-    "data.datamodule": "data module",
-    "data.datamodule.batch_size": "batch size",
-    "data.partitioner": "partition",
-    "model": "module",
-    "model.network": "network",
-    "parameters": "parameters",
-    "model.loss": "loss",
-    "model.optimizer": "optimizer",
-    "model.lr_scheduler": "schedule",
-    "trainer.max_epochs": "rounds",
-    "federation.local.max_epochs": "local epochs",
-    "federation.clients_per_round": "clients per round",
-    "federation.strategy": "strategy",
-    "federation.route": "route",
-    "federation.local.proximal_mu": "proximal mu",
-    "precision": "precision",
-    "device": "device",
-    "versions": "versions",
-}
-"""Settings that a report names also where they have their defaults, in this order, with their names for readers."""
 _LEFT_OUT = (
     "config",
     "config_version",
@@ -66,30 +42,42 @@ _LEFT_OUT = (
     "data.datamodule.num_workers",
 )
 """Beginnings of settings that change no result, or are named elsewhere."""
-_ONLY_WHERE_SET = ("federation.route", "federation.local.proximal_mu", "model.lr_scheduler")
+_ONLY_WHERE_SET = {"federation.route", "federation.local.proximal_mu", "model.lr_scheduler"}
 _LONGEST = 200
 _UNKNOWN = object()
 
 
-def set_up(config: Any, defaults: Any, folder: Path) -> Iterator[str]:
-    """Yield the facts of a run's settings: those that a report always names, and all that are not at their defaults.
+def named_settings(configs: Iterable[Any], defaults: Any) -> set[str]:
+    """Return the settings that a report names: some always, and all that are not at their defaults in some run.
+
+    Args:
+        configs: the runs' whole configurations.
+        defaults: the configuration of a run that sets nothing.
+    """
+    usual = dict(_leaves(defaults.as_dict()))
+    return {
+        name
+        for config in configs
+        for name, text in _leaves(config.as_dict())
+        if not name.startswith(_LEFT_OUT) and (usual.get(name) != text or name in SETTINGS.keys() - _ONLY_WHERE_SET)
+    }
+
+
+def set_up(config: Any, names: Collection[str], folder: Path) -> Iterator[str]:
+    """Yield the facts of a run's settings.
 
     Args:
         config: the run's whole configuration.
-        defaults: the configuration of a run that sets nothing.
+        names: the settings to name.
         folder: the run's folder, whose ``run.json`` holds what only the run itself knows.
     """
-    own, usual = dict(_leaves(config.as_dict())), dict(_leaves(defaults.as_dict()))
-    shown = {
-        name: text
-        for name, text in own.items()
-        if not name.startswith(_LEFT_OUT)
-        and (usual.get(name) != text or (name in _ALWAYS and name not in _ONLY_WHERE_SET))
-        and text not in ("", "None")
-    }
+    shown = {name: text for name, text in _leaves(config.as_dict()) if name in names and text not in ("", "None")}
     if "federation.clients_per_round" in shown and shown["federation.clients_per_round"] == "1.0":
         shown["federation.clients_per_round"] = "all"
-    shown |= read_run_facts(folder)
+    known = read_run_facts(folder)
+    if SELECTION in known:
+        yield f"study/{SELECTION}/{known.pop(SELECTION)}"
+    shown |= known
     yield from (f"study/{SETTING}{name}/{text}" for name, text in shown.items())
 
 
@@ -100,12 +88,12 @@ def set_up_tables(table: RunTable) -> Iterator[Table]:
         for setting, facts in facts_of(table).items()
     }
     given = dict.fromkeys(name for own in known.values() for name in own)
-    names = [*(name for name in _ALWAYS if name in given), *(name for name in given if name not in _ALWAYS)]
+    names = [*(name for name in SETTINGS if name in given), *(name for name in given if name not in SETTINGS)]
     if not names:
         return
     values = {name: {setting: known[setting].get(name, "-") for setting in table.settings} for name in names}
     common = [name for name in names if len(set(values[name].values())) == 1]
-    rows = [(_words(name), next(iter(values[name].values()))) for name in common]
+    rows = [(setting_in_words(name), next(iter(values[name].values()))) for name in common]
     rows += [("seeds", _seeds(table)), *([("code", _code(table))] if codes(table) else [])]
     note = "From the settings of the runs; what is not named has its default."
     yield Table("Set-up", ("setting", "value"), tuple((Cell(name), Cell(text)) for name, text in rows), note)
@@ -113,10 +101,10 @@ def set_up_tables(table: RunTable) -> Iterator[Table]:
     for place, axis in enumerate(table.axes):
         along = [name for name in left if _follows(values[name], place)]
         left = [name for name in left if name not in along]
-        if along:
+        if along and not (len(along) == 1 and _is_named_by_value(values[along[0]], place)):
             yield _differing(axis, place, along, values)
     if left:
-        heads = (*table.axes, *map(_words, left))
+        heads = (*map(setting_in_words, table.axes), *map(setting_in_words, left))
         body = tuple(
             (*(Cell(readable(choice)) for choice in setting), *(Cell(values[name][setting]) for name in left))
             for setting in table.settings
@@ -124,11 +112,16 @@ def set_up_tables(table: RunTable) -> Iterator[Table]:
         yield Table("What else differs", heads, body)
 
 
+def on_test_set(table: RunTable) -> bool:
+    """Return whether the server of every run has validated on the test set, as far as the table says."""
+    return {facts.get(SELECTION) for facts in facts_of(table).values()} == {TEST_SET}
+
+
 def _differing(axis: str, place: int, names: list[str], values: Mapping[str, Mapping[Setting, str]]) -> Table:
     first = {setting[place]: setting for setting in reversed(list(values[names[0]]))}
     choices = dict.fromkeys(setting[place] for setting in values[names[0]])
     body = tuple((Cell(readable(c)), *(Cell(values[name][first[c]]) for name in names)) for c in choices)
-    return Table(f"What differs by {axis}", (axis, *map(_words, names)), body)
+    return Table(f"What differs by {setting_in_words(axis)}", (setting_in_words(axis), *map(setting_in_words, names)), body)
 
 
 def _follows(values: Mapping[Setting, str], place: int) -> bool:
@@ -139,8 +132,9 @@ def _follows(values: Mapping[Setting, str], place: int) -> bool:
     return all(len(texts) == 1 for texts in by_choice.values())
 
 
-def _words(name: str) -> str:
-    return _ALWAYS.get(name, name.removeprefix("federation.").removeprefix("local."))
+def _is_named_by_value(values: Mapping[Setting, str], place: int) -> bool:
+    """Return whether the choices on an axis are the very values of its setting, so that a table would say nothing."""
+    return all(setting[place] == text or as_number(setting[place]) == as_number(text) for setting, text in values.items())
 
 
 def _seeds(table: RunTable) -> str:
@@ -158,7 +152,7 @@ def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
         if isinstance(value, Mapping) and "class_path" in value and name in _OPEN:
             yield name, _class_name(value)
             usual, given = _defaults(value["class_path"]), value.get("init_args") or {}
-            shown = {k: x for k, x in given.items() if f"{name}.{k}" in _ALWAYS or usual.get(k, _UNKNOWN) != x}
+            shown = {k: x for k, x in given.items() if f"{name}.{k}" in SETTINGS or usual.get(k, _UNKNOWN) != x}
             yield from _leaves(shown, f"{name}.")
         elif name == "data.partitioner":
             yield name, partition_in_words(value)

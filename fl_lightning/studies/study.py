@@ -19,14 +19,14 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
+from fl_lightning.studies.report import ON_TEST_SET, ReportOptions, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
-from fl_lightning.studies.set_up import set_up
+from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
 from fl_lightning.studies.sweep import write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
 
-KEPT = (*VALIDATION, "client_share/*", "client_comparison/*", "federation/*", "partition/*")
+KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
 
 _LONGEST_TAG = 64
@@ -164,6 +164,8 @@ class Study:
         if self.table_path.exists():
             table = RunTable.read(self.table_path)
             print_curves(table, self.report.panels(table), self.report.measure)
+            if on_test_set(table) and any(axis.is_numeric for axis in self.axes):
+                print(f"Warning: {ON_TEST_SET}")
         if self.note:
             print(self.note)
 
@@ -206,12 +208,14 @@ class Study:
         done = {job.name for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         rows: list[Row] = []
+        configs = [config for config, _ in self.configurations.values()]
+        named = named_settings(configs, self._defaults)
         for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
                 folder = self._run_folder(run)
                 rows += read_run(run, folder, self.keep)
                 config = self.configurations[run.name][0]
-                known = (*facts(config), *code_of(folder), *set_up(config, self._defaults, folder))
+                known = (*facts(config), *code_of(folder), *set_up(config, named, folder))
                 rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)
@@ -238,7 +242,7 @@ class Study:
         config, text = self.configurations[run.name]
         folder = self._run_folder(run)
         loggers = _loggers(config, run, self.name, [axis.name for axis in self.axes], folder)
-        arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}"]
+        arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}", "--test_best=true"]
         if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # a federation prints a line per round
             arguments.append("--trainer.enable_progress_bar=false")
         return Job(run.name, folder, text, tuple(arguments), _ranks(config))

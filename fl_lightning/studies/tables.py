@@ -37,9 +37,9 @@ def progress_table(table: RunTable, panel: Panel, measure: Measure, every: int) 
     def show(sample: Sample, number: int) -> str:
         return spread(sample, digits=1) if number == len(shown) + 1 else spread(sample, measure.scale, measure.digits)
 
-    heads = [*(f"round {number}" for number in shown), "best", "in round"]
+    heads = [*(f"after {number} round{'s' * (number != 1)}" for number in shown), "best", "after rounds"]
     body = with_best(columns, directions, show, panel.compete(measure.name))
-    note = f"Rounds are counted from 1. {_seeds(table, panel)} {panel.note(measure.name)}".rstrip()
+    note = f"{_seeds(table, panel)} Logs count rounds from 0. {panel.note(measure.name)}".rstrip()
     return table_of(f"{measure.title} over rounds", panel.axis, panel.rows(measure.name), heads, body, note)
 
 
@@ -66,7 +66,7 @@ def late_table(table: RunTable, panel: Panel, measure: Measure, after: int) -> T
     body = with_best(columns, directions, lambda sample, number: spread(sample, digits=digits[number]), compete)
     heads = ["maximum" if measure.higher else "minimum", "mean", "variance"]
     note = f"Each over the rounds of a run, then averaged over seeds. {panel.note(measure.name)}".rstrip()
-    return table_of(f"{measure.title} after round {after}", panel.axis, panel.rows(measure.name), heads, body, note)
+    return table_of(f"{measure.title} after the first {after} rounds", panel.axis, panel.rows(measure.name), heads, body, note)
 
 
 def final_table(table: RunTable, panel: Panel, measures: Sequence[Measure]) -> Table | None:
@@ -212,7 +212,7 @@ def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | No
     names, rows = [], []
     for client in dict.fromkeys(client for client, _ in members):
         for name, setting in panel.settings.items():
-            curves = [table.curves(setting, f"client_comparison/{client}/{model}") for model in models]
+            curves = [table.of_clients(setting, f"client_comparison/{client}/{model}") for model in models]
             if not any(curves):  # a client of another panel's data
                 continue
             names.append(f"{client}, {panel.label(name)}")
@@ -220,4 +220,6 @@ def clients_table(table: RunTable, panel: Panel, measure: Measure) -> Table | No
             rows.append([Cell(spread(sample, measure.scale, measure.digits)) for sample in samples])
     title = f"Local, global, personalised{' in percent' if measure.percent else ''}"
     note = "On each client's own test part. The gain is the difference between the last model and the first."
+    if not all(map(table.has_same_clients, panel.settings.values())):
+        note += f" Seed {min(map(min, map(table.seeds, panel.settings.values())))}: the others divide the data differently."
     return table_of(title, f"client, {panel.axis}", names, models, rows, note)

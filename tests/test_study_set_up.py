@@ -1,0 +1,237 @@
+"""What a reader needs to repeat a study: its set-up, the set it is measured on, and axes of numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import small
+from federations import SIZES, Blobs, Consecutive, Plain, trainer
+from test_study_reading import table
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback
+from fl_lightning.reporting.run_facts import run_facts
+from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
+from fl_lightning.studies.figures import draw_all
+from fl_lightning.studies.layout import latex_figure
+from fl_lightning.studies.panels import Measure, panels
+from fl_lightning.studies.set_up import named_settings, set_up, set_up_tables
+from fl_lightning.studies.tables import clients_table
+
+pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
+pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")
+
+
+def cells(made) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in made.rows]
+
+
+# ------------------------------------------------------------------ the set-up
+
+
+def known(**settings: str) -> list[str]:
+    return [f"study/setting {name.replace('__', '.')}/{text}" for name, text in settings.items()]
+
+
+def test_what_all_runs_share_and_what_differs_by_axis():
+    runs = {
+        f"{name}|{split}": (0.5, known(trainer__max_epochs="20", federation__local__proximal_mu=mu, data__partitioner=words))
+        for name, mu in (("FedAvg", "0.0"), ("FedProx", "0.1"))
+        for split, words in (("even", "IID, 5 clients"), ("skew", "shards, 5 clients"))
+    }
+    runs["FedProx|skew"][1].append("study/setting federation.memory_limit/2.0")
+    first, by_name, by_split, rest = set_up_tables(table(runs, ("algorithm", "split")))
+    assert cells(first) == [["rounds", "20"], ["seeds", "0, 1"]]
+    assert (by_name.title, by_name.columns) == ("What differs by algorithm", ("algorithm", "proximal mu"))
+    assert cells(by_name) == [["FedAvg", "0.0"], ["FedProx", "0.1"]]
+    assert cells(by_split) == [["even", "IID, 5 clients"], ["skew", "shards, 5 clients"]]
+    assert cells(rest) == [
+        ["FedAvg", "even", "-"],
+        ["FedAvg", "skew", "-"],
+        ["FedProx", "even", "-"],
+        ["FedProx", "skew", "2.0"],
+    ]
+
+
+def test_an_axis_that_is_named_by_its_values_needs_no_table():
+    runs = {mu: (0.5, known(federation__local__proximal_mu=f"{float(mu)}")) for mu in ("0", "0.1")}
+    assert [one.title for one in set_up_tables(table(runs, ("mu",)))] == ["Set-up"]
+
+
+def test_tables_of_earlier_releases_have_no_set_up():
+    assert list(set_up_tables(table({"A": (0.5, [])}))) == []
+
+
+def test_the_set_up_is_read_from_the_settings_of_the_runs(tmp_path):
+    over = {"algorithm": {"FedAvg": {"strategy": "FedAvg"}, "FedProx": {"strategy": "FedAvg", "mu": 0.1}}}
+    settings = {"learning_rate": 0.5, "trainer.max_epochs": 7, "data.datamodule.validation_share": 0.1}
+    study = Study("adafed_mnist", over, seeds=1, settings=settings)
+    configs = [config for config, _ in study.configurations.values()]
+    names = named_settings(configs, study._defaults)
+    (tmp_path / "run.json").write_text(json.dumps({"parameters": "44,426", "selection": "validation set"}))
+    found = [dict(fact.removeprefix("study/").split("/", 1) for fact in set_up(c, names, tmp_path)) for c in configs]
+    settings = {name.removeprefix("setting "): text for name, text in found[0].items()}
+    assert settings["model.optimizer"] == "Adadelta(lr=0.5, rho=0.95, eps=1e-07)"
+    assert settings["model.loss"] == "F1WeightedCrossEntropy"  # its epsilon is the default
+    assert settings["data.partitioner"] == "given counts of each class, 6 clients"
+    assert (settings["trainer.max_epochs"], settings["federation.clients_per_round"]) == ("7", "all")
+    assert settings["data.datamodule.validation_share"] == "0.1"
+    assert (settings["parameters"], settings["selection"]) == ("44,426", "validation set")
+    assert [own["setting federation.local.proximal_mu"] for own in found] == ["0.0", "0.1"]
+    assert not {"trainer.default_root_dir", "federation.seed", "data.datamodule.root"} & settings.keys()
+
+
+class Facts(FederationCallback):
+    def on_train_start(self, trainer, pl_module) -> None:
+        self.found = run_facts(trainer, pl_module)
+
+
+def test_the_facts_of_a_run():
+    """39 weights of Plain's network are 4 x 8 + 8 + 8 x 3 + 3; its first layer is frozen."""
+    module, facts = Plain(), Facts()
+    module.net[0].requires_grad_(False)
+    data = FederatedDataModule(Blobs(), Consecutive(), client_test=0.3)
+    trainer(1, FederatedOrchestrator(), facts).fit(module, data)
+    assert facts.found["parameters"] == "67, of which 27 are trained"
+    held = sum(round(0.3 * size) for size in SIZES)
+    assert (
+        facts.found["examples"]
+        == f"{sum(SIZES) - held} training at 3 clients, {held} test at 3 clients, 61 validation at the server"
+    )
+    assert facts.found["selection"] == "test set"  # Blobs has one set for both
+    assert (facts.found["precision"], facts.found["device"][:3]) == ("32-true", "CPU")
+    assert f"torch {torch.__version__}" in facts.found["versions"]
+
+
+# ------------------------------------------------------------------ validation and test
+
+
+def test_figures_of_the_test_set_are_called_so(tmp_path):
+    made = table({name: (x, ["study/selection/test set"]) for name, x in (("A", 0.5), ("B", 0.6))})
+    write_report(made, ReportOptions(also=[]), tmp_path, "S")
+    text = (tmp_path / "report.md").read_text()
+    assert "- Names: test accuracy is `val_accuracy`." in text
+    assert "- The server has validated on the test set" in text
+    assert "validation accuracy" not in text.lower().replace("'data.datamodule.validation_share'", "")
+
+
+def test_the_best_checkpoint_on_the_test_set_has_columns_and_a_test_of_its_own(tmp_path):
+    made = table({name: (x, ["study/selection/validation set"]) for name, x in (("A", 0.5), ("B", 0.6))})
+    rows = list(made.rows())
+    rows += [Row(row.run, row.setting, row.seed, 1, "test_accuracy", 0.25) for row in rows if row.metric == "val_accuracy"]
+    write_report(RunTable(made.axes, rows), ReportOptions(also=[]), tmp_path, "S")
+    text = (tmp_path / "report.md").read_text()
+    assert "| algorithm | validation accuracy in percent | test accuracy of the best checkpoint in percent |" in text
+    assert "**Test accuracy of the best checkpoint in points against A, paired over seeds.**" in text
+    assert "The server has validated on the test set" not in text
+
+
+def numbers(folder: Path, metric: str) -> list[float]:
+    found = []
+    for path in sorted(folder.glob("csv/version_*/metrics.csv")):
+        with path.open() as file:
+            found += [float(row[metric]) for row in csv.DictReader(file) if row.get(metric)]
+    return found
+
+
+def test_a_fit_tests_its_best_checkpoint(fl, tmp_path):
+    """Oracle: the command ``test``, which reads the same checkpoint later."""
+    folder = tmp_path / "run"
+    logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])
+    more = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", "--data.datamodule.validation_share=0.2"]
+    status, said = small(fl, *more, "--test_best=true", rounds=2)
+    assert status == 0, said
+    (own,) = numbers(folder, "test_loss")
+    assert fl("test", "--config", str(folder / "config.yaml"))[0] == 0
+    assert numbers(folder, "test_loss") == [pytest.approx(own), pytest.approx(own)]
+
+
+def test_a_fit_that_validates_on_the_test_set_tests_nothing(fl, tmp_path):
+    folder = tmp_path / "run"
+    assert small(fl, f"--trainer.default_root_dir={folder}", "--test_best=true")[0] == 0
+    facts = json.loads((folder / "run.json").read_text())
+    assert (facts["selection"], facts["validated on"]) == ("test set", "the 1,000 test images")
+
+
+# ------------------------------------------------------------------ clients of different seeds
+
+
+def of_clients(counts: list[float]) -> RunTable:
+    """Two seeds, whose client 'a' has these numbers of examples."""
+    rows = []
+    for seed, count in enumerate(counts):
+        logged = {"partition/a/0": count, "client_comparison/a/global": 0.5 + seed / 10, "client_share/a": 0.2 + seed / 10}
+        rows += [Row(f"r-{seed}", ("A",), seed, 0, metric, value) for metric, value in logged.items()]
+    return RunTable(["algorithm"], rows)
+
+
+@pytest.mark.parametrize(("counts", "shown"), [([3.0, 3.0], "55.00 ± 7.07"), ([3.0, 4.0], "50.00")])
+def test_different_clients_are_never_averaged(counts, shown):
+    made_of = of_clients(counts)
+    (panel,) = panels(made_of)
+    made = clients_table(made_of, panel, Measure())
+    assert cells(made) == [["a, A", shown]]
+    assert ("Seed 0: the others divide the data differently." in made.note) is (counts[0] != counts[1])
+    assert len(made_of.of_clients(("A",), "client_share/a")) == (2 if counts[0] == counts[1] else 1)
+
+
+# ------------------------------------------------------------------ axes of numbers
+
+
+def over_numbers(axes: tuple[str, ...]) -> RunTable:
+    choices = [
+        (mu, *([n] if len(axes) > 1 else [])) for mu in ("0", "0.01", "1") for n in (("5", "10") if len(axes) > 1 else ("",))
+    ]
+    return table({"|".join(own): (0.5 + k / 100, []) for k, own in enumerate(choices)}, axes)
+
+
+def test_choices_that_are_numbers_have_the_name_of_their_axis():
+    (panel,) = panels(over_numbers(("mu",)))
+    assert panel.rows("val_accuracy") == ["mu = 0", "mu = 0.01", "mu = 1"]
+    two = panels(over_numbers(("federation.local.proximal_mu", "num_clients")))
+    assert [panel.title for panel in two] == ["num clients = 5", "num clients = 10"]
+    assert two[0].axis == "proximal mu"
+
+
+def test_a_metric_is_drawn_over_the_values(tmp_path):
+    one, two = (("mu",), ("mu", "num_clients"))
+    made = over_numbers(one)
+    assert {"curves", "values"} == draw_all(made, panels(made), [Measure()], tmp_path).keys()
+    made = over_numbers(two)
+    drawn = draw_all(made, panels(made), [Measure()], tmp_path)
+    assert drawn["heat_map"] == "validation accuracy in percent by mu and num clients"
+    assert (tmp_path / "heat_map.png").exists()
+
+
+def test_the_values_in_the_figures(monkeypatch):
+    """Worked by hand: seeds differ by 0.01, so means are 0.5 points above those of the first seed."""
+    from fl_lightning.studies.value_figures import heat_map, over_values
+
+    made = over_numbers(("mu", "num_clients"))
+    (axis,) = over_values(made, panels(made), Measure()).axes
+    lines = [container[0] for container in axis.containers]
+    assert [list(line.get_xdata()) for line in lines] == [[0.0, 0.01, 1.0]] * 2
+    assert lines[1].get_ydata() == pytest.approx([51.5, 53.5, 55.5])
+    field = heat_map(made, panels(made), Measure()).axes[0]
+    assert [text.get_text() for text in field.texts] == ["50.50", "51.50", "52.50", "53.50", "54.50", "55.50"]
+
+
+def test_figures_in_latex():
+    made = latex_figure("class_f1", "F1 of 50 %")
+    assert r"\includegraphics[width=\linewidth]{class_f1.pdf}" in made
+    assert r"\caption{F1 of 50 \%.}" in made
+    assert r"\label{fig:class-f1}" in made
+
+
+def test_a_grid_on_the_test_set_warns(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for over, warns in (({"mu": [0, 0.1]}, True), ({"strategy": ["FedAvg", "FedMedian"]}, False)):
+        study = Study("adafed_mnist", over, seeds=1, folder=str(tmp_path / "s"))
+        choices = [choice.name for choice in study.axes[0].choices]
+        made = table({name: (0.5, ["study/selection/test set"]) for name in choices}, (study.axes[0].name,), seeds=1)
+        made.write(study.table_path) if study.folder.exists() else (study.folder.mkdir(), made.write(study.table_path))
+        study._show()
+        assert ("Warning: The server has validated on the test set" in capsys.readouterr().out) is warns
