@@ -87,9 +87,8 @@ def text_chart(curves: Mapping[str, Mapping[int, float]], measure: Measure, seed
     lines.append(f"{'round':>10}  1{last + 1:>{_WIDTH - 1}}")
     width = max(map(len, known))
     for mark, (name, curve) in zip(_MARKS, known.items(), strict=False):
-        lines.append(
-            f"  {mark} {name:<{width}}  {curve[max(curve)]:.{measure.digits}f} after {max(curve) + 1} round{'s' * (max(curve) > 0)}"
-        )
+        rounds, value = max(curve) + 1, f"{curve[max(curve)]:.{measure.digits}f}"
+        lines.append(f"  {mark} {name:<{width}}  {value} after {rounds} round{'s' * (rounds != 1)}")
     return "\n".join(lines)
 
 
