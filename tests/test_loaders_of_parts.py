@@ -327,17 +327,18 @@ class Reads(L.LightningDataModule):
         return DataLoader(self.dataset, 5, num_workers=self.workers)
 
 
+SHIFTED: list[tuple[float, list[int], str]] = []
+
+
 class SetsShift(Plain):
     """Makes the inputs harder from epoch to epoch, as a curriculum does."""
-
-    seen: list[tuple[float, list[int], str]]
 
     def on_train_epoch_start(self) -> None:
         self.trainer.train_dataloader.dataset.shift = 1000.0 * (self.current_epoch + 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         dataset = self.trainer.train_dataloader.dataset
-        type(self).seen.append((float(batch[0].min()), list(dataset.targets), dataset.describe()))
+        SHIFTED.append((float(batch[0].min()), list(dataset.targets), dataset.describe()))
         return super().training_step((batch[0] / 1e4, batch[1]), batch_idx)
 
 
@@ -345,7 +346,7 @@ class SetsShift(Plain):
 @pytest.mark.parametrize("engine", ["trainer", "fabric"])
 @pytest.mark.parametrize("divided", [True, False], ids=["divided", "of its own"])
 def test_a_module_reaches_its_clients_dataset(divided, engine, workers):
-    SetsShift.seen = []
+    SHIFTED.clear()
     local = LocalTraining(engine=engine, max_epochs=2)
     if divided:
         source = Reads(0, workers)
@@ -355,12 +356,12 @@ def test_a_module_reaches_its_clients_dataset(divided, engine, workers):
         data = FederatedDataModule.from_clients(source)
     trainer(1, FederatedOrchestrator(local=local)).fit(SetsShift(), data)
     size = 10 if divided else 20
-    firsts = [int(low // 1000) for low, _, _ in SetsShift.seen]
+    firsts = [int(low // 1000) for low, _, _ in SHIFTED]
     each = size // 5
     assert firsts == [*[1] * each, *[2] * each] * 2  # each client begins anew
-    assert [targets for _, targets, _ in SetsShift.seen[:1]] == [[k % 3 for k in range(size)]]
-    assert [len(targets) for _, targets, _ in SetsShift.seen] == [size] * len(SetsShift.seen)
-    assert SetsShift.seen[0][2] == "shifted by 1000.0"
+    assert [targets for _, targets, _ in SHIFTED[:1]] == [[k % 3 for k in range(size)]]
+    assert [len(targets) for _, targets, _ in SHIFTED] == [size] * len(SHIFTED)
+    assert SHIFTED[0][2] == "shifted by 1000.0"
     left = [source.dataset] if divided else [one.dataset for one in source.values()]
     assert [dataset.shift for dataset in left] == [0.0] * len(left)
 
@@ -462,7 +463,7 @@ def test_a_stream_counts_with_what_it_yields(engine):
     clients = {"a": Overstates(), "b": Overstates(15, 15)}
     data = FederatedDataModule.from_clients(clients, batch_size=5)
     local = LocalTraining(engine=engine, max_epochs=2)
-    with pytest.warns(UserWarning, match=r"The stream of client 0 has a length of 100, but yielded 20 examples in an epoch"):
+    with pytest.warns(UserWarning, match=r"The stream of client a has a length of 100, but yielded 20 examples in an epoch"):
         trainer(1, FederatedOrchestrator(local=local), counts).fit(Plain(), data)
     assert sorted(counts.examples) == [(0, 20, 8), (1, 15, 6)]
 

@@ -79,10 +79,11 @@ def test_callbacks_that_a_client_does_not_serve(message, engine):
         federate(Plain(), 1, local=local)
 
 
-class Tuned(Plain):
-    """Has a rate to tune, and remembers the batches and rates of its steps; copies of clients share both lists."""
+SEEN: tuple[list[int], list[float]] = ([], [])
 
-    seen: tuple[list[int], list[float]] = ([], [])
+
+class Tuned(Plain):
+    """Has a rate to tune, and notes the batches and rates of its steps."""
 
     def __init__(self) -> None:
         torch.manual_seed(4)
@@ -93,16 +94,16 @@ class Tuned(Plain):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.seen[0].append(len(batch[0]))
-        self.seen[1].append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        SEEN[0].append(len(batch[0]))
+        SEEN[1].append(self.trainer.optimizers[0].param_groups[0]["lr"])
         return super().training_step(batch, batch_idx)
 
 
 @pytest.fixture
 def seen() -> Any:
-    for kept in Tuned.seen:
+    for kept in SEEN:
         kept.clear()
-    return Tuned.seen
+    return SEEN
 
 
 def federated(*callbacks: Any) -> Any:

@@ -200,15 +200,17 @@ class Fails(FederationCallback):
         self.after, self.left = after, 0
 
     def on_round_start(self, trainer, pl_module, round_idx, cohort):
-        Unlucky.left, Unlucky.after = 1, self.after
+        LEFT[:] = [self.after]
+
+
+LEFT: list[int] = []
+"""The steps at which a turn fails, each once."""
 
 
 class Unlucky(Plain):
-    left, after = 0, 0
-
     def training_step(self, batch, batch_idx):
-        if Unlucky.left and self.trainer.num_training_batches == 4 and batch_idx == Unlucky.after:
-            Unlucky.left -= 1
+        if LEFT and self.trainer.num_training_batches == 4 and batch_idx == LEFT[-1]:
+            LEFT.pop()
             raise RuntimeError("bad luck")
         return super().training_step(batch, batch_idx)
 
@@ -244,7 +246,7 @@ def test_the_noise_of_a_second_attempt_by_hand():
         torch.manual_seed(0)
         module = Twice()
         privacy = ExamplePrivacy(0.7, sigma, noise_seed=3)
-        Twice.left = 1
+        LEFT[:] = [1]
         local = LocalTraining(full_batch=True, privacy=privacy)
         federate(module, 1, partitioner=Consecutive([40]), local=local, faults=Faults(retries=1))
         finals[sigma] = flat(module)[0]
@@ -256,11 +258,9 @@ def test_the_noise_of_a_second_attempt_by_hand():
 class Twice(Plain):
     """Fails at the end of its first fit."""
 
-    left = 0
-
     def on_train_end(self):
-        if Twice.left:
-            Twice.left -= 1
+        if LEFT:
+            LEFT.pop()
             raise RuntimeError("the step is done, its noise drawn")
 
 

@@ -109,7 +109,8 @@ class OutsideState:
             rank_zero_warn(
                 f"Training changed {', '.join(map(repr, new))}, which {self._owner} keeps outside its own attributes. Every "
                 "client's turn finds it as it was at the start of the fit. To let each client keep it, store it in an "
-                "attribute of the module (self.name = ...), and name that in 'client_state'."
+                "attribute of the module (self.name = ...), and name that in 'client_state'. Figures that are only collected "
+                "belong in self.log, or in a global list."
             )
 
 
