@@ -235,6 +235,19 @@ class FederationCLI(OpenCLI):
         selected_on = read_run_facts(Path(self.trainer.default_root_dir)).get(SELECTION, TEST_SET)
         if self._config.test_best and selected_on != TEST_SET and best.exists():
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
+        self._write_page()
+
+    def _write_page(self) -> None:
+        """Write the run's page on the first rank, if it has the logs."""
+        folder = Path(self.trainer.default_root_dir)
+        if not self.trainer.is_global_zero or self._config.trainer.fast_dev_run or not (folder / "csv").is_dir():
+            return
+        from fl_lightning.studies.run_page import write_run_page
+
+        try:
+            print(f"Report: {write_run_page(folder)}")
+        except FederationError as error:
+            print(f"No report: {error}")
 
     def instantiate_classes(self) -> None:
         """Build everything; report an error in a constructor as a wrong setting."""

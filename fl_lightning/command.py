@@ -15,7 +15,7 @@ SUBCOMMANDS = {
     "predict": "Write a checkpoint's predictions to a file.",
     "partition": "Show what each client would hold, without training.",
     "compare": "Run algorithms x data x seeds, and write the table, tests and figures.",
-    "report": "Write a study's report again, from its table alone.",
+    "report": "Write the report of a run or a study again, from its logs or its table.",
     "init": "Write a small project that runs, as a starting point for your own.",
     "dashboard": "Make a W&B workspace for the runs of a project.",
     "serve": "Serve a federation over a network: sites connect here.",

@@ -69,8 +69,8 @@ def test_the_set_up_is_read_from_the_settings_of_the_runs(tmp_path):
     over = {"algorithm": {"FedAvg": {"strategy": "FedAvg"}, "FedProx": {"strategy": "FedAvg", "mu": 0.1}}}
     settings = {"learning_rate": 0.5, "trainer.max_epochs": 7, "data.datamodule.validation_share": 0.1}
     study = Study("adafed_mnist", over, seeds=1, settings=settings)
-    configs = [config for config, _ in study.configurations.values()]
-    names = named_settings(configs, study._defaults)
+    configs = [config.as_dict() for config, _ in study.configurations.values()]
+    names = named_settings(configs, study._defaults.as_dict())
     (tmp_path / "run.json").write_text(json.dumps({"parameters": "44,426", "selection": "validation set"}))
     found = [dict(fact.removeprefix("study/").split("/", 1) for fact in set_up(c, names, tmp_path)) for c in configs]
     settings = {name.removeprefix("setting "): text for name, text in found[0].items()}

@@ -17,6 +17,7 @@ from fl_lightning.config_arguments import config_files, name_files
 from fl_lightning.errors import FederationError
 from fl_lightning.null_settings import refuse_null
 from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
+from fl_lightning.studies.run_page import write_run_page
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study
 
@@ -42,7 +43,7 @@ class _Parser(ArgumentParser):
 def _parser(command: str) -> _Parser:
     what = {
         "compare": "Run algorithms x data x seeds, and write the table, tests and figures: see configs/studies.",
-        "report": "Write a study's report again, from its table alone.",
+        "report": "Write the report of a run or a study again, from its logs or its table: fl-lightning report FOLDER.",
     }
     parser = _Parser(prog=f"fl-lightning {command}", description=what[command])
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="A study as a YAML file.")
@@ -50,6 +51,7 @@ def _parser(command: str) -> _Parser:
     if command == "report":
         parser.add_argument("--base", type=str | list[str], default="", help="Not needed.")
         parser.add_argument("--table", type=str | None, default=None, help="The run table; by default the one in 'folder'.")
+        parser.add_argument("--html", action="store_true", help="Write report.html alone, without figures.")
         parser.add_argument("--out", type=str | None, default=None, help="Folder of the report; by default 'folder'.")
     return parser
 
@@ -61,7 +63,10 @@ def main(arguments: Sequence[str]) -> None:
         arguments: the command, then its options.
     """
     command, *options = arguments
+    folder = Path(options[0]) if command == "report" and options and not options[0].startswith("-") else None
     try:
+        if folder is not None:
+            options = _of_folder(folder, options[1:])
         options, own = _own_options(name_files(options))
     except FederationError as error:
         _refuse(command, error)
@@ -85,6 +90,18 @@ def main(arguments: Sequence[str]) -> None:
 def _refuse(command: str, error: FederationError) -> NoReturn:
     print(f"fl-lightning {command}: error: {error}", file=sys.stderr)
     sys.exit(1)
+
+
+def _of_folder(folder: Path, options: list[str]) -> list[str]:
+    """Return the options for a study's folder; of a run's folder, write the page and exit.
+
+    Raises:
+        ConfigurationError: if the folder is neither.
+    """
+    if (folder / "table.csv").exists():
+        return [f"--folder={folder}", f"--name={folder.name}", *options]
+    print(f"Report: {write_run_page(folder)}")
+    sys.exit(0)
 
 
 def _own_options(options: Sequence[str]) -> tuple[list[str], list[tuple[str, str, Any]]]:
@@ -149,5 +166,6 @@ def _report(settings: dict[str, Any]) -> int:
     more = [Path(other) for other in ([known] if isinstance(known, str) else known)]
     table = RunTable.join(RunTable.read(path).axes, [path, *more])
     out = Path(settings["out"] or folder)
-    print_files(write_report(table, settings["report"], out, name), out)
+    files = write_report(table, settings["report"], out, name, page_only=settings["html"])
+    print_files(files, out)
     return 0

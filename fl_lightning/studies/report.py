@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from fl_lightning.studies.cross_table import cross_tables
 from fl_lightning.studies.drawing import FORMATS
 from fl_lightning.studies.facts import CENTRALIZED, LAST_CLIENT, LOCAL_ONLY, METRIC, codes, facts_of
 from fl_lightning.studies.figures import draw_all
+from fl_lightning.studies.html import write_page
 from fl_lightning.studies.layout import Table, latex_figure
 from fl_lightning.studies.panels import REFERENCE, Measure, Panel, panels
 from fl_lightning.studies.run_table import RunTable
@@ -177,14 +178,15 @@ def require_packages() -> None:
         ) from error
 
 
-def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str) -> list[Path]:
-    """Write the tables as Markdown and LaTeX, and the figures in the same folder.
+def write_report(table: RunTable, options: ReportOptions, folder: Path, name: str, page_only: bool = False) -> list[Path]:
+    """Write the report as one HTML page, the tables as Markdown and LaTeX, and the figures in the same folder.
 
     Args:
         table: run table of a study.
         options: what to show.
         folder: folder for the files; created if it does not exist.
         name: name of the study.
+        page_only: whether to write the page alone.
 
     Returns:
         The files.
@@ -207,29 +209,40 @@ def write_report(table: RunTable, options: ReportOptions, folder: Path, name: st
     folder.mkdir(parents=True, exist_ok=True)
     grouped = options.panels(table)
     tables = [(panel, list(_tables(table, panel, options, on_test))) for panel in grouped]
-    pictures = draw_all(table, grouped, _named(options.drawn, on_test), folder, options.families)
     first = list(set_up_tables(table))
     crossed = list(cross_tables(table, grouped, _named(options.crossed, on_test)))
-    markdown = [
-        f"# {options.title or name}",
-        "",
-        *(one.markdown() for one in first),
-        *guide(grouped, options, table, known=bool(first)),
-    ]
-    markdown += [one.markdown() for one in crossed]
-    latex = [one.latex() for one in (*first, *crossed)]
-    for panel, own in tables:
-        if panel.title:
-            markdown += [f"## {panel.title}", ""]
+    words = guide(grouped, options, table, known=bool(first))
+    title, sections = options.title or name, [("", crossed), *((panel.title, own) for panel, own in tables)]
+    write_page(folder / "report.html", title, table, grouped, [("", first), *sections], words, metric)
+    if page_only:
+        return [folder / "report.html"]
+    pictures = draw_all(table, grouped, _named(options.drawn, on_test), folder, options.families)
+    _write_texts(folder, title, first, words, sections, pictures)
+    files = ["report.html", "report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
+    return [folder / file for file in files]
+
+
+def _write_texts(
+    folder: Path,
+    title: str,
+    first: Sequence[Table],
+    words: Sequence[str],
+    sections: Sequence[tuple[str, Sequence[Table]]],
+    pictures: Mapping[str, str],
+) -> None:
+    """Write ``report.md`` and ``report.tex``."""
+    markdown = [f"# {title}", "", *(one.markdown() for one in first), *(f"- {one}" for one in words), ""]
+    latex = [one.latex() for one in first]
+    for heading, own in sections:
+        if heading:
+            markdown += [f"## {heading}", ""]
         markdown += [one.markdown() for one in own]
-        latex += [one.latex(panel.title) for one in own]
+        latex += [one.latex(heading) for one in own]
     captions = {file: what[0].upper() + what[1:] for file, what in pictures.items()}
     markdown += [f"![{what}]({file}.png)\n\n*{what}.*\n" for file, what in captions.items()]
     latex += [latex_figure(file, what) for file, what in captions.items()]
     (folder / "report.md").write_text("\n".join(markdown).rstrip() + "\n", encoding="utf-8")
     (folder / "report.tex").write_text("\n".join(latex), encoding="utf-8")
-    files = ["report.md", "report.tex", *(f"{file}.{kind}" for file in pictures for kind in FORMATS)]
-    return [folder / file for file in files]
 
 
 ON_TEST_SET = (
@@ -273,7 +286,7 @@ def guide(grouped: Sequence[Panel], options: ReportOptions, table: RunTable, kno
     if code and not known:
         counts = [f"{name}, {runs} run{'s' * (runs != 1)}" for name, runs in code.items()]
         said.append(f"Code: fl_lightning {'; '.join(counts)}.")
-    return [*(f"- {sentence}" for sentence in said), ""]
+    return said
 
 
 def _named(measures: Sequence[Measure], on_test: bool) -> list[Measure]:
@@ -283,8 +296,12 @@ def _named(measures: Sequence[Measure], on_test: bool) -> list[Measure]:
 
 def print_files(files: Sequence[Path], folder: Path) -> None:
     """Print which files were written, and where."""
+    if len(files) == 1:
+        print(f"Report: {files[0]}")
+        return
     pictures = [path for path in files if path.suffix == ".png"]
-    print(f"Report: {folder / 'report.md'}, {folder / 'report.tex'}, {len(pictures)} figures as PNG, SVG and PDF")
+    texts = ", ".join(str(folder / f"report.{kind}") for kind in ("html", "md", "tex"))
+    print(f"Report: {texts}, {len(pictures)} figures as PNG, SVG and PDF")
 
 
 def _tables(table: RunTable, panel: Panel, options: ReportOptions, on_test: bool) -> Iterator[Table]:

@@ -47,23 +47,23 @@ _LONGEST = 200
 _UNKNOWN = object()
 
 
-def named_settings(configs: Iterable[Any], defaults: Any) -> set[str]:
+def named_settings(configs: Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]) -> set[str]:
     """Return the settings that a report names: some always, and all that are not at their defaults in some run.
 
     Args:
         configs: the runs' whole configurations.
         defaults: the configuration of a run that sets nothing.
     """
-    usual = dict(_leaves(defaults.as_dict()))
+    usual = dict(_leaves(defaults))
     return {
         name
         for config in configs
-        for name, text in _leaves(config.as_dict())
+        for name, text in _leaves(config)
         if not name.startswith(_LEFT_OUT) and (usual.get(name) != text or name in SETTINGS.keys() - _ONLY_WHERE_SET)
     }
 
 
-def set_up(config: Any, names: Collection[str], folder: Path) -> Iterator[str]:
+def set_up(config: Mapping[str, Any], names: Collection[str], folder: Path) -> Iterator[str]:
     """Yield the facts of a run's settings.
 
     Args:
@@ -71,7 +71,7 @@ def set_up(config: Any, names: Collection[str], folder: Path) -> Iterator[str]:
         names: the settings to name.
         folder: the run's folder, whose ``run.json`` holds what only the run itself knows.
     """
-    shown = {name: text for name, text in _leaves(config.as_dict()) if name in names and text not in ("", "None")}
+    shown = {name: text for name, text in _leaves(config) if name in names and text not in ("", "None")}
     if "federation.clients_per_round" in shown and shown["federation.clients_per_round"] == "1.0":
         shown["federation.clients_per_round"] = "all"
     known = read_run_facts(folder)

@@ -208,14 +208,14 @@ class Study:
         done = {job.name for job in jobs if job.is_finished}
         order = {setting: k for k, setting in enumerate(dict.fromkeys(run.setting for run in self.runs))}
         rows: list[Row] = []
-        configs = [config for config, _ in self.configurations.values()]
-        named = named_settings(configs, self._defaults)
+        configs = [config.as_dict() for config, _ in self.configurations.values()]
+        named = named_settings(configs, self._defaults.as_dict())
         for run in sorted(self.runs, key=lambda run: (order[run.setting], run.seed)):
             if run.name in done:
                 folder = self._run_folder(run)
                 rows += read_run(run, folder, self.keep)
                 config = self.configurations[run.name][0]
-                known = (*facts(config), *code_of(folder), *set_up(config, named, folder))
+                known = (*facts(config), *code_of(folder), *set_up(config.as_dict(), named, folder))
                 rows += [Row(run.name, run.setting, run.seed, 0, fact, 1.0) for fact in known]
             elif self.known.has(run.setting, run.seed):
                 rows += self.known.rows_of(run.setting, run.seed)

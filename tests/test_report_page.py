@@ -1,0 +1,105 @@
+"""The page of a study or a run: one file that opens without a network, with the numbers of the table."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from command_line import small
+from study_tables import table
+
+from fl_lightning.studies import Row, RunTable
+from fl_lightning.studies.commands import main
+from fl_lightning.studies.html import write_page
+from fl_lightning.studies.layout import Cell, Table
+from fl_lightning.studies.panels import panels
+
+
+def page(path) -> tuple[str, dict]:
+    text = path.read_text()
+    numbers = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert numbers is not None
+    return text, json.loads(numbers.group(1))
+
+
+def test_the_lines_are_means_over_seeds(tmp_path):
+    """FedAvg after 2 rounds: 0.5, 0.4 and 0.6 have mean 0.5 and deviation 0.1."""
+    made = table()
+    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])], first="val_f1_macro")
+    _, numbers = page(tmp_path / "report.html")
+    assert next(iter(numbers["metrics"])) == "val_f1_macro"
+    line = numbers["metrics"]["val_accuracy"][0]
+    assert (line["name"], line["x"]) == ("FedAvg, partition: paper", [1, 2, 3, 4])
+    assert (line["y"][1], line["s"][1]) == (0.5, 0.1)
+    assert numbers["metrics"].keys() == {
+        "val_accuracy",
+        "val_f1_macro",
+        *(f"federation/{n}" for n in ("bytes_down", "bytes_up", "seconds")),
+    }
+    shares = numbers["members"]["clients' shares of the aggregate: FedAvg, partition: paper"]
+    assert [(line["name"], line["y"][0]) for line in shares] == [("0", 0.25), ("2", 0.25), ("10", 0.5)]
+
+
+def test_it_needs_no_network_and_runs_nothing_of_names(tmp_path):
+    rows = [Row("r", ("<script>alert(1)</script>",), 0, r, "val_accuracy", r / 3) for r in range(2)]
+    made = RunTable(["a<b"], rows)
+    tables = [("", [Table("A & B", ("x",), ((Cell("</td><b>", True),),), "5 < 6")])]
+    write_page(tmp_path / "report.html", "<i>", made, panels(made), tables, ["`a<b` is"])
+    text, numbers = page(tmp_path / "report.html")
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")  # the name of SVG, which nothing opens
+    assert not re.search(r"\b(src|href|@import|url)\b *[=(]", text)
+    assert text.count("<script") == 2  # the numbers and the code
+    assert "<td><b>&lt;/td&gt;&lt;b&gt;</b></td>" in text
+    assert "<li><code>a&lt;b</code> is</li>" in text
+    assert numbers["metrics"]["val_accuracy"][0]["name"] == "<script>alert(1)</script>"
+
+
+def test_numbers_that_are_not_finite_are_gaps(tmp_path):
+    rows = [Row("r", ("A",), 0, r, "val_loss", x) for r, x in enumerate((1.0, float("nan"), float("inf")))]
+    made = RunTable(["algorithm"], rows)
+    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])])
+    assert page(tmp_path / "report.html")[1]["metrics"]["val_loss"][0]["y"] == [1.0, None, None]
+
+
+def run_report(capsys, *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        main(["report", *arguments])
+    said = capsys.readouterr()
+    return end.value.code, said.out + said.err
+
+
+def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    table().write(tmp_path / "table.csv")
+    assert run_report(capsys, str(tmp_path), "--html") == (0, f"Report: {tmp_path / 'report.html'}\n")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "table.csv"] == ["report.html"]
+    text, _ = page(tmp_path / "report.html")
+    assert "<td>AdaFed</td><td><b>83.00 ± 2.65</b></td>" in text  # 81, 86 and 82
+    assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)
+
+
+def test_a_fit_ends_with_its_page(fl, tmp_path, capsys):
+    folder = tmp_path / "run"
+    logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])
+    status, said = small(fl, f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", rounds=2)
+    assert status == 0, said
+    assert said.rstrip().endswith(f"Report: {folder / 'report.html'}")
+    text, numbers = page(folder / "report.html")
+    assert numbers["metrics"]["val_accuracy"][0]["x"] == [1, 2]
+    assert "<td>network</td><td>LeNet</td>" in text
+    assert f"torch {torch.__version__}" in text
+    assert "<summary>config.yaml, complete</summary>" in text
+    (folder / "report.html").unlink()
+    assert run_report(capsys, str(folder)) == (0, f"Report: {folder / 'report.html'}\n")
+    assert page(folder / "report.html")[1] == numbers
+
+
+def test_other_folders_are_refused(tmp_path, capsys):
+    status, said = run_report(capsys, str(tmp_path))
+    assert (status, "is neither a run, which has a 'config.yaml', nor a study, which has a 'table.csv'" in said) == (1, True)
+    (tmp_path / "config.yaml").write_text("{}")
+    status, said = run_report(capsys, str(tmp_path))
+    assert (status, "has no logs in 'csv', from which a report is made" in said) == (1, True)
