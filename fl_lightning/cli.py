@@ -90,6 +90,8 @@ class FederationCLI(OpenCLI):
     """LightningCLI with the sections of a federation and the command ``partition``."""
 
     _wandb_id = ""
+    fitted: Path | None = None
+    """The folder of the run after a fit, on the first rank."""
 
     def __init__(self, args: ArgsType = None) -> None:
         typed = sys.argv[1:2] if args is None else args[:1] if isinstance(args, list) else []
@@ -235,19 +237,8 @@ class FederationCLI(OpenCLI):
         selected_on = read_run_facts(Path(self.trainer.default_root_dir)).get(SELECTION, TEST_SET)
         if self._config.test_best and selected_on != TEST_SET and best.exists():
             self.trainer.test(self.model, datamodule=self.datamodule, ckpt_path=best, verbose=False)
-        self._write_page()
-
-    def _write_page(self) -> None:
-        """Write the run's page on the first rank, if it has the logs."""
-        folder = Path(self.trainer.default_root_dir)
-        if not self.trainer.is_global_zero or self._config.trainer.fast_dev_run or not (folder / "csv").is_dir():
-            return
-        from fl_lightning.studies.run_page import write_run_page
-
-        try:
-            print(f"Report: {write_run_page(folder)}")
-        except FederationError as error:
-            print(f"No report: {error}")
+        if self.trainer.is_global_zero and not self._config.trainer.fast_dev_run:
+            self.fitted = Path(self.trainer.default_root_dir)
 
     def instantiate_classes(self) -> None:
         """Build everything; report an error in a constructor as a wrong setting."""
@@ -287,11 +278,15 @@ class FederationCLI(OpenCLI):
             raise unreadable(path, error) from error
 
 
-def main(args: ArgsType = None) -> None:
-    """Run the command line; a wrong setting ends in one message and exit status 1 (2 if the parser rejects it)."""
+def main(args: ArgsType = None) -> Path | None:
+    """Run the command line; a wrong setting ends in one message and exit status 1 (2 if the parser rejects it).
+
+    Returns:
+        The folder of a run that was fitted, on its first rank.
+    """
     try:
         with without_tips():
-            FederationCLI(args)
+            return FederationCLI(args).fitted
     except SIGTERMException:
         if _is_first_rank():
             print("Stopped by SIGTERM. The saved rounds are kept: resume with --ckpt_path last.", file=sys.stderr)

@@ -108,7 +108,15 @@ def _run(arguments: list[str]) -> None:
         return
     from fl_lightning.cli import main as run
 
-    run()
+    folder = run()
+    if folder is not None and (folder / "csv").is_dir():
+        from fl_lightning.errors import FederationError
+        from fl_lightning.studies.run_page import write_run_page
+
+        try:
+            print(f"Report: {write_run_page(folder)}")
+        except FederationError as error:  # the run is complete without it
+            print(f"No report: {error}")
 
 
 def _refuse_unknown(arguments: list[str]) -> None:

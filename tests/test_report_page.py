@@ -10,6 +10,7 @@ import torch
 from command_line import small
 from study_tables import table
 
+from fl_lightning import command
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.html import write_page
@@ -81,11 +82,16 @@ def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
     assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)
 
 
-def test_a_fit_ends_with_its_page(fl, tmp_path, capsys):
+def test_a_fit_ends_with_its_page(monkeypatch, tmp_path, capsys):
     folder = tmp_path / "run"
     logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])
-    status, said = small(fl, f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", rounds=2)
-    assert status == 0, said
+
+    def type_(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["fl-lightning", *arguments])
+        command.main()
+        return 0, capsys.readouterr().out
+
+    _, said = small(type_, f"--trainer.default_root_dir={folder}", f"--trainer.logger={logger}", rounds=2)
     assert said.rstrip().endswith(f"Report: {folder / 'report.html'}")
     text, numbers = page(folder / "report.html")
     assert numbers["metrics"]["val_accuracy"][0]["x"] == [1, 2]

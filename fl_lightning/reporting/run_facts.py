@@ -11,8 +11,6 @@ import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.data.federated import FederatedDataModule
-
 FILE = "run.json"
 """The file in a run's folder."""
 SELECTION, TEST_SET = "selection", "test set"
@@ -53,8 +51,8 @@ def run_facts(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
 
 def _examples(data: Any, validates: list[Any], tests: list[Any]) -> str:
     parts = []
-    if isinstance(data, FederatedDataModule):
-        division = data.splits
+    division = getattr(data, "splits", None)
+    if division is not None:
         for name in ("training", "validation", "test"):
             own = getattr(division, name)
             if own is not None:
