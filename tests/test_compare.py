@@ -173,7 +173,7 @@ def check_report(study: Path, folder: Path) -> None:
     """From the table alone the same tables and pictures come again, in another process."""
     report = ["-m", "fl_lightning", "report", "--config", str(study), "--table", str(folder / "table.csv"), "--out", "again"]
     launch(report, 120, Path.cwd())
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".md", ".tex", ".png", ".svg", ".pdf"))
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in (".html", ".md", ".tex", ".png", ".svg", ".pdf"))
     assert len(names) > 5
     assert names == sorted(path.name for path in Path("again").iterdir())
     for name in names:
