@@ -27,7 +27,7 @@ from fl_lightning import (
     ShapleyValues,
 )
 from fl_lightning.functional.metric_mode import known_direction
-from fl_lightning.studies.report import ReportOptions
+from fl_lightning.studies.options import ReportOptions
 
 HIGHER = [
     *("val_accuracy", "val_acc", "acc1", "val/acc", "val_f1_macro", "val_f1/0", "F1Score", "val_OverallAccuracy"),

@@ -16,7 +16,8 @@ from fl_lightning.compat.jsonargparse import actions_of
 from fl_lightning.config_arguments import config_files, name_files
 from fl_lightning.errors import FederationError
 from fl_lightning.null_settings import refuse_null
-from fl_lightning.studies.report import ReportOptions, print_files, require_packages, write_report
+from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.report import print_files, require_packages, write_report
 from fl_lightning.studies.run_page import write_run_page
 from fl_lightning.studies.run_table import RunTable
 from fl_lightning.studies.study import Study

@@ -19,7 +19,8 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
-from fl_lightning.studies.report import ON_TEST_SET, ReportOptions, print_files, require_packages, write_report
+from fl_lightning.studies.options import ReportOptions
+from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
