@@ -9,6 +9,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+
 import fl_lightning  # noqa: E402
 
 project = "fl_lightning"
@@ -75,6 +77,14 @@ def write_api_pages() -> None:
     (folder / "index.md").write_text(f"# API\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n")
 
 
+def inline_diagrams(app: Any, tree: Any, page: str) -> None:
+    """Put diagrams into the page itself, where their colours follow the theme that the reader chose."""
+    for image in list(tree.findall(nodes.image)):
+        if "diagrams/" in image["uri"] and app.builder.format == "html":
+            image.replace_self(nodes.raw("", (ROOT / "docs" / image["uri"]).read_text(), format="html"))
+
+
 def setup(app: Any) -> None:
-    """Write the API pages before Sphinx looks for documents."""
+    """Write the API pages before Sphinx looks for documents, and let diagrams follow the theme."""
     app.connect("builder-inited", lambda _: write_api_pages())
+    app.connect("doctree-resolved", inline_diagrams)

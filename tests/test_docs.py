@@ -7,6 +7,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -58,6 +59,20 @@ def test_the_tests_that_the_page_on_trust_names_exist():
             named += 1
             assert f"def {name}(" in (ROOT / "tests" / file).read_text(), name
     assert named > 20
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "diagrams").glob("*.svg")), ids=lambda path: path.stem)
+def test_diagrams_follow_the_theme_and_have_a_title(path):
+    root = ElementTree.parse(path).getroot()
+    assert root.findtext("{*}title")
+    assert "--color-foreground-primary" in path.read_text()
+    assert "prefers-color-scheme: dark" in path.read_text()
+    assert not [text.attrib for text in root.iter("{http://www.w3.org/2000/svg}text") if "fill" in text.attrib]
+
+
+def test_no_page_draws_with_characters():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert not [page for page in pages if re.search("[\u2500-\u257f]", page.read_text())]
 
 
 @pytest.fixture
