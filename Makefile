@@ -53,6 +53,7 @@ docs-test: .venv/installed # every Python block and command of the pages, on lit
 studies: .venv/installed # the tables and figures of docs/studies again, from the run tables there
 	for folder in docs/studies/*/; do name=$$(basename $$folder); \
 		$(BIN)/fl-lightning report --config configs/studies/$$name.yaml --table $$folder/table.csv.gz --out $$folder || exit 1; done
+	$(BIN)/python tools/draw_front.py > docs/diagrams/adafed_under_attack.svg
 
 clean:
 	rm -rf .venv .venv-flower .venv-third-party build dist docs/_build docs/api

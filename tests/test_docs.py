@@ -70,6 +70,20 @@ def test_diagrams_follow_the_theme_and_have_a_title(path):
     assert not [text.attrib for text in root.iter("{http://www.w3.org/2000/svg}text") if "fill" in text.attrib]
 
 
+def test_the_front_picture_shows_the_runs_of_the_report(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    front = import_module("draw_front")
+    assert front.picture() == (ROOT / "docs" / "diagrams" / "adafed_under_attack.svg").read_text()
+    tables = (ROOT / "docs" / "studies" / "adafed_simulation_3" / "report.md").read_text().split("## attackers: ")[1:]
+    for (attackers, algorithm), curve in front.curves().items():
+        table = next(text for text in tables if text.startswith(attackers))
+        row = re.findall(r"[\d.]+", re.search(rf"\| {algorithm} \|.*", table)[0])
+        assert [float(number) for number in row[:8]] == pytest.approx([x for i in (4, 9, 14, 19) for x in curve[i]], abs=0.006)
+    for page in ("README.md", "docs/index.md"):
+        assert "4 seeds" in (ROOT / page).read_text()
+        assert "over 4 seeds" in tables[0]
+
+
 def test_no_page_draws_with_characters():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if re.search("[\u2500-\u257f]", page.read_text())]
