@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docutils import nodes  # noqa: E402
+from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
 
 import fl_lightning  # noqa: E402
 
@@ -29,6 +30,9 @@ html_theme = "furo"
 html_title = f"fl_lightning {release}"
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4
@@ -84,7 +88,15 @@ def inline_diagrams(app: Any, tree: Any, page: str) -> None:
             image.replace_self(nodes.raw("", (ROOT / "docs" / image["uri"]).read_text(), format="html"))
 
 
+def write_formula(translator: Any, formula: Any) -> None:
+    """Write a formula as MathML, which browsers render without a network."""
+    block = isinstance(formula, nodes.math_block)
+    translator.body.append(tex2mathml(formula.astext(), as_block=block))
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
-    """Write the API pages before Sphinx looks for documents, and let diagrams follow the theme."""
+    """Write the API pages before Sphinx looks for documents; let diagrams follow the theme; render formulas."""
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("builder-inited", lambda _: write_api_pages())
     app.connect("doctree-resolved", inline_diagrams)

@@ -84,6 +84,14 @@ def test_the_front_picture_shows_the_runs_of_the_report(monkeypatch):
         assert "over 4 seeds" in tables[0]
 
 
+def test_every_formula_of_a_page_can_be_rendered():
+    latex2mathml = pytest.importorskip("docutils.utils.math.latex2mathml")
+    formulas = [text for page in PAGES for text in re.findall(r"\$([^$\n]+)\$", page.read_text())]
+    assert len(formulas) > 100
+    for formula in formulas:
+        assert latex2mathml.tex2mathml(formula, as_block=False).startswith("<math")
+
+
 def test_no_page_draws_with_characters():
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     assert not [page for page in pages if re.search("[\u2500-\u257f]", page.read_text())]
