@@ -20,6 +20,7 @@ release = version = fl_lightning.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -44,7 +45,11 @@ suppress_warnings = ["myst.strikethrough"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 80  # a longer signature has a parameter on each line
+autosummary_generate = False
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -75,10 +80,20 @@ def write_api_pages() -> None:
             modules = sorted(path.stem for path in (ROOT / "fl_lightning" / part).glob("[a-z]*.py"))
             entries += "".join(f"\n\n.. automodule:: fl_lightning.{part}.{module}" for module in modules)
         (folder / f"{part}.md").write_text(f"# {part}\n\n```{{eval-rst}}\n{entries}\n```\n")
-    seam = "\n\n".join(f".. autoclass:: fl_lightning.clients.{name}" for name in ("pool.ClientPool", "site.Site"))
+    seams = ("pool.ClientPool", "site.Site")
+    seam = "\n\n".join(f".. autoclass:: fl_lightning.clients.{name}" for name in seams)
     (folder / "clients.md").write_text(f"# clients\n\n```{{eval-rst}}\n{seam}\n```\n")
-    listed = "\n".join([*public, "clients"])
-    (folder / "index.md").write_text(f"# API\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n")
+    first = ("callbacks", "data", "settings", "strategies")  # what readers look for most
+    parts = {**{part: public[part] for part in first}, **public, "clients": " ".join(f"clients.{name}" for name in seams)}
+    listed = "\n".join(parts)
+    lines = "".join(f"\n## {part}\n\n```{{eval-rst}}\n{_summary(names)}\n```\n" for part, names in parts.items())
+    (folder / "index.md").write_text(f"# API\n{lines}\n```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{listed}\n```\n")
+
+
+def _summary(names: str) -> str:
+    """Return a table with the first line of each name's docstring."""
+    rows = "\n".join(f"   ~fl_lightning.{name}" for name in names.split())
+    return f".. autosummary::\n   :nosignatures:\n\n{rows}"
 
 
 def inline_diagrams(app: Any, tree: Any, page: str) -> None:

@@ -16,6 +16,7 @@ from against_hand import assert_follows, clients_of
 from by_hand import averaged, build, flat
 from command_line import ROOT, SMALL
 
+import fl_lightning
 from fl_lightning.config_files import find, names
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
@@ -138,6 +139,13 @@ def test_the_examples_of_docstrings_are_right(path):
     results = doctest.testmod(import_module(name))
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_the_classes_that_readers_begin_with_have_an_example():
+    names = "FederatedOrchestrator LocalTraining FederatedDataModule " + fl_lightning._NAMES["strategies"]
+    kinds = [getattr(fl_lightning, name) for name in names.split()]
+    bases = {"FilteringStrategy", "JointStrategy", "ModelScorer", "RunningStrategy", "Strategy", "WeightedAverage"}
+    assert [kind.__name__ for kind in kinds if ">>> " not in kind.__doc__ and kind.__name__ not in bases] == []
 
 
 SKIPS = [

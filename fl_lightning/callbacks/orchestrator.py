@@ -112,6 +112,14 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     Raises:
         ConfigurationError: if a value is outside its range; at the start of ``fit``, if the Trainer, module or datamodule
             cannot be federated.
+
+    Example:
+        >>> import lightning as L
+        >>> from fl_lightning import AdaFed, FederatedOrchestrator, LocalTraining
+        >>> local = LocalTraining(max_epochs=2, gradient_clip_val=1.0)
+        >>> federation = FederatedOrchestrator(AdaFed(metric="val_accuracy"), local, clients_per_round=0.5)
+        >>> trainer = L.Trainer(max_epochs=20, callbacks=[federation], logger=False)  # 20 rounds
+        >>> # trainer.fit(your_module, FederatedDataModule(your_datamodule, IIDPartitioner(num_clients=10)))
     """
 
     def __init__(

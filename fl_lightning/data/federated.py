@@ -69,6 +69,14 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
 
     Raises:
         ConfigurationError: if a value is outside its range, or if the data or the partitioner is missing.
+
+    Example:
+        >>> from lightning.pytorch.demos.boring_classes import BoringDataModule
+        >>> from fl_lightning import FederatedDataModule, IIDPartitioner
+        >>> data = FederatedDataModule(BoringDataModule(), IIDPartitioner(num_clients=4), client_test=0.25)
+        >>> data.setup("fit")
+        >>> data.num_clients, data.num_examples(0)
+        (4, 12)
     """
 
     checked_elsewhere = ("datamodule",)

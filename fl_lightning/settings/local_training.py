@@ -70,6 +70,12 @@ class LocalTraining:
 
     Raises:
         ConfigurationError: for a value outside its range.
+
+    Example:
+        >>> from fl_lightning import LocalTraining
+        >>> local = LocalTraining(max_epochs=3, accumulate_grad_batches=2, proximal_mu=0.01)  # FedProx
+        >>> local.steps(batches=10)  # of a client with 10 batches
+        15
     """
 
     engine: Engine = "trainer"

@@ -35,6 +35,10 @@ class AdaFed(WeightedAverage):
 
     Raises:
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
+
+    Example:
+        >>> from fl_lightning import AdaFed, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(AdaFed(metric="val_accuracy", power=3))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -27,6 +27,10 @@ class AFL(WeightedAverage):
     Args:
         rate: the step gamma of lambda, >= 0; 0 is FedAvg with ``weighting`` uniform.
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
+
+    Example:
+        >>> from fl_lightning import AFL, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(AFL(rate=0.1, loss="val_loss"))
     """
 
     private_with: tuple[str, ...] = ()

@@ -22,6 +22,10 @@ class APFL(FedAvg):
         alpha: the first share of v_k in the mixture, in [0, 1]; 0 is w itself, 1 is training alone.
         alpha_lr: the learning rate of alpha_k, >= 0; 0 keeps alpha. The paper uses the clients' own learning rate.
         weighting: the weighting of the average, as in FedAvg; the paper uses ``uniform``.
+
+    Example:
+        >>> from fl_lightning import APFL, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(APFL(alpha=0.5, alpha_lr=0.01))
     """
 
     private_with: tuple[str, ...] = ("central", "local")

@@ -19,6 +19,10 @@ class CosineFilter(FilteringStrategy):
     Args:
         threshold: the threshold, in [-1, 1).
         examples: whether to weigh by the number of training examples, as FedAvg does; otherwise all weights are equal.
+
+    Example:
+        >>> from fl_lightning import CosineFilter, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(CosineFilter(threshold=-0.1))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

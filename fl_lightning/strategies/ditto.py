@@ -20,6 +20,10 @@ class Ditto(FedAvg):
     Args:
         strength: the strength lambda, >= 0; 0 is training alone, a large one is w itself. The paper uses 0.01 to 2.
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import Ditto, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(Ditto(strength=0.1))
     """
 
     private_with: tuple[str, ...] = ("central", "local")

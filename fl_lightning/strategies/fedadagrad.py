@@ -22,6 +22,10 @@ class FedAdagrad(FedAvg):
         lr: the server's learning rate eta, > 0.
         tau: the degree of adaptivity, > 0; smaller values are more adaptive.
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import FedAdagrad, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedAdagrad(lr=0.03))
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")

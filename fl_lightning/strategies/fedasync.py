@@ -34,6 +34,10 @@ class FedAsync(RunningStrategy):
 
     Raises:
         ConfigurationError: for a value outside its range.
+
+    Example:
+        >>> from fl_lightning import Asynchronous, FedAsync, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedAsync(alpha=0.6), asynchronous=Asynchronous(concurrency=4, buffer=1))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -15,6 +15,10 @@ class FedAvg(WeightedAverage):
     Args:
         weighting: ``examples`` weighs a client by its number of training examples n_k; ``uniform`` gives every
             client of the cohort the same weight 1/m, as FedProx's listing does.
+
+    Example:
+        >>> from fl_lightning import FedAvg, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedAvg(weighting="uniform"), clients_per_round=0.5)
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")

@@ -22,6 +22,10 @@ class FedAvgM(FedAvg):
         momentum: the momentum beta, in [0, 1); 0 is FedAvg.
         lr: the server's learning rate, > 0.
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import FedAvgM, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedAvgM(momentum=0.9, lr=0.3))
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")

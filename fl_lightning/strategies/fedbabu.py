@@ -15,6 +15,10 @@ class FedBABU(FedAvg):
 
     Args:
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import FedBABU, FederatedOrchestrator, PersonalPart
+        >>> federation = FederatedOrchestrator(FedBABU(), personal=[PersonalPart(names="head.*")])
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")

@@ -35,6 +35,10 @@ class FedBuff(FedAvg):
 
     Raises:
         ConfigurationError: for a value outside its range.
+
+    Example:
+        >>> from fl_lightning import Asynchronous, FedBuff, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedBuff(lr=0.5), asynchronous=Asynchronous(concurrency=8, buffer=4))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

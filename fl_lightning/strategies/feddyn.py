@@ -26,6 +26,10 @@ class FedDyn(RunningStrategy):
 
     Args:
         alpha: the strength of the regulariser, > 0. The paper uses 0.1, 0.01 and 0.001.
+
+    Example:
+        >>> from fl_lightning import FedDyn, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FedDyn(alpha=0.01))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

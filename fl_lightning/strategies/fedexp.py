@@ -23,6 +23,10 @@ class FedExP(FedAvg):
     Args:
         epsilon: keeps the step bounded where the mean change vanishes, >= 0; in the unit of squared weights.
         weighting: the shares s_k, as in FedAvg; the paper uses ``uniform``.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedExP
+        >>> federation = FederatedOrchestrator(FedExP(weighting="examples"))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -33,6 +33,10 @@ class FedLoss(WeightedAverage):
 
     Raises:
         ConfigurationError: if the exponent is negative, or if higher is better for the metric.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedLoss
+        >>> federation = FederatedOrchestrator(FedLoss(loss="val_loss", examples=1))
     """
 
     private_with: tuple[str, ...] = ()

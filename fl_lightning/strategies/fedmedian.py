@@ -20,6 +20,10 @@ class FedMedian(JointStrategy):
 
     The median ignores the numbers of examples. Up to half of the clients may send arbitrary values; a warning names
     clients whose weights are not finite.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedMedian
+        >>> federation = FederatedOrchestrator(FedMedian())
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -18,6 +18,10 @@ class FedNova(RunningStrategy):
     towards its own optimum. ||a_k|| follows from the client's optimizer, step by step
     (:class:`~fl_lightning.functional.StepCoefficients`): SGD with or without momentum, with or without a proximal term.
     Buffers such as BatchNorm's statistics are averaged with weights p_k.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedNova, LocalTraining
+        >>> federation = FederatedOrchestrator(FedNova(), local=LocalTraining(max_epochs=5))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -20,6 +20,11 @@ class FedRep(FedAvg):
         head_epochs: the first local epochs of a turn, which train the head, >= 1 and below ``federation.local.max_epochs``. The
             paper trains the head for 10 epochs and the representation for 1 to 5.
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedRep, LocalTraining, PersonalPart
+        >>> local = LocalTraining(max_epochs=5)
+        >>> federation = FederatedOrchestrator(FedRep(head_epochs=2), local, personal=[PersonalPart(names="head.*")])
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")

@@ -13,6 +13,10 @@ class FedSGD(FedAvg):
 
     g_k is the gradient of client k's mean loss at w_t. Each client takes one step of plain SGD at the rate eta on all its
     examples: set ``federation.local.full_batch`` to true and train one epoch. Averaging the results gives the step above.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, FedSGD, LocalTraining
+        >>> federation = FederatedOrchestrator(FedSGD(), local=LocalTraining(full_batch=True))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

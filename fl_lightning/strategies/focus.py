@@ -30,6 +30,10 @@ class Focus(JointStrategy):
 
     Raises:
         ConfigurationError: for a value outside its range, or if higher is better for the metric.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, Focus
+        >>> federation = FederatedOrchestrator(Focus(loss="val_loss", temperature=0.5))
     """
 
     private_with: tuple[str, ...] = ()

@@ -20,6 +20,10 @@ class GeometricMedian(FilteringStrategy):
             numbers themselves.
         smoothing: the smallest distance, > 0, in the units of the weights; smaller distances count as ``smoothing``.
         iterations: the maximum number of Weiszfeld iterations, >= 1; the algorithm stops early once nothing changes.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, GeometricMedian
+        >>> federation = FederatedOrchestrator(GeometricMedian(examples=True))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

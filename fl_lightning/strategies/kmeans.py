@@ -30,6 +30,10 @@ class FederatedKMeans(RunningStrategy):
             ``split`` moves it to the centroid of the largest cluster plus noise. The noise is normal, in each coordinate with a
             standard deviation of 1 % of the centroids' root mean square distance from their mean (0.01 if that is 0).
         seed: the seed of that noise.
+
+    Example:
+        >>> from fl_lightning import FederatedKMeans, FederatedOrchestrator
+        >>> federation = FederatedOrchestrator(FederatedKMeans(empty="split"))
     """
 
     private_with: tuple[str, ...] = ()

@@ -20,6 +20,10 @@ class Krum(FilteringStrategy):
         attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up. A round needs 2 f + 3 models;
             if it has fewer, an f given as a share is lowered.
         selected: the number of models to average: 1 is Krum, more is multi-Krum, null is m - f.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, Krum
+        >>> federation = FederatedOrchestrator(Krum(attackers=2, selected=3))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -21,6 +21,10 @@ class LastClient(RunningStrategy):
 
     Args:
         seed: the seed of the draw.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, LastClient
+        >>> federation = FederatedOrchestrator(LastClient(seed=1))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -24,6 +24,10 @@ class MOON(FedAvg):
         mu: the weight of the term, >= 0; 0 is FedAvg. The paper chooses it from 0.1, 1, 5 and 10.
         temperature: the temperature T, > 0; the paper uses 0.5.
         weighting: the weighting of the average, as in FedAvg.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, MOON
+        >>> federation = FederatedOrchestrator(MOON(representation="layers.10"))
     """
 
     private_with: tuple[str, ...] = ("central", "local")

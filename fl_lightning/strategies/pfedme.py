@@ -27,6 +27,10 @@ class PFedMe(FedAvg):
         lr: the learning rate eta of w, > 0; lr * strength is at most 1.
         beta: the server's rate, > 0.
         weighting: the weighting of the average, as in FedAvg; the paper uses ``uniform``.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, PFedMe
+        >>> federation = FederatedOrchestrator(PFedMe(strength=15, steps=5))
     """
 
     private_with: tuple[str, ...] = ("central", "local")

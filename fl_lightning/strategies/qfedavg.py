@@ -33,6 +33,10 @@ class QFedAvg(RunningStrategy):
         q: the fairness, >= 0; the paper tunes it between 0.001 and 15.
         lr: the clients' learning rate, > 0; 1 / lr estimates the Lipschitz constant.
         loss: the name under which the module logs the loss in validation, or a torchmetrics metric.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, QFedAvg
+        >>> federation = FederatedOrchestrator(QFedAvg(q=2, lr=0.05))
     """
 
     private_with: tuple[str, ...] = ()

@@ -25,6 +25,10 @@ class Scaffold(RunningStrategy):
     The server's rules are ``w_{t+1} = w_t + mean(y_k - w_t)`` and ``c <- c + sum(c_k+ - c_k) / N``. c_k estimates client k's
     gradient, and c the mean of all N clients' gradients. Both start at 0. Each client keeps its c_k across rounds and in
     checkpoints. The clients' optimizer must be plain SGD. A client receives and sends twice the parameters.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, Scaffold
+        >>> federation = FederatedOrchestrator(Scaffold())
     """
 
     private_with: tuple[str, ...] = ("examples",)

@@ -37,6 +37,10 @@ class ShapleyValues(JointStrategy):
 
     Raises:
         ConfigurationError: if a value is outside its range, or if no mode is given and the metric's direction is unknown.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, ShapleyValues
+        >>> federation = FederatedOrchestrator(ShapleyValues(metric="val_accuracy", orders=10))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")

@@ -22,6 +22,10 @@ class TrimmedMean(JointStrategy):
 
     Args:
         attackers: f as a number, or as a share of the round's models in [0, 0.5), rounded up.
+
+    Example:
+        >>> from fl_lightning import FederatedOrchestrator, TrimmedMean
+        >>> federation = FederatedOrchestrator(TrimmedMean(attackers=1))
     """
 
     private_with: tuple[str, ...] = ("local", "examples")
