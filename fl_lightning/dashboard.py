@@ -15,8 +15,8 @@ from typing import Any
 from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.wandb import workspace_specification
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE
 
-_MEMBERS = "([0-9]+|min|p10|median|p90|max)"
 STRATEGY = "config.federation.strategy.class_path"
 EXAMPLES = """examples:
   fl-lightning dashboard --entity me --project fl_lightning           # create it, and print its address
@@ -32,9 +32,19 @@ def over_rounds(title: str, metrics: list[str], unit: str, by: str | None = STRA
 
 
 def matching(title: str, prefix: str, unit: str) -> Any:
-    """Draw all metrics ``<prefix>/<number>``, or the quantiles that replace them if there are many clients."""
+    """Draw all metrics ``<prefix>/<number>``."""
     wr = _package("reports.v2")
-    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/{_MEMBERS}$", title_x="round", title_y=unit)
+    return wr.LinePlot(title=title, x="round", metric_regex=f"^{prefix}/[0-9]+$", title_x="round", title_y=unit)
+
+
+def by_client(title: str, figure: str) -> Any:
+    """Draw a figure of the clients, with a line for each client or for each quantile, from the table of a run's own charts."""
+    return _package("reports.v2").CustomChart(
+        query={"summaryTable": {"tableKey": TABLE}},
+        chart_name=CHART,
+        chart_fields={**FIELDS, "lineVal": figure},
+        chart_strings={"title": title, "xname": "round"},
+    )
 
 
 def workspace(entity: str, project: str) -> Any:
@@ -59,9 +69,9 @@ def workspace(entity: str, project: str) -> Any:
             wr.WeavePanelSummaryTable(table_name="val_confusion"),
         ],
         "Clients": [
-            matching("Weights p_k by client", "client_share", "share of the sum of weights"),
-            matching("Loss by client", "client_loss", "nats"),
-            matching("Norm of the update by client", "client_update_norm", "L2 norm"),
+            by_client("Weights p_k by client, as shares of their sum", "share"),
+            by_client("Loss by client", "loss"),
+            by_client("L2 norm of the update by client", "update_norm"),
             over_rounds("Worst and mean client", ["federation/client_worst", "federation/client_mean"], "metric", by=None),
             wr.MediaBrowser(title="Who holds what", media_keys=["partition_picture"]),
             wr.WeavePanelSummaryTable(table_name="clients"),
@@ -76,7 +86,7 @@ def workspace(entity: str, project: str) -> Any:
             over_rounds("Accuracy for seconds", ["val_accuracy"], "share", x="federation/seconds_total"),
             over_rounds("Bytes of a round", ["federation/bytes_up", "federation/bytes_down"], "bytes", by=None),
             over_rounds("Seconds of a round", ["federation/seconds", "federation/waiting_seconds"], "s", by=None),
-            matching("Seconds by client", "client_seconds", "s"),
+            by_client("Seconds by client", "seconds"),
         ],
     }
     return ws.Workspace(

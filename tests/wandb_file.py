@@ -80,3 +80,25 @@ def configuration(path: Path) -> dict[str, Any]:
         updates = record.run.config.update if kind == "run" else record.config.update if kind == "config" else ()
         found |= {item.key or item.nested_key[0]: json.loads(item.value_json) for item in updates}
     return found
+
+
+def charts(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """The points of each line of each custom chart, from the last table that the chart names."""
+    specs, tables = {}, {}
+    for record in records(path):
+        kind = record.WhichOneof("record_type")
+        updates = record.config.update if kind == "config" else ()
+        changes = record.summary.update if kind == "summary" else ()
+        tables |= {item.nested_key[0]: json.loads(item.value_json) for item in changes if item.nested_key[1:] == ["path"]}
+        specs |= {item.nested_key[2]: json.loads(item.value_json) for item in updates if "visualize" in item.nested_key}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for key, spec in specs.items():
+        config = spec["panel_config"]
+        (query,) = config["userQuery"]["queryFields"]
+        (name,) = (field["args"][0]["value"] for field in query["fields"] if field["name"] == "summaryTable")
+        table = json.loads((path.parent / "files" / tables[name]).read_text())
+        x, line, y = (table["columns"].index(config["fieldSettings"][name]) for name in ("step", "lineKey", "lineVal"))
+        for row in table["data"]:
+            if row[y] is not None:
+                found.setdefault(key, {}).setdefault(row[line], []).append((row[x], row[y]))
+    return found

@@ -14,28 +14,33 @@ from matplotlib.figure import Figure
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from wandb_file import declared_axes, history, panels
+from wandb_file import charts, declared_axes, history, panels
 
 SHOWN = 5
 """Panels that are drawn of a section."""
-SECTIONS = ("Charts", "by_megabytes", "val_f1", "class_weight", "client_loss", "client_score", "client_share", "federation")
+SECTIONS = ("Charts", "by_megabytes", "by_client", "val_f1", "class_weight", "federation")
+Lines = list[tuple[str, list[tuple[float, float]]]]
+"""The lines of a panel by name; a metric has a single line without a name."""
 
 
-def curves(paths: list[Path]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return the points of each key by section, over the axis that the run declares for it.
+def curves(paths: list[Path]) -> dict[str, dict[str, Lines]]:
+    """Return the lines of each key by section, over the axis that the run declares for it, and the run's own charts.
 
     Args:
         paths: the parts of a run, in order; a resumed run has several.
     """
     axes = {name: axis for path in paths for name, axis in declared_axes(path).items()}
     keys = {key for path in paths for section in panels(path).values() for key in section}
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    found: dict[str, dict[str, Lines]] = {}
     for row in (row for path in paths for row in history(path)):
         for key, value in row.items():
             section, slash, _ = key.partition("/")
             axis = axes.get(key) or axes.get(f"{section}/*") or "round"
             if key in keys and axis in row and key != axis:
-                found.setdefault(section if slash else "Charts", {}).setdefault(key, []).append((row[axis], value))
+                panel = found.setdefault(section if slash else "Charts", {}).setdefault(key, [("", [])])
+                panel[0][1].append((row[axis], value))
+    for key, lines in charts(paths[-1]).items():  # the last part has all rounds
+        found.setdefault(key.partition("/")[0], {})[key] = list(lines.items())
     return found
 
 
@@ -52,7 +57,10 @@ def draw(paths: list[Path], target: Path) -> None:
         ):
             axis.set_visible(bool(key))
             if key:
-                axis.plot(*zip(*drawn[key], strict=True), color="#2a9d8f", linewidth=1.4)
+                for name, points in drawn[key]:
+                    axis.plot(*zip(*points, strict=True), color=None if name else "#2a9d8f", linewidth=1.4, label=name)
+                if drawn[key][0][0]:
+                    axis.legend(fontsize=5, ncols=2)
                 axis.set_title(key, fontsize="small")
                 axis.tick_params(labelsize="x-small")
                 axis.grid(alpha=0.3, linewidth=0.5)

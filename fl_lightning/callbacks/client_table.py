@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from fl_lightning.callbacks.hooks import FederationCallback
 from fl_lightning.callbacks.round_file import append_rows, client_name, forget_rounds, read_rows
+from fl_lightning.reporting.client_charts import log_client_charts
 from fl_lightning.reporting.rounds import client_figures
 from fl_lightning.reporting.tables import log_table
 from fl_lightning.types import ClientUpdate
@@ -29,7 +30,8 @@ class ClientTable(FederationCallback):
     ``clients.csv`` has a row for every client that took part: its number of rounds, training examples, total optimizer steps,
     loss and score (if the strategy needs one) of its last round, mean share p_k / sum p_k, total seconds of training, and
     megabytes received and sent. ``client_rounds.csv`` has a row for every client and round, with every value that the log
-    could contain as a column; W&B gets the last 100,000 rows. Cells without a value are empty.
+    could contain as a column; W&B gets the last 100,000 rows. Cells without a value are empty. W&B also gets a chart for each
+    figure, with a line for each client: after rounds 1, 2, 4, 8 and so on, and at the end.
 
     Args:
         enabled: whether a fit writes the tables.
@@ -62,6 +64,9 @@ class ClientTable(FederationCallback):
             return
         if self._writes(trainer):
             _write_round(trainer, updates)
+            number = trainer.current_epoch + 1
+            if number & (number - 1) == 0:  # a power of two: all tables together are then twice as long as the last
+                _draw(trainer)
         for update in updates:
             own = self._sums.setdefault(update.client, dict.fromkeys(_SUMS, 0.0))
             own["rounds"] += 1
@@ -88,9 +93,9 @@ class ClientTable(FederationCallback):
             csv.writer(file).writerows([COLUMNS, *rows])
         last = max(0, trainer.current_epoch - 1)
         log_table(trainer, "clients", COLUMNS, rows, last)
-        if any(isinstance(logger, WandbLogger) for logger in trainer.loggers) and _rounds_of(trainer).exists():
-            header, *lines = read_rows(_rounds_of(trainer))
-            log_table(trainer, "client_rounds", header, [_values(line) for line in lines[-_MOST_ROWS:]], last)
+        if _uses_wandb(trainer) and _rounds_of(trainer).exists():
+            header, rows = _draw(trainer)
+            log_table(trainer, "client_rounds", header, rows[-_MOST_ROWS:], last)
 
     def _row(self, trainer: Trainer, client: int, own: dict[str, float]) -> list[Any]:
         figures = [own["loss"], own["score"], own["share"] / own["rounds"], own["seconds"], own["down"], own["up"]]
@@ -109,6 +114,22 @@ class ClientTable(FederationCallback):
 
 def _rounds_of(trainer: Trainer) -> Path:
     return Path(trainer.default_root_dir) / "client_rounds.csv"
+
+
+def _uses_wandb(trainer: Trainer) -> bool:
+    return any(isinstance(logger, WandbLogger) for logger in trainer.loggers)
+
+
+def _draw(trainer: Trainer) -> tuple[list[str], list[list[Any]]]:
+    """Send the charts of all rounds so far, also of those before a resume, and return the header and the rows of the file."""
+    if not _uses_wandb(trainer):
+        return [], []
+    header, *lines = read_rows(_rounds_of(trainer))
+    rows = [_values(line) for line in lines]
+    owners = (callback for callback in trainer.callbacks if hasattr(callback, "client_columns"))  # type: ignore[attr-defined]
+    most, data = next(owners).client_columns, trainer.datamodule  # type: ignore[attr-defined]
+    log_client_charts(trainer, header, rows, data.num_clients <= most, rows[-1][0])
+    return header, rows
 
 
 def _write_round(trainer: Trainer, updates: Sequence[ClientUpdate]) -> None:

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.argument_types import ChecksTypes
+from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.progress import FederationProgressBar
 from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
@@ -271,8 +272,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run.continue_from(pl_module)
         refuse_late_parts(pl_module, self._parameters)
         if trainer.is_global_zero:
+            callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+            charts = any(isinstance(callback, ClientTable) and callback.enabled for callback in callbacks)
             for logger in trainer.loggers:
-                self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch))
+                self._cleanup.enter_context(plot_over_rounds(logger, lambda: trainer.current_epoch, charts))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ``round`` with the server's metrics."""

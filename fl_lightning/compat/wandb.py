@@ -14,3 +14,23 @@ def workspace_specification(workspace: Any) -> dict[str, Any]:
     """
     specification: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
     return specification
+
+
+def chart_of_table(table: Any, key: str, chart: str, fields: dict[str, str], texts: dict[str, str]) -> Any:
+    """Return a chart to log that is drawn from a table with a key of its own, so that several charts can share the table.
+
+    Args:
+        table: a ``wandb.Table``.
+        key: key of the table in the run.
+        chart: name of the chart's Vega specification.
+        fields: columns of the table, by the fields of the chart.
+        texts: texts, by the strings of the chart.
+    """
+    from wandb.plot.custom_chart import CustomChart, CustomChartSpec
+
+    class OfTable(CustomChartSpec):
+        @property
+        def table_key(self) -> str:
+            return key
+
+    return CustomChart(table, OfTable(chart, fields, texts))

@@ -60,21 +60,24 @@ TOTALS = {
 _LEAST_SPACE = 2**15
 """Free bytes below which W&B's next block of records does not fit."""
 _LEFT_OUT = ("epoch", "federation/threads")
-_ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
+ONCE = ("client_examples", "client_steps", "client_weight", "client_bytes_down", "client_bytes_up")
 """Figures that hardly change over rounds or repeat others; the tables ``clients`` and ``client_rounds`` contain them."""
 
 
-def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float]) -> dict[str, Any]:
+def workspace_figures(metrics: Mapping[str, Any], totals: Mapping[str, float], charts: bool = False) -> dict[str, Any]:
     """Choose which logged keys W&B gets: it shows a panel for each, in a section for each prefix.
 
     Args:
         metrics: metrics by the names that all loggers use.
         totals: the last values of the costs in ``TOTALS``.
+        charts: whether charts show the clients' figures of a round, which are then left out.
 
     Returns:
         The metrics that no table contains, and each figure from validation again in the sections of ``TOTALS``.
     """
-    kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in _ONCE}
+    kept = {name: x for name, x in metrics.items() if name not in _LEFT_OUT and name.partition("/")[0] not in ONCE}
+    if charts and "federation/clients" in metrics:
+        kept = {name: x for name, x in kept.items() if not name.startswith("client_")}
     measured = {name: x for name, x in metrics.items() if is_validation_figure(name) and _is_number(x)}
     for section, axis in TOTALS.items():
         if measured and axis in totals:
@@ -87,7 +90,7 @@ def _is_number(value: Any) -> bool:
 
 
 @contextmanager
-def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[None]:
+def plot_over_rounds(logger: Logger, round_of: Callable[[], int], charts: bool = False) -> Iterator[None]:
     """Make a W&B run's page readable without set-up: ``round`` as x-axis, costs as x-axis of their sections, few panels.
 
     Each metric from validation is summarised by its min, max and last value. Other loggers are not changed. If two globs match,
@@ -97,6 +100,7 @@ def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[No
     Args:
         logger: any logger.
         round_of: returns the current round, for what others log without the key ``round``, as Lightning's callbacks do.
+        charts: whether charts show the clients' figures instead of a panel for each.
     """
     run: Any = logger.experiment if isinstance(logger, WandbLogger) else None
     if not hasattr(run, "define_metric"):
@@ -112,7 +116,7 @@ def plot_over_rounds(logger: Logger, round_of: Callable[[], int]) -> Iterator[No
 
     def define_and_log(metrics: dict[str, Any], step: int | None = None) -> None:
         totals.update({axis: metrics[axis] for axis in TOTALS.values() if axis in metrics})
-        shown = workspace_figures(metrics, totals)
+        shown = workspace_figures(metrics, totals, charts)
         for name in shown.keys() - defined:
             _define(run, name, shown[name])
         defined.update(shown)
