@@ -15,7 +15,6 @@ from typing import Any
 from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.wandb import workspace_specification
 from fl_lightning.errors import ConfigurationError, FederationError
-from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE
 
 STRATEGY = "config.federation.strategy.class_path"
 EXAMPLES = """examples:
@@ -39,6 +38,8 @@ def matching(title: str, prefix: str, unit: str) -> Any:
 
 def by_client(title: str, figure: str) -> Any:
     """Draw a figure of the clients, with a line for each client or for each quantile, from the table of a run's own charts."""
+    from fl_lightning.reporting.client_charts import CHART, FIELDS, TABLE  # imports torch, which --help does not need
+
     return _package("reports.v2").CustomChart(
         query={"summaryTable": {"tableKey": TABLE}},
         chart_name=CHART,

@@ -17,7 +17,7 @@ from federations import Blobs, Consecutive, Plain, blobs, every_round, federate,
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch.utils.data import TensorDataset
-from wandb_file import charts, configuration, declared_axes, history, panels, summary
+from wandb_file import charts, configuration, declared_axes, history, panels, summary, tags
 
 from fl_lightning import (
     AdaFed,
@@ -188,6 +188,27 @@ def test_a_resumed_run_s_charts_show_all_rounds_by_the_clients_names():
         "south": [0, 1, 2, 3, 4],
     }
     assert not [section for section in panels(file_of("run")) if section.startswith("client_")]
+
+
+def test_every_run_is_tagged_by_strategy_and_partition():
+    assert tags(fitted(1)) == ["strategy=FedAvg", "partition=own data"]
+    for owner, strategy in (
+        (FederatedOrchestrator(AdaFed("val_acc")), "AdaFed"),
+        (FederatedOrchestrator(enabled=False), "cent"),
+    ):
+        logger = WandbLogger(save_dir=strategy, offline=True, tags=["mine"])
+        trainer(1, owner, logger=logger).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+        found = tags(file_of(strategy))
+        assert found[0] == "mine"
+        assert found[1].startswith(f"strategy={strategy}")
+        assert found[2:] == ["partition=Consecutive"]
+
+
+def test_a_tag_of_the_same_name_stays_as_it_is():
+    """A study names partitions as its user does."""
+    logger = WandbLogger(save_dir="run", offline=True, tags=["partition=the paper's"])
+    trainer(1, FederatedOrchestrator(), logger=logger).fit(Plain(), FederatedDataModule(Blobs(), Consecutive()))
+    assert tags(file_of("run")) == ["partition=the paper's", "strategy=FedAvg"]
 
 
 def test_the_charts_of_a_run_come_after_rounds_1_2_4_and_at_its_end():

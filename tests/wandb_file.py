@@ -82,6 +82,12 @@ def configuration(path: Path) -> dict[str, Any]:
     return found
 
 
+def tags(path: Path) -> list[str]:
+    """The tags of the run."""
+    *_, last = (record.run.tags for record in records(path) if record.WhichOneof("record_type") == "run")
+    return list(last)
+
+
 def charts(path: Path) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """The points of each line of each custom chart, from the last table that the chart names."""
     specs, tables = {}, {}

@@ -24,7 +24,8 @@ from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
-from fl_lightning.reporting.wandb import plot_over_rounds
+from fl_lightning.reporting.run_facts import choices_of
+from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
@@ -267,6 +268,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         """Try a checkpoint, restore the random state and the weights of a resumed run, and use rounds as the x-axis."""
         if self._trusted is not None:
             try_checkpoint(trainer, self._trusted)
+        if trainer.is_global_zero:
+            choices = choices_of(self.strategy if self.enabled else None, getattr(trainer, "datamodule", None))
+            for logger in trainer.loggers:
+                tag_run(logger, choices)
         if self._takeover is None:
             return
         self._run.continue_from(pl_module)

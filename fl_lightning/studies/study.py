@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.functional.metric_names import VALIDATION, is_validation_figure
+from fl_lightning.reporting.wandb import LONGEST_TAG
 from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
@@ -29,9 +30,6 @@ from fl_lightning.studies.terminal import LiveStatus, print_curves
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
 """Patterns of the metrics that go into the table by default."""
-
-_LONGEST_TAG = 64
-"""Keys of W&B's loggers."""
 
 
 class Study:
@@ -283,7 +281,7 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     if given is False:
         return ours
     if given is None or given is True:
-        tags = [f"{axis}={choice}"[:_LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
+        tags = [f"{axis}={choice}"[:LONGEST_TAG] for axis, choice in zip(axes, run.setting, strict=True)]
         settings = {"project": "fl_lightning", "group": study, "name": run.name, "save_dir": str(folder), "tags": tags}
         return [{"class_path": "lightning.pytorch.loggers.WandbLogger", "init_args": settings}, *ours]
     own = given if isinstance(given, list) else [given]
