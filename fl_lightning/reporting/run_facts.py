@@ -58,7 +58,7 @@ def choices_of(strategy: object | None, data: Any) -> dict[str, str]:
     """
     found = {"strategy": "centralized" if strategy is None else type(strategy).__name__}
     if hasattr(data, "has_one_set"):
-        divided = data.has_one_set and not data.is_remote
+        divided = not data.is_remote and not hasattr(data.datamodule, "own_loaders")
         found["partition"] = type(data.partitioner).__name__ if divided else "own data"
     return found
 
