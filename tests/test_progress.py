@@ -6,6 +6,7 @@ import re
 
 import lightning as L
 import pytest
+from command_line import ROOT
 from federations import Plain, blobs, federate
 from lightning.pytorch import LightningModule
 from torch.utils.data import TensorDataset
@@ -77,3 +78,25 @@ def test_rounds_without_validation_show_no_old_figures(capsys):
 def test_without_a_bar_nothing_is_said(capsys):
     federate(Plain(), 1)
     assert lines(capsys) == []
+
+
+def outputs_of(code: str) -> list[dict]:
+    """What a notebook holds below a cell after it ran in a real kernel, without ipywidgets."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell("import sys; sys.modules['ipywidgets'] = None; sys.path.append('tests')\n" + code)]
+    made = nbformat.v4.new_notebook(cells=cells)
+    client = nbclient.NotebookClient(made, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
+    return client.execute().cells[0].outputs
+
+
+def test_a_notebook_has_one_line_that_changes_and_no_warning():
+    """Not a line for each round, and no 'IProgress not found'."""
+    federate = "from federations import *\nrun = federate(Plain(), 3, flags={'enable_progress_bar': True})"
+    outputs = outputs_of(federate)
+    said = "".join(found["text"] for found in outputs if found["output_type"] == "stream")  # what Lightning says
+    assert "Warning" not in said
+    assert "Round" not in said
+    (shown,) = (found["data"] for found in outputs if found["output_type"] == "display_data")
+    assert re.fullmatch(r"Round 2/2: val_loss 0\.\d+, val_acc \d\.\d+, 3 clients, \d+\.\d s", shown["text/plain"])
+    assert '<progress max="3" value="3"' in shown["text/html"]

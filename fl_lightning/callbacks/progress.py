@@ -1,4 +1,4 @@
-"""Live bars for rounds and clients on a terminal; elsewhere, a line for each round."""
+"""Live bars for rounds and clients on a terminal, one live line in a notebook; elsewhere, a line for each round."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
+from fl_lightning.callbacks.notebook_line import NotebookLine, in_notebook
 from fl_lightning.callbacks.round_file import client_name
 from fl_lightning.types import ClientFailure, ClientUpdate
 
@@ -20,9 +21,9 @@ _SHOWN = 4
 class FederationProgressBar(ProgressBar):
     """Show rounds and clients instead of epochs and batches.
 
-    If the output is not a terminal, such as a log of SLURM or CI, print a line after each round instead: the server's
-    metrics, the number of clients, which of them failed, and the seconds that the round took including validation. On several
-    ranks the client bar counts the clients of the first rank.
+    A notebook has one line that changes. If the output is neither, such as a log of SLURM or CI, print a line after each round
+    instead: the server's metrics, the number of clients, which of them failed, and the seconds that the round took including
+    validation. On several ranks the client bar counts the clients of the first rank.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,8 @@ class FederationProgressBar(ProgressBar):
         self._rounds: tqdm[Any] | None = None
         self._clients: tqdm[Any] | None = None
         self._begun, self._cohort, self._failed, self._validated = 0.0, 0, list[str](), False
+        self._notebook: NotebookLine | None = None
+        self._trained, self._last = 0, ""
 
     def disable(self) -> None:
         """Hide the bars; Lightning calls this on all ranks but the first."""
@@ -44,28 +47,37 @@ class FederationProgressBar(ProgressBar):
         return self._enabled and sys.stderr.isatty()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the bars."""
+        """Open the bars, or the line of a notebook."""
+        self._last = ""
+        self._notebook = NotebookLine() if self._enabled and not sys.stderr.isatty() and in_notebook() else None
         if not self._visible():
             return
-        total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        first = trainer.current_epoch
+        total, first = _planned(trainer), trainer.current_epoch
         self._rounds = tqdm(total=total, initial=first, desc="Round", unit="round", position=0, leave=True, file=sys.stderr)
         self._clients = tqdm(desc="Client", unit="client", position=1, leave=False, file=sys.stderr)
 
     def on_round_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, cohort: tuple[int, ...]) -> None:
         """Begin to count the clients of a round."""
         self._begun, self._cohort, self._failed, self._validated = time.perf_counter(), len(cohort), [], False
+        self._trained = 0
         if self._clients is not None:
             self._clients.reset(total=-(-len(cohort) // trainer.world_size))
             self._clients.set_description(f"Round {round_idx}, client")
 
     def on_client_start(self, trainer: Trainer, pl_module: LightningModule, round_idx: int, client: int) -> None:
         """Name the client that trains."""
+        if self._notebook is not None:
+            own = -(-self._cohort // trainer.world_size)
+            text = f"Round {_number(trainer, round_idx)}: client {self._trained + 1} of {own}, {client_name(trainer, client)}"
+            done = round_idx + self._trained / max(own, 1)
+            text += f" (before: {self._last})" if self._last else ""
+            self._notebook.show(text, done, _planned(trainer), at_once=False)
         if self._clients is not None:
             self._clients.set_postfix(training=client_name(trainer, client))
 
     def on_client_end(self, trainer: Trainer, pl_module: LightningModule, update: ClientUpdate) -> None:
         """Count the client."""
+        self._trained += 1
         if self._clients is not None:
             self._clients.update()
 
@@ -79,7 +91,10 @@ class FederationProgressBar(ProgressBar):
 
     def on_round_end(self, trainer: Trainer, pl_module: LightningModule, round_idx: int) -> None:
         """Count the round and show the server's metrics."""
-        if self._enabled and not sys.stderr.isatty():
+        if self._notebook is not None:
+            self._last = self._line(trainer, round_idx)
+            self._notebook.show(self._last, round_idx + 1, _planned(trainer))
+        elif self._enabled and not sys.stderr.isatty():
             print(self._line(trainer, round_idx), file=sys.stderr, flush=True)
         if self._rounds is not None:
             shown = {name: f"{float(value):.4g}" for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
@@ -87,14 +102,12 @@ class FederationProgressBar(ProgressBar):
             self._rounds.update()
 
     def _line(self, trainer: Trainer, round_idx: int) -> str:
-        last = trainer.max_epochs
-        number = f"{round_idx}/{last - 1}" if last is not None and last > 0 else str(round_idx)
         figures = _figures(trainer) if self._validated else {}
         parts = [f"{name} {value:.4f}" for name, value in figures.items()]
         parts.append(f"{self._cohort} client{'s' * (self._cohort != 1)}")
         if self._failed:
             parts.append("failed: " + ", ".join(self._failed))
-        return f"Round {number}: {', '.join(parts)}, {time.perf_counter() - self._begun:.1f} s"
+        return f"Round {_number(trainer, round_idx)}: {', '.join(parts)}, {time.perf_counter() - self._begun:.1f} s"
 
     def close(self) -> None:
         """Close the bars, so that later output begins on a new line."""
@@ -102,6 +115,16 @@ class FederationProgressBar(ProgressBar):
             if bar is not None:
                 bar.close()
         self._rounds = self._clients = None
+
+
+def _planned(trainer: Trainer) -> int | None:
+    last = trainer.max_epochs
+    return last if last is not None and last > 0 else None
+
+
+def _number(trainer: Trainer, round_idx: int) -> str:
+    planned = _planned(trainer)
+    return str(round_idx) if planned is None else f"{round_idx}/{planned - 1}"
 
 
 def _figures(trainer: Trainer) -> dict[str, float]:

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
-from tqdm.auto import tqdm
+from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.errors import DataError, require
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from tqdm.auto import tqdm
+from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.augmentation import augment

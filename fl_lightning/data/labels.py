@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
-from tqdm.auto import tqdm
+from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
 from fl_lightning.errors import DataError, add_note
 
