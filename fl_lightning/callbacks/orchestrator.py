@@ -23,6 +23,7 @@ from fl_lightning.data.content import client_contents
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
+from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
@@ -176,6 +177,12 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._run = RunState(self)
         self._takeover: Takeover | None = None
         self._cleanup = ExitStack()
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    def _repr_html_(self) -> str:
+        return settings_table(self)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take over the module for a fit; in other stages, only make the reading of checkpoints safe."""

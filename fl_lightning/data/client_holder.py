@@ -16,8 +16,13 @@ from fl_lightning.data.client_splits import ClientSplits
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
+from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
+from fl_lightning.functional.showing import client_bars, settings_table, short_repr
 from fl_lightning.messages import ClientInfo
+
+_MOST_CLASSES = 100
+"""The largest number of classes that a notebook's bars show."""
 
 
 class ClientHolder(LightningDataModule):
@@ -34,6 +39,20 @@ class ClientHolder(LightningDataModule):
         self.datamodule = datamodule
         self.client_validation, self.client_test = client_validation, client_test
         self._client_datasets: ClientDatasets | None = None
+
+    def __repr__(self) -> str:
+        return short_repr(self)
+
+    def _repr_html_(self) -> str:
+        """Return the settings, and after ``setup('fit')`` each client's examples, by class if their labels are in memory."""
+        held: ClientDatasets | None = vars(self).get("_client_datasets")
+        if held is None or not (self.is_remote or self.has_one_set):  # streams have no sizes
+            return settings_table(self)
+        own, labels = held.splits.training, held.labels
+        counts = own.sizes[:, None]
+        if labels is not None and labels.numel() and 0 <= int(labels.min()) <= int(labels.max()) < _MOST_CLASSES:
+            counts = client_label_counts(own.owners(), labels[own.order], len(own), int(labels.max()) + 1)
+        return settings_table(self) + client_bars(own.names, counts)
 
     @property
     def client_datasets(self) -> ClientDatasets:

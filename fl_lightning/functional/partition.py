@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import DataError
+from fl_lightning.functional.showing import client_bars
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ class Partition:
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        spread = f": {int(sizes.min()):,} to {int(sizes.max()):,} each" if len(sizes) else ""
+        return f"{type(self).__name__}({len(sizes):,} clients, {int(sizes.sum()):,} examples{spread})"
+
+    def _repr_html_(self) -> str:
+        return client_bars(self.names, self.sizes[:, None])
 
     @cached_property
     def _bounds(self) -> list[int]:
