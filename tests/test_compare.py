@@ -32,6 +32,7 @@ from fl_lightning.studies.worker import context
 for package in ("mlxtend", "matplotlib", "scipy"):
     pytest.importorskip(package, reason="an extra: pip install 'fl_lightning[compare,digits]'")
 
+ON_CLIENTS = ("--settings.data.server_set", "clients", "--settings.data.client_test", "0.2")
 STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
 SETTINGS = {
     "network": "LeNet",
@@ -292,6 +293,9 @@ def refused(capsys, *arguments: str) -> str:
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--base", "[]"], "'base' must be a configuration of 'fl-lightning fit'"),
         (["--base", ADAFED, "--over.strategi", "FedAvg"], "Short names: strategy, route"),
+        (["--base", ADAFED, "--over.mu", "0,1", "--sweep", "bayes"], "'data.datamodule.validation_share' is 0: set it to 0.1"),
+        (["--base", ADAFED, "--sweep", "bayes", *ON_CLIENTS], "'data.server_set' is 'clients': set it to 'datamodule'"),
+        (["--base", ADAFED, "--sweep", "best"], "'sweep'"),
         (["--base", ADAFED, "--jobs", "many"], "All settings: fl-lightning compare --help; examples: docs/studies.md."),
     ],
 )
@@ -442,6 +446,20 @@ def test_clients_with_data_of_their_own_are_compared_by_the_metric_of_their_best
     assert end.value.code == 0
     assert Path("again/report.md").read_text() == written
     assert "is `val_loss`" in written
+
+
+def test_a_search_is_written_and_nothing_is_run(compare):
+    arguments = ("--base", ADAFED, "--settings.data.datamodule.validation_share", "0.1", "--over.mu", "0.1,1", "--name=s")
+    status, text = compare(*arguments, "--sweep", "bayes")
+    assert status == 0, text
+    assert "Nothing was run: 'wandb sweep runs/studies/s/sweep.yaml'" in text
+    assert not Path("runs/studies/s/runs").exists()
+    sweep = yaml.safe_load(Path("runs/studies/s/sweep.yaml").read_text())
+    assert sweep["parameters"]["federation.local.proximal_mu"] == {
+        "distribution": "log_uniform_values",
+        "min": 0.1,
+        "max": 1.0,
+    }
 
 
 def test_a_report_of_several_tables():

@@ -174,3 +174,24 @@ def test_a_sweep_has_the_study_s_runs():
     assert [yaml.safe_load(Path(config).read_text())["name"] for config in configs] == [
         f"learning_rate=0.1,partition={name},seed={seed}" for seed in range(3) for name in ("iid", "skew")
     ]
+
+
+def test_a_search_draws_numbers_from_ranges_and_keeps_to_one_seed():
+    """A seed must not be chosen as if it were a setting."""
+    over = {"learning_rate": [0.01, 1, 0.1], "mu": [0, 0.1], "local_epochs": [1, 10], "strategy": ["FedAvg", "AdaFed"]}
+    axes = read_axes(over | {"federation.clients_per_round": [0.5], "partition": ["iid.yaml", "skew.yaml"]})
+    runs = span(axes, [4, 5], ["base.yaml"], {})
+    path = write_sweep(
+        Path(), "mine", axes, runs, lambda run: f"seed: {run.seed}\n", Measure("val_loss", higher=False), "bayes"
+    )
+    sweep = yaml.safe_load(path.read_text())
+    assert sweep["method"] == "bayes"
+    configs = sweep["parameters"].pop("config")["values"]
+    assert [yaml.safe_load(Path(config).read_text())["seed"] for config in configs] == [4, 4]
+    assert list(sweep["parameters"].values()) == [
+        {"distribution": "log_uniform_values", "min": 0.01, "max": 1.0},
+        {"distribution": "uniform", "min": 0.0, "max": 0.1},
+        {"distribution": "int_uniform", "min": 1, "max": 10},
+        {"values": ["FedAvg", "AdaFed"]},
+        {"values": [0.5]},
+    ]

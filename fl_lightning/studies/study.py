@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jsonargparse import Namespace
 
@@ -25,7 +25,7 @@ from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packag
 from fl_lightning.studies.run_table import Row, RunTable
 from fl_lightning.studies.set_up import named_settings, on_test_set, set_up
 from fl_lightning.studies.settings import SettingsReader, fingerprint
-from fl_lightning.studies.sweep import write_sweep
+from fl_lightning.studies.sweep import Method, refuse_test_set, write_sweep
 from fl_lightning.studies.terminal import LiveStatus, print_curves
 
 KEPT = (*VALIDATION, "test_*", "client_share/*", "client_comparison/*", "federation/*", "partition/*")
@@ -52,6 +52,8 @@ class Study:
         keep: patterns of the metrics that go into the table.
         known: run tables of this study from elsewhere, such as another machine; their runs are not repeated.
         report: what the report shows.
+        sweep: method of the W&B sweep that ``sweep.yaml`` describes. ``grid`` is the study itself; ``random`` and ``bayes``
+            search between the smallest and largest choice of each axis of numbers, with the first seed, and run nothing here.
         note: sentence to print at the end, such as what to compare the result with.
 
     Raises:
@@ -70,6 +72,7 @@ class Study:
         keep: list[str] = list(KEPT),  # noqa: B006  a default for the parser, which copies it
         known: str | list[str] | None = None,
         report: ReportOptions = ReportOptions(),  # noqa: B008
+        sweep: Method = "grid",
         note: str | None = None,
     ) -> None:
         self.base = [base] if isinstance(base, str) else list(base)
@@ -77,12 +80,13 @@ class Study:
         require(bool(self.seeds) and min(self.seeds) >= 0, "seeds", "at least 1, or numbers of at least 0", seeds)
         require(len(set(self.seeds)) == len(self.seeds), "seeds", "numbers that differ", seeds)
         require(jobs == "auto" or jobs >= 1, "jobs", "at least 1, or auto", jobs)
+        require(sweep in get_args(Method), "sweep", f"one of {', '.join(get_args(Method))}", sweep)
         self.settings = dict(full_names(settings or {}))
         self.axes: list[Axis] = read_axes(over or {})
         require(bool(self.base), "base", "a configuration of 'fl-lightning fit'", base)
         self.name = name or folder_name(["-".join([Path(self.base[-1]).stem, *(axis.name for axis in self.axes)])])
         self.folder = Path(folder or f"runs/studies/{self.name}")
-        self.jobs, self.note = jobs, note
+        self.jobs, self.sweep, self.note = jobs, sweep, note
         self._keep, self._report = keep, report
         names = [axis.name for axis in self.axes]
         report.check(names, [[c.name for c in axis.choices] for axis in self.axes])
@@ -139,12 +143,13 @@ class Study:
         Returns:
             The runs that failed.
         """
+        if self.sweep != "grid":
+            self._write_search()
+            return []
         require_packages()
         jobs = [self._job(run) for run in self.runs]
         with only_one(self.folder):
-            sweep = write_sweep(
-                self.folder, self.name, self.axes, self.runs, lambda run: self.configurations[run.name][1], self.report.measure
-            )
+            sweep = self._write_sweep()
             failed: list[Job] = []
             try:
                 self._run_missing(jobs, failed)
@@ -157,6 +162,17 @@ class Study:
         print(f"The same study as a W&B sweep: {sweep}")
         self._show()
         return failed
+
+    def _write_sweep(self) -> Path:
+        texts = {name: text for name, (_, text) in self.configurations.items()}
+        measure = self.report.measure
+        return write_sweep(self.folder, self.name, self.axes, self.runs, lambda run: texts[run.name], measure, self.sweep)
+
+    def _write_search(self) -> None:
+        refuse_test_set(config for config, _ in self.configurations.values())
+        with only_one(self.folder):
+            path = self._write_sweep()
+        print(f"W&B sweep: {path}. Nothing was run: 'wandb sweep {path}', then 'wandb agent' as often as you like.")
 
     def _show(self) -> None:
         """Print the curves and the note at the end of a study."""
