@@ -119,7 +119,7 @@ def _class_page(found: type, settings: Sequence[argparse.Action], key: str) -> s
     lines = [name, "", *_wrapped(_description(found), "")]
     if not settings:
         known = _known(found, "")
-        lines += ["", *_wrapped(f"Classes: {', '.join(known)}.", "")]
+        lines += ["", *_wrapped(f"Classes: {', '.join(known)}.", "")] if known else []
     lines += ["", "settings:" if settings else "It has no settings."]
     for action in settings:
         lines += _entry(action, action.dest.removeprefix(f"{key}."), full=True)

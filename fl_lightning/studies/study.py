@@ -20,6 +20,7 @@ from fl_lightning.studies.collection import LOGS, final_value, read_run
 from fl_lightning.studies.execution import Job, only_one, run_all
 from fl_lightning.studies.facts import code_of, facts
 from fl_lightning.studies.grid import Axis, Run, folder_name, full_names, read_axes, span
+from fl_lightning.studies.machine import cores, gpus, ranks_of
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import ON_TEST_SET, print_files, require_packages, write_report
 from fl_lightning.studies.run_table import Row, RunTable
@@ -260,19 +261,19 @@ class Study:
         arguments = [f"--trainer.default_root_dir={folder}", f"--trainer.logger={json.dumps(loggers)}", "--test_best=true"]
         if config.trainer.enable_progress_bar is None and not config.federation.enabled:  # a federation prints a line per round
             arguments.append("--trainer.enable_progress_bar=false")
-        return Job(run.name, folder, text, tuple(arguments), _ranks(config))
+        return Job(run.name, folder, text, tuple(arguments), ranks_of(config))
 
     def _places(self) -> list[dict[str, str]]:
         """Return the environments of the runs that may run at the same time."""
         configs = [config.trainer for config, _ in self.configurations.values()]
-        graphics = _gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
-        ranks = max(_ranks(config) for config, _ in self.configurations.values())
+        graphics = gpus() if all(config.accelerator in ("auto", "gpu", "cuda") for config in configs) else []
+        ranks = max(ranks_of(config) for config, _ in self.configurations.values())
         if graphics:
             ranks = min(ranks, len(graphics))
             groups = [graphics[k : k + ranks] for k in range(0, len(graphics) - ranks + 1, ranks)]
             count = len(groups) if self.jobs == "auto" else self.jobs
             return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[place % len(groups)])} for place in range(count)]
-        count = max(1, _cores() // ranks) if self.jobs == "auto" else self.jobs
+        count = max(1, cores() // ranks) if self.jobs == "auto" else self.jobs
         # One thread each: their number changes the last bits, so it must not depend on how many runs there are at a time.
         return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} for _ in range(count)]
 
@@ -303,21 +304,3 @@ def _loggers(config: Namespace, run: Run, study: str, axes: Sequence[str], folde
     own = given if isinstance(given, list) else [given]
     others = [logger for logger in own if "CSVLogger" not in logger.class_path]
     return [*(logger.as_dict() for logger in others), *ours]
-
-
-def _ranks(config: Namespace) -> int:
-    devices = config.trainer.devices
-    return len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    """Return the GPUs that this process may see, as CUDA_VISIBLE_DEVICES names them."""
-    import torch
-
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = allowed.split(",") if allowed else [str(k) for k in range(torch.cuda.device_count())]
-    return names[: torch.cuda.device_count()]
