@@ -128,7 +128,7 @@ def _draw(trainer: Trainer) -> tuple[list[str], list[list[Any]]]:
     rows = [_values(line) for line in lines]
     owners = (callback for callback in trainer.callbacks if hasattr(callback, "client_columns"))  # type: ignore[attr-defined]
     most, data = next(owners).client_columns, trainer.datamodule  # type: ignore[attr-defined]
-    log_client_charts(trainer, header, rows, data.num_clients <= most, rows[-1][0])
+    log_client_charts(trainer, header, rows, by_client=data.num_clients <= most)
     return header, rows
 
 

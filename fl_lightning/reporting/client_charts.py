@@ -58,25 +58,23 @@ def _thin(lines: list[Row]) -> list[Row]:
     return [line for line in lines if every == 1 or (lines[-1][0] - line[0]) % every == 0]
 
 
-def log_client_charts(trainer: Trainer, header: Sequence[str], rows: Sequence[Row], by_client: bool, round_idx: int) -> None:
+def log_client_charts(trainer: Trainer, header: Sequence[str], rows: Sequence[Row], by_client: bool) -> None:
     """Send the charts to W&B, where they replace earlier ones of the run; other loggers get nothing.
 
     Args:
         trainer: Trainer with the loggers; call this on the first rank.
         header: as for :func:`chart_rows`.
-        rows: as for :func:`chart_rows`.
+        rows: as for :func:`chart_rows`; at least one.
         by_client: as for :func:`chart_rows`.
-        round_idx: index of the last round.
     """
-    loggers = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
-    if not loggers or not rows:
-        return
     import wandb  # slow to import, and not every run uses it
 
     from fl_lightning.compat.wandb import chart_of_table
 
     columns, lines = chart_rows(header, rows, by_client)
-    for logger in loggers:
+    for logger in trainer.loggers:
+        if not isinstance(logger, WandbLogger):
+            continue
         table = wandb.Table(columns=[*columns], data=lines)
         charts = {
             f"{_SECTION}/{name}": chart_of_table(
@@ -84,4 +82,4 @@ def log_client_charts(trainer: Trainer, header: Sequence[str], rows: Sequence[Ro
             )
             for name in columns[2:]
         }
-        logger.log_metrics({**charts, "round": float(round_idx)})
+        logger.log_metrics({**charts, "round": float(rows[-1][0])})
