@@ -25,10 +25,11 @@ def read_run(run: Run, folder: Path, keep: Sequence[str]) -> list[Row]:
     """
     numbers = [*_metrics(folder), *_confusion(folder), *_partition(folder), *_comparison(folder)]
     last = max((round_idx for round_idx, _, _ in numbers), default=0)
+    kept = {metric for metric in {metric for _, metric, _ in numbers} if any(fnmatchcase(metric, p) for p in keep)}
     return [
         Row(run.name, run.setting, run.seed, last if round_idx < 0 else round_idx, metric, value)
         for round_idx, metric, value in numbers
-        if any(fnmatchcase(metric, pattern) for pattern in keep)
+        if metric in kept
     ]
 
 
