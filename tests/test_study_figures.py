@@ -87,7 +87,7 @@ def test_a_report_names_its_files_and_is_the_same_again(tmp_path):
     assert "\n\n**Validation accuracy in percent at the end.** Columns: partition. After the last round.\n" in text
     assert "\n## partition: paper\n" in text
     shown = [f"{name}.{kind}" for name in _names(2) for kind in ("png", "svg", "pdf")]
-    assert sorted(path.name for path in files) == sorted(["report.md", "report.tex", *shown])
+    assert sorted(path.name for path in files) == sorted(["report.html", "report.md", "report.tex", *shown])
     assert all(path.exists() for path in files)
     assert all(f"]({name}.png)" in text for name in _names(2))
     write_report(table(("paper", "even")), options, tmp_path / "two", "a study")
@@ -103,7 +103,8 @@ def _names(count: int) -> list[str]:
 def test_a_table_without_classes_has_only_curves(tmp_path):
     bare = RunTable([], [Row("r", (), 0, r, "val_loss", 1.0 / (r + 1)) for r in range(3)])
     files = write_report(bare, ReportOptions(metric="val_loss", mode="min", percent=False), tmp_path, "bare")
-    assert sorted(path.name for path in files) == ["curves.pdf", "curves.png", "curves.svg", "report.md", "report.tex"]
+    expected = ["curves.pdf", "curves.png", "curves.svg", "report.html", "report.md", "report.tex"]
+    assert sorted(path.name for path in files) == expected
     assert "| all | 0.3333 | 0.3333 | 3.0 |" in (tmp_path / "report.md").read_text()
 
 

@@ -38,7 +38,8 @@ def file_of(run: str | Path) -> Path:
     """The last offline file of a run's folder, when W&B has written all of it."""
     wandb.finish()
     wandb.teardown()
-    return sorted(Path(run).glob("wandb/offline-run-*/run-*.wandb"))[-1]
+    # Not by name: two runs of the same second differ only in a random id.
+    return max(Path(run).glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
 
 
 @pytest.fixture(autouse=True)
