@@ -82,6 +82,20 @@ def test_a_study_has_a_page_of_its_own(tmp_path, capsys):
     assert '<tr><th>1</th><td style="background:color-mix(in srgb, #56b4e9 82%, #f7f9fb)">20</td>' in text  # sqrt(20 / 30)
 
 
+def test_a_study_shows_the_failures_and_a_configuration_of_its_runs(tmp_path):
+    for name, lines in (("A,seed=0", ""), ("B,seed=0", "2,north,exception\n")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").write_text(f"name: '<{name}>'\n")
+        (tmp_path / "runs" / name / "failures.csv").write_text(f"round,client,kind\n{lines}")
+    made = table()
+    write_page(tmp_path / "report.html", "S", made, panels(made), [("", [])])
+    text, _ = page(tmp_path / "report.html")
+    assert "<tr><th>run</th><th>round</th><th>client</th><th>kind</th></tr>" in text
+    assert "<tr><td>B,seed=0</td><td>2</td><td>north</td><td>exception</td></tr>" in text
+    assert "<summary>A,seed=0/config.yaml, complete; the set-up says what differs</summary>" in text
+    assert "<pre>name: &#x27;&lt;A,seed=0&gt;&#x27;\n</pre>" in text
+
+
 def test_a_fit_ends_with_its_page(monkeypatch, tmp_path, capsys):
     folder = tmp_path / "run"
     logger = json.dumps([{"class_path": "CSVLogger", "init_args": {"save_dir": str(folder), "name": "csv"}}])

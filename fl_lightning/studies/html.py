@@ -54,7 +54,7 @@ def write_page(
     parts += ["<h2>Curves</h2>", _figure("metrics", charts, bands), _figure("members", charts, bands)]
     for heading, own in others:
         parts += [f"<h2>{html.escape(heading or 'Results')}</h2>", *(_table(one) for one in own)]
-    parts += [*_fields(table, panels), *_of_run(path.parent)]
+    parts += [*_fields(table, panels), *_of_runs(path.parent)]
     style, script = ((_PAGE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     body = "\n".join(filter(None, parts))
     numbers = json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
@@ -190,17 +190,29 @@ def _field(values: Mapping[tuple[str, ...], float], corner: str) -> str:
 # ---------------------------------------------------------------- a run's files
 
 
-def _of_run(folder: Path) -> Iterator[str]:
-    """Yield what the files beside the page say: failures, and the whole configuration."""
-    failures, config = folder / "failures.csv", folder / "config.yaml"
-    if failures.exists():
-        with failures.open(newline="", encoding="utf-8") as file:
-            head, *lines = [*csv.reader(file)] or [[]]
-        yield "<h2>Failures</h2>"
-        yield _plain_table(head, lines[:_MOST_FAILURES]) if lines else '<p class="soft">No client failed.</p>'
-    if config.exists():
-        text = html.escape(config.read_text(encoding="utf-8"))
-        yield f"<h2>Configuration</h2><details><summary>config.yaml, complete</summary><pre>{text}</pre></details>"
+def _of_runs(folder: Path) -> Iterator[str]:
+    """Yield what the files of a run, or of a study's runs, say: failures, and the whole configuration of the first."""
+    runs = [folder] if (folder / "config.yaml").exists() else sorted(path.parent for path in folder.glob("runs/*/config.yaml"))
+    if not runs:
+        return
+    found = [(run, *_rows(run / "failures.csv")) for run in runs]
+    head = next((head for _, head, lines in found if lines), [])
+    failed = [[*([run.name] if len(runs) > 1 else []), *line] for run, _, lines in found for line in lines]
+    yield "<h2>Failures</h2>"
+    named = ["run", *head] if len(runs) > 1 else head
+    yield _plain_table(named, failed[:_MOST_FAILURES]) if failed else '<p class="soft">No client failed.</p>'
+    text = html.escape((runs[0] / "config.yaml").read_text(encoding="utf-8"))
+    what = f"{runs[0].name}/config.yaml, complete; the set-up says what differs" if len(runs) > 1 else "config.yaml, complete"
+    yield f"<h2>Configuration</h2><details><summary>{html.escape(what)}</summary><pre>{text}</pre></details>"
+
+
+def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return the heading and the lines of a CSV file; empty ones if it does not exist."""
+    if not path.exists():
+        return [], []
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *lines = [*csv.reader(file)] or [[]]
+    return head, lines
 
 
 def _plain_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
