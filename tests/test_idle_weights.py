@@ -114,5 +114,5 @@ def test_weights_without_a_gradient_stay(name):
     before = module.idle.detach().clone()
     data = FederatedDataModule(Blobs(n=sum(SIZES)), Consecutive(SIZES), client_validation=settings.pop("held_back", 0.0))
     federation = FederatedOrchestrator(local=LocalTraining(**settings.pop("local", {})), **settings)
-    trainer(4, federation).fit(module, data)
+    trainer(2, federation).fit(module, data)
     assert torch.equal(module.idle.detach(), before)
