@@ -127,6 +127,30 @@ def closure() -> type[Scaled]:
     return Net
 
 
+def two_closures() -> type[Scaled]:
+    """Each counts for itself, although one function made both."""
+
+    def counter(step: int) -> Any:
+        count = 0
+
+        def advance(batch: Any) -> float:
+            nonlocal count
+            count += step
+            return count
+
+        return advance
+
+    class Net(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slow, self.fast = counter(1), counter(10)
+
+        def factor(self, batch: Any) -> float:
+            return self.slow(batch) - self.fast(batch) / 20
+
+    return Net
+
+
 def default() -> type[Scaled]:
     class Net(Scaled):
         def factor(self, batch: Any, seen: Any = [], *, more: Any = {}) -> float:  # noqa: B006
@@ -145,9 +169,10 @@ KINDS = [
     class_of_the_loss,
     class_of_a_part,
     closure,
+    two_closures,
     default,
 ]
-NUMBERS = (count_of_the_class, class_of_a_part)
+NUMBERS = (count_of_the_class, class_of_a_part, two_closures)
 
 
 def alone(net: type[Scaled], client: int, epochs: int) -> Tensor:
@@ -248,6 +273,41 @@ def test_a_turn_that_fails_leaves_nothing_behind():
     state.end()
     assert net.seen is before
     assert before == []
+
+
+def test_what_two_functions_share_is_given_back():
+    """Both close over one variable, so it is found twice."""
+    count = 0
+
+    def advance() -> None:
+        nonlocal count
+        count += 1
+
+    module = Plain()
+    module.advance, module.read = advance, lambda: count
+    state = OutsideState(module)
+    module.advance()  # by the server's own hooks
+    state.begin({})
+    assert module.read() == 0
+    module.advance()
+    module.advance()
+    kept = state.end()
+    assert count == 1
+    state.begin(kept)
+    assert module.read() == 2
+    state.end()
+    assert count == 1
+
+
+def test_what_the_federation_adds_to_a_class_stays():
+    class Net(Plain):
+        def on_validation_epoch_end(self) -> None:
+            if not hasattr(Net, "rounds"):
+                Net.rounds = []
+            Net.rounds.append(self.current_epoch)
+
+    federate(Net(), 2, local=LocalTraining(), flags={"num_sanity_val_steps": 0})
+    assert Net.rounds == [0, 1]
 
 
 def test_nothing_is_said_of_constants(recwarn):

@@ -8,8 +8,10 @@ get back what they had. Globals are often a user's log, so they are left alone, 
 from __future__ import annotations
 
 import functools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
 from types import CellType, FunctionType
@@ -21,17 +23,7 @@ from torch import nn
 from fl_lightning.clients.attribute_values import copied, equal, is_constant, is_copied, tensors_in
 from fl_lightning.clients.plain_values import PLAIN, is_storable
 
-_LIBRARIES = {
-    "torch",
-    "lightning",
-    "lightning_fabric",
-    "torchmetrics",
-    "torchvision",
-    "fl_lightning",
-    "builtins",
-    "typing",
-    "abc",
-}
+_LIBRARIES = sys.stdlib_module_names | {"torch", "lightning", "torchmetrics", "torchvision", "numpy", "fl_lightning"}
 _LARGEST = 32 * 2**20
 """The bytes up to which tensors are copied; what is larger is data rather than state."""
 _KEY = "outside the module: "
@@ -58,11 +50,11 @@ class OutsideState:
     def __init__(self, module: nn.Module) -> None:
         self._owner = type(module).__name__
         self._classes = list(_classes_of(module))
-        self._names = {kind: set(vars(kind)) for kind in self._classes}
+        self._names: dict[type, tuple[str, ...]] = {}  # of each class, before a turn
         own, methods = list(_functions_of(module)), list(_methods_of(self._classes))
         found = [*_in_classes(self._classes), *chain.from_iterable(map(_closure_of, own))]
         found += chain.from_iterable(map(_defaults_of, [*own, *methods]))
-        self._places = [place for place in found if _is_small(place.beginning)]
+        self._places = _named_apart([place for place in found if _is_small(place.beginning)])
         self._outer: list[tuple[_Place, Any]] = []
         around = {place.name: place.get for method in methods for place in _closure_of(method)}
         self._shared = _Shared(dict(_globals_of([*own, *methods])) | around)
@@ -75,6 +67,7 @@ class OutsideState:
             kept: what :meth:`end` returned after the client's last turn, among other values.
         """
         self._leave()  # a turn that failed
+        self._names = {kind: tuple(vars(kind)) for kind in self._classes}
         for place in self._places:
             value, now = kept.get(_KEY + place.name, place.beginning), place.get()
             self._outer.append((place, now))
@@ -86,9 +79,7 @@ class OutsideState:
         """Return the numbers and texts that differ from the start, by the names of their places, and undo :meth:`begin`."""
         changed = {place.name: place.get() for place in self._places if not equal(place.get(), place.beginning)}
         kept = {name: value for name, value in changed.items() if isinstance(value, PLAIN) and is_storable(value)}
-        new = [
-            (kind, name) for kind, names in self._names.items() if len(vars(kind)) != len(names) for name in _new(kind, names)
-        ]
+        new = [(kind, name) for kind, names in self._names.items() for name in _new(kind, names)]
         for kind, name in new:
             delattr(kind, name)
         self._warn([*(changed.keys() - kept.keys()), *(f"{kind.__name__}.{name}" for kind, name in new)])
@@ -97,7 +88,7 @@ class OutsideState:
         return {_KEY + name: value for name, value in kept.items()}
 
     def _leave(self) -> None:
-        for place, value in self._outer:
+        for place, value in reversed(self._outer):  # two functions may share a variable, which is then here twice
             if place.get() is not value:
                 place.put(value)
         self._outer = []
@@ -141,6 +132,17 @@ class _Shared:
                 f"more than a log or a cache, a client's result depends on who trained before it. Keep such state in {owner} "
                 "itself: numbers, lists and dictionaries in attributes, networks in parts."
             )
+
+
+def _named_apart(places: list[_Place]) -> list[_Place]:
+    """Number places of one name, such as variables of two closures that one function made: a client keeps both."""
+    seen: Counter[str] = Counter()
+    found = []
+    for place in places:
+        seen[place.name] += 1
+        number = seen[place.name]
+        found.append(place if number == 1 else replace(place, name=f"{place.name} ({number})"))
+    return found
 
 
 def _classes_of(module: nn.Module) -> Iterator[type]:
@@ -236,8 +238,10 @@ def _globals_of(functions: list[FunctionType]) -> Iterator[tuple[str, Callable[[
                 yield f"{space.get('__name__', '')}.{name}", functools.partial(space.get, name)
 
 
-def _new(kind: type, names: set[str]) -> list[str]:
+def _new(kind: type, names: tuple[str, ...]) -> list[str]:
     """Return the values that training has added to a class."""
+    if len(vars(kind)) == len(names):
+        return []
     return [n for n, v in list(vars(kind).items()) if n not in names and _is_value(v)]
 
 
