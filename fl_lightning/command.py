@@ -106,6 +106,11 @@ def _run(arguments: list[str]) -> None:
         except KeyboardInterrupt:  # before a run has started
             sys.exit(130)
         return
+    _train()
+
+
+def _train() -> None:
+    """Run Lightning's commands; a fit that logs to CSV ends with its page."""
     from fl_lightning.cli import main as run
 
     folder = run()

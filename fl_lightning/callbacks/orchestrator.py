@@ -20,6 +20,7 @@ from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.content import client_contents
+from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
@@ -209,10 +210,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         check_federation(self, trainer, data)
         tune_centralized(trainer, pl_module, data, self.local, self.trusted_classes, self._cleanup)
         without_validation(self, trainer, self._cleanup)
-        names = [data.client_name(client) for client in range(data.num_clients)]
-        contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
-        self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
-        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
+        self._begin_run(trainer, data)
         self._cleanup.callback(data.serve_rounds, False)
         self._attack_schedule = AttackSchedule(self.attackers, data, self.seed, trainer)
         self._cleanup.callback(self._attack_schedule.end)
@@ -229,6 +227,12 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
+
+    def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        names = [data.client_name(client) for client in range(data.num_clients)]
+        contents = client_contents(data.client_datasets.source.dataset, data.indices) if data.has_one_set else ()
+        self._run.begin(data.indices, names, contents, data.is_remote, continues=trainer.current_epoch > 0)
+        self._run.memory.bound(Path(trainer.default_root_dir) / "client_state", self.memory_limit * 2**30)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lock the checkpoint folders, and copy the module for the clients, with its networks built and a checkpoint loaded."""

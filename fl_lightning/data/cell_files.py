@@ -126,8 +126,9 @@ def read_dots(path: Path, height: int, width: int) -> Tensor:
 
 def _picture(path: Path, height: int, width: int) -> Tensor:
     try:
-        with ImageOps.exif_transpose(Image.open(path)) as file:  # as the picture beside it is read
-            pixels = np.asarray(file if file.mode.startswith(("I", "F")) else file.convert("RGB"))
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)  # as the picture beside it is read
+            pixels = np.asarray(image if image.mode.startswith(("I", "F")) else image.convert("RGB"))
     except UNREADABLE as error:
         raise DataError(f"Cannot read {path} ({error}). Fix it under 'data.datamodule.root', or remove it.") from error
     if pixels.shape[:2] != (height, width):

@@ -40,7 +40,7 @@ def rounds_logged(folder: Path) -> set[int]:
 
 def lines_logged(folder: Path) -> int:
     """Count the complete lines of a run's logs."""
-    return sum(len(_lines(version / "metrics.csv")) - 1 for version in _versions(folder))
+    return sum(len(read_lines(version / "metrics.csv")) - 1 for version in _versions(folder))
 
 
 def _versions(folder: Path) -> list[Path]:
@@ -48,7 +48,7 @@ def _versions(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("_")[2]))
 
 
-def _lines(path: Path) -> list[list[str]]:
+def read_lines(path: Path) -> list[list[str]]:
     """Return the header and the complete rows of a CSV file; a killed process may leave half a line."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -68,7 +68,7 @@ def _number(text: str) -> float | None:
 def _metrics(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Yield round, metric and value; values that a resumed run logged again come later."""
     for version in _versions(folder):
-        header, *rows = _lines(version / "metrics.csv")
+        header, *rows = read_lines(version / "metrics.csv")
         for row in rows:
             line = {metric: _number(text) for metric, text in zip(header, row, strict=True)}
             where = line.get("round") if line.get("round") is not None else line.get("epoch")
@@ -82,7 +82,7 @@ def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Yield the last confusion matrix, as ``val_confusion/<true>/<predicted>`` of the last round."""
     for path in reversed([version / "val_confusion.csv" for version in _versions(folder)]):
         if path.exists():
-            _, *lines = _lines(path)
+            _, *lines = read_lines(path)
             for true, *counts in lines:
                 yield from ((-1, f"val_confusion/{true}/{k}", float(count)) for k, count in enumerate(counts))
             return
@@ -90,7 +90,7 @@ def _confusion(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Yield training examples as ``partition/<client>/<class>`` of round 0, if classes are known."""
-    header, *lines = _lines(folder / "partition.csv")
+    header, *lines = read_lines(folder / "partition.csv")
     if "EMD" in header:
         first = header.index("EMD") + 1
         for line in lines:
@@ -102,7 +102,7 @@ def _partition(folder: Path) -> Iterator[tuple[int, str, float]]:
 
 def _comparison(folder: Path) -> Iterator[tuple[int, str, float]]:
     """Yield local only, global and personalised scores as ``client_comparison/<client>/<model>`` of the last round."""
-    header, *lines = _lines(folder / "client_comparison.csv")
+    header, *lines = read_lines(folder / "client_comparison.csv")
     for client, _, *values in lines:
         name = client.replace("/", "_")
         yield from ((-1, f"client_comparison/{name}/{model}", float(x)) for model, x in zip(header[2:], values, strict=True))

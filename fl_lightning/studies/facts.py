@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.functional.digest import digest
-from fl_lightning.studies.names import partition_in_words
+from fl_lightning.studies.names import class_name, partition_in_words
 from fl_lightning.studies.run_table import RunTable, Setting
 
 METRIC = "val_accuracy"
@@ -81,7 +81,7 @@ def _batches(config: Any) -> str:
 
 def _datamodule(part: Any) -> str:
     own = _mapping(part) or {}
-    name = str(own.get("class_path", "the clients' datamodules")).rsplit(".", 1)[-1]
+    name = class_name(own) if own else "the clients' datamodules"
     content = {
         key: x
         for key, x in (own.get("init_args") or {}).items()
@@ -97,9 +97,7 @@ def _reference(federation: Any) -> str | None:
     if not federation.enabled:
         return CENTRALIZED
     kinds = {"LocalOnly": LOCAL_ONLY, "LastClient": LAST_CLIENT}
-    used = [
-        str((_mapping(part) or {}).get("class_path", "")).rsplit(".", 1)[-1] for part in (federation.route, federation.strategy)
-    ]
+    used = [class_name(own) for part in (federation.route, federation.strategy) if (own := _mapping(part))]
     return next((kinds[name] for name in used if name in kinds), None)
 
 

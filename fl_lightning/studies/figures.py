@@ -41,7 +41,25 @@ def draw_all(
     Returns:
         The names of the files without suffix, each with a description.
     """
-    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {}
+    drawn = _planned(table, panels, measures, families_of)
+    made: dict[str, str] = {}
+    for name, (draw, what) in drawn.items():
+        figure = draw()
+        if figure is not None:
+            save(figure, folder / name)
+            made[name] = what
+    _remove_others(folder, table, made)
+    return made
+
+
+_Drawn = dict[str, tuple[Callable[[], "Figure | None"], str]]
+
+
+def _planned(
+    table: RunTable, panels: Sequence[Panel], measures: Sequence[Measure], families_of: Mapping[str, Sequence[str]] | None
+) -> _Drawn:
+    """Return how to draw each figure, by the name of its file, with a description."""
+    drawn: _Drawn = {}
     axes = " and ".join(map(setting_in_words, table.axes))
     for measure in measures:
         name = "curves" if measure is measures[0] else "curves_" + measure.name.replace("/", "_")
@@ -65,16 +83,14 @@ def draw_all(
             f"confusion matrix at the end, of the first seed{what}",
         )
         drawn[f"clients{end}"] = partial(clients, table, panel), f"training examples of each client, of the first seed{what}"
-    made: dict[str, str] = {}
-    for name, (draw, what) in drawn.items():
-        figure = draw()
-        if figure is not None:
-            save(figure, folder / name)
-            made[name] = what
+    return drawn
+
+
+def _remove_others(folder: Path, table: RunTable, made: Mapping[str, str]) -> None:
+    """Remove the files of an earlier study, or of another choice of panels."""
     kinds = ("curves", "values", "heat_map")
     metrics = {f"{kind}_{metric.replace('/', '_')}" for metric in table.metrics for kind in kinds}
-    for path in folder.iterdir():  # files of an earlier study or another choice of panels
+    for path in folder.iterdir():
         ours = path.stem.rstrip("0123456789").rstrip("_") in _FIGURES or path.stem in metrics
         if path.suffix.removeprefix(".") in FORMATS and path.stem not in made and ours:
             path.unlink()
-    return made

@@ -12,6 +12,7 @@ from typing import Any
 
 from fl_lightning.config_files import find
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.studies.names import class_name
 from fl_lightning.studies.run_table import FIXED
 
 SHORT = {
@@ -154,7 +155,7 @@ def _axis(name: str, values: Any) -> Axis:
             raise ConfigurationError(f"'over.{name}' mixes configuration files with {others[0]!r}. {_HOW}")
         return Axis(name, tuple(Choice(Path(value).stem, (value,)) for value in values))
     setting = SHORT.get(name, name)
-    return Axis(name, tuple(Choice(_text(value), (), ((setting, value),)) for value in values), setting)
+    return Axis(name, tuple(Choice(text_of(value), (), ((setting, value),)) for value in values), setting)
 
 
 def _named(axis: str, setting: str, name: str, value: Any) -> Choice:
@@ -195,11 +196,11 @@ def _number(text: str) -> Any:
         return text
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """Return a short name for a value; for a class, its name and what is set."""
     if isinstance(value, Mapping) and "class_path" in value:
-        name = str(value["class_path"]).rsplit(".", 1)[-1]
-        settings = ", ".join(f"{key}={_text(own)}" for key, own in (value.get("init_args") or {}).items())
+        name = class_name(value)
+        settings = ", ".join(f"{key}={text_of(own)}" for key, own in (value.get("init_args") or {}).items())
         return f"{name}({settings})" if settings else name
     # torch.optim.SGD becomes SGD; a file keeps its path.
     return value.rsplit(".", 1)[-1] if isinstance(value, str) and re.fullmatch(r"(\w+\.)+[A-Z]\w*", value) else str(value)

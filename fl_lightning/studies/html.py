@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import math
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.atomic_file import write_whole
+from fl_lightning.studies.collection import read_lines
 from fl_lightning.studies.layout import Cell, Table
 from fl_lightning.studies.panels import Panel
 from fl_lightning.studies.run_table import RunTable, Setting
@@ -195,24 +195,15 @@ def _of_runs(folder: Path) -> Iterator[str]:
     runs = [folder] if (folder / "config.yaml").exists() else sorted(path.parent for path in folder.glob("runs/*/config.yaml"))
     if not runs:
         return
-    found = [(run, *_rows(run / "failures.csv")) for run in runs]
-    head = next((head for _, head, lines in found if lines), [])
-    failed = [[*([run.name] if len(runs) > 1 else []), *line] for run, _, lines in found for line in lines]
+    found = [(run, read_lines(run / "failures.csv")) for run in runs]
+    head = next((lines[0] for _, lines in found if lines[1:]), [])
+    failed = [[*([run.name] if len(runs) > 1 else []), *line] for run, lines in found for line in lines[1:]]
     yield "<h2>Failures</h2>"
     named = ["run", *head] if len(runs) > 1 else head
     yield _plain_table(named, failed[:_MOST_FAILURES]) if failed else '<p class="soft">No client failed.</p>'
     text = html.escape((runs[0] / "config.yaml").read_text(encoding="utf-8"))
     what = f"{runs[0].name}/config.yaml, complete; the set-up says what differs" if len(runs) > 1 else "config.yaml, complete"
     yield f"<h2>Configuration</h2><details><summary>{html.escape(what)}</summary><pre>{text}</pre></details>"
-
-
-def _rows(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Return the heading and the lines of a CSV file; empty ones if it does not exist."""
-    if not path.exists():
-        return [], []
-    with path.open(newline="", encoding="utf-8") as file:
-        head, *lines = [*csv.reader(file)] or [[]]
-    return head, lines
 
 
 def _plain_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

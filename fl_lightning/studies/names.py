@@ -142,6 +142,11 @@ def in_words(metric: str) -> str:
     return metric
 
 
+def class_name(part: Mapping[str, Any]) -> str:
+    """Return the name of a class in a configuration, without its module."""
+    return str(part["class_path"]).rsplit(".", 1)[-1]
+
+
 def partition_in_words(partitioner: Mapping[str, Any] | None) -> str:
     """Return a partitioner in words: its kind, its settings, and the number of clients.
 
@@ -153,7 +158,7 @@ def partition_in_words(partitioner: Mapping[str, Any] | None) -> str:
     """
     if partitioner is None:
         return "one dataset for each client"
-    name = str(partitioner["class_path"]).rsplit(".", 1)[-1]
+    name = class_name(partitioner)
     given = dict(partitioner.get("init_args") or {})
     words = [_PARTITIONERS.get(name, name.removesuffix("Partitioner"))]
     shown = {key: x for key, x in given.items() if isinstance(x, int | float | str) and not isinstance(x, bool)}

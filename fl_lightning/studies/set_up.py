@@ -15,8 +15,9 @@ from typing import Any
 
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts
 from fl_lightning.studies.facts import codes, facts_of
+from fl_lightning.studies.grid import text_of
 from fl_lightning.studies.layout import Cell, Table
-from fl_lightning.studies.names import SETTINGS, as_number, partition_in_words, readable, setting_in_words
+from fl_lightning.studies.names import SETTINGS, as_number, class_name, partition_in_words, readable, setting_in_words
 from fl_lightning.studies.run_table import RunTable, Setting
 
 SETTING = "setting "
@@ -150,7 +151,7 @@ def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
     for key, value in node.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and "class_path" in value and name in _OPEN:
-            yield name, _class_name(value)
+            yield name, class_name(value)
             usual, given = _defaults(value["class_path"]), value.get("init_args") or {}
             shown = {k: x for k, x in given.items() if f"{name}.{k}" in SETTINGS or usual.get(k, _UNKNOWN) != x}
             yield from _leaves(shown, f"{name}.")
@@ -164,22 +165,20 @@ def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 def _text(value: Any) -> str:
     """Return a value in short; of a class, its name and the arguments that are not at their defaults."""
-    if isinstance(value, Mapping) and "class_path" in value:
-        usual = _defaults(value["class_path"])
-        given = {
-            k: x
-            for k, x in (value.get("init_args") or {}).items()
-            if k == "lr" or (k != "seed" and usual.get(k, _UNKNOWN) != x)
-        }
-        inner = ", ".join(f"{key}={_text(x)}" for key, x in given.items())
-        return f"{_class_name(value)}({inner})" if inner else _class_name(value)
     if isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
         return ", ".join(map(_text, value))
-    return value if isinstance(value, str) else json.dumps(value, default=str) if isinstance(value, list | dict) else str(value)
+    if isinstance(value, list | dict) and "class_path" not in value:
+        return json.dumps(value, default=str)
+    return text_of(_shortened(value))
 
 
-def _class_name(value: Mapping[str, Any]) -> str:
-    return str(value["class_path"]).rsplit(".", 1)[-1]
+def _shortened(value: Any) -> Any:
+    """Return a class without the arguments at their defaults and without seeds; a rate is always named."""
+    if not (isinstance(value, Mapping) and "class_path" in value):
+        return value
+    usual = _defaults(value["class_path"])
+    given = {k: x for k, x in (value.get("init_args") or {}).items() if k == "lr" or usual.get(k, _UNKNOWN) != x}
+    return {**value, "init_args": {key: _shortened(x) for key, x in given.items() if key != "seed"}}
 
 
 @functools.cache
