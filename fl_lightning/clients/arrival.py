@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from fl_lightning.clients.engines.base import EngineJob
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.compat.torch import BatchNorm, buffers_of, parts_of
+from fl_lightning.functional.description import is_users
 from fl_lightning.functional.model_state import ModelState
 
 
@@ -55,6 +56,5 @@ class Arrival:
 def _may_load(hook: str, trainer: Any, module: LightningModule) -> bool:
     if is_overridden(hook, module) and hook not in getattr(module, "stacked_hooks", ()):  # those read no weights
         return True
-    known = ("fl_lightning.", "lightning.")
-    own = [type(callback) for callback in trainer.callbacks if not type(callback).__module__.startswith(known)]
+    own = filter(is_users, map(type, trainer.callbacks))
     return any(getattr(kind, hook) is not getattr(Callback, hook) for kind in own)

@@ -8,7 +8,6 @@ get back what they had. Globals are often a user's log, so they are left alone, 
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,8 @@ from torch import nn
 
 from fl_lightning.clients.attribute_values import copied, equal, is_constant, is_copied, tensors_in
 from fl_lightning.clients.plain_values import PLAIN, is_storable
+from fl_lightning.functional.description import is_users
 
-_LIBRARIES = sys.stdlib_module_names | {"torch", "lightning", "torchmetrics", "torchvision", "numpy", "fl_lightning"}
 _LARGEST = 32 * 2**20
 """The bytes up to which tensors are copied; what is larger is data rather than state."""
 _KEY = "outside the module: "
@@ -153,7 +152,7 @@ def _classes_of(module: nn.Module) -> Iterator[type]:
             if not isinstance(value, type | FunctionType | Enum):
                 kinds[type(value)] = None
     bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
-    return (base for base in bases if base.__module__.partition(".")[0] not in _LIBRARIES and hasattr(base, "__dict__"))
+    return (base for base in bases if is_users(base) and hasattr(base, "__dict__"))
 
 
 def _in_classes(classes: list[type]) -> Iterator[_Place]:
@@ -216,7 +215,7 @@ def _functions_of(module: nn.Module) -> Iterator[FunctionType]:
     for part in module.modules():
         for value in vars(part).values():
             function = getattr(value, "__func__", getattr(value, "func", value))
-            if isinstance(function, FunctionType) and function.__module__.partition(".")[0] not in _LIBRARIES:
+            if isinstance(function, FunctionType) and is_users(function):
                 yield function
 
 

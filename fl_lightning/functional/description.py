@@ -54,6 +54,23 @@ def own_class(kind: type) -> type | None:
     return next((base for base in kind.__mro__ if base.__module__.startswith("fl_lightning.")), None)
 
 
+_LIBRARIES = sys.stdlib_module_names | {
+    "fl_lightning",
+    "lightning",
+    "lightning_fabric",
+    "numpy",
+    "pytorch_lightning",
+    "torch",
+    "torchmetrics",
+    "torchvision",
+}
+
+
+def is_users(kind: Any) -> bool:
+    """Return whether a class or a function is the user's: not of Python, of this package, or of what it builds on."""
+    return str(kind.__module__).partition(".")[0] not in _LIBRARIES
+
+
 class Describer:
     """Turn values into None, bool, int, float, str, and lists and dictionaries of these.
 

@@ -11,15 +11,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.functional.description import is_users
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.strategies.base import JointStrategy, Strategy
-
-_LIBRARIES = ("builtins", "fl_lightning", "lightning", "pytorch_lightning", "torch", "torchmetrics")
-"""Packages whose classes log no metric under a condition that the sanity check does not meet."""
-
 
 Names = list[tuple[str, str]]
 """Metric names, each after the setting that has it."""
@@ -82,8 +79,7 @@ def _may_come_later(name: str, trainer: Trainer, module: LightningModule) -> boo
     """Return whether code of the user's names the metric, or treats the sanity check apart."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     owners = {owner for part in (*module.modules(), *callbacks) for owner in type(part).__mro__}
-    own = [owner for owner in owners if owner.__module__.split(".")[0] not in _LIBRARIES]
-    methods = [getattr(value, "__code__", None) for owner in own for value in vars(owner).values()]
+    methods = [getattr(value, "__code__", None) for owner in filter(is_users, owners) for value in vars(owner).values()]
     return any({name, "sanity_checking"} & {*_words(code)} for code in methods if code is not None)
 
 
