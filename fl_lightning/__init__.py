@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from fl_lightning import moved
-
 __version__ = "0.2.0"
 
 _NAMES = {
@@ -64,8 +62,6 @@ _PARTS += ("optimizers", "partitioners", "plugins", "routes", "rules", "server",
 _PARTS += ("transforms", "types")
 
 __all__ = ["__version__", *sorted(_HOME)]
-
-moved.redirect()
 
 
 def __getattr__(name: str) -> Any:

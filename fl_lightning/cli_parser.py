@@ -15,7 +15,6 @@ from fl_lightning.cli_messages import explain
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, subcommand_parsers
 from fl_lightning.config_arguments import behind_subcommand, config_files, expand
 from fl_lightning.config_files import without_base
-from fl_lightning.moved import current_flag, current_settings
 
 
 class FederationParser(Completable, LightningArgumentParser):
@@ -27,7 +26,7 @@ class FederationParser(Completable, LightningArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None, **settings: Any) -> Namespace:  # type: ignore[override]
         """Parse as jsonargparse does; configurations may be given by name, and are loaded after their bases."""
-        given = [current_flag(argument) for argument in (sys.argv[1:] if args is None else args)]
+        given = sys.argv[1:] if args is None else list(args)
         nested = subcommand_parsers(self)
         given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
@@ -46,7 +45,7 @@ class FederationParser(Completable, LightningArgumentParser):
 
     def parse_string(self, content: str, *others: Any, **settings: Any) -> Namespace:
         """Parse as :meth:`parse_path` does."""
-        text = current_settings(without_base(content)) if self._is_expanded else content
+        text = without_base(content) if self._is_expanded else content
         parsed: Namespace = super().parse_string(text, *others, **settings)
         return parsed
 

@@ -68,11 +68,6 @@ class ClientMemory:
                 if len(shape) == 1 and name not in ("counters", NAME, OWN) and not name.startswith((_MOVED, _PERSONAL))
             )
 
-    def former_scores(self) -> dict[int, float]:
-        """Return the scores that checkpoints of version 0.1 stored here, by client."""
-        found = {client: self.kept(client).get("score") for client in self._kept}
-        return {client: float(score) for client, score in found.items() if score is not None}
-
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
         """Return a view, for reading and writing, of the client's tensors whose names begin with a prefix."""
         return _Drawer(self, client, prefix)

@@ -137,5 +137,5 @@ class Totals:
         return {"bytes": self._bytes, "seconds": self._seconds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the totals; checkpoints of earlier versions lack them."""
-        self._bytes, self._seconds = int(state.get("bytes", 0)), float(state.get("seconds", 0.0))
+        """Restore the totals."""
+        self._bytes, self._seconds = int(state["bytes"]), float(state["seconds"])

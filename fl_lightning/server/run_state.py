@@ -21,7 +21,6 @@ from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.partition import Partition
-from fl_lightning.moved import current_name
 from fl_lightning.reporting.rounds import Totals
 from fl_lightning.server.checks.privacy import privacy_in_words
 from fl_lightning.server.client_evaluation import ClientScores
@@ -154,10 +153,10 @@ class RunState:
         self._owner.strategy.load_state_dict(state["strategy_state"])
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
-        self.last_scores = dict(state.get("last_scores", self.memory.former_scores()))
+        self.last_scores = dict(state["last_scores"])
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
-        self.totals.load_state_dict(state.get("totals", {}))
+        self.totals.load_state_dict(state["totals"])
         self.queue = EventQueue.from_state(state.get("queue", {}))
         self.starts.load_state_dict(state.get("starts", {}))
         self.engine = state.get("engine")
@@ -211,16 +210,14 @@ class RunState:
         """Return the settings of the checkpoint and of this run, with the actual engines."""
         assert self.fingerprint is not None
         both: list[dict[str, Any]] = []
-        for settings in (_with_current_names(state["settings"]), self.fingerprint.settings):
+        for settings in (state["settings"], self.fingerprint.settings):
             federation = settings["federation"]
             local = federation["local"]
             chosen = local["engine"] not in ENGINES
             engine = state["engine"] or local["engine"] if chosen else local["engine"]
             equal = device.type == "cpu" and all(kind.equals_trainer for kind in possible_engines(engine))
-            before_progress = {"progress": "round", "optimizer_state": "fresh"}  # in checkpoints of earlier versions
-            local = before_progress | local | {"engine": _EQUAL if equal else engine}
-            before_settings: dict[str, Any] = {"personal": [], "asynchronous": None, "clock": None}
-            both.append(settings | {"federation": before_settings | federation | {"local": local}})
+            local = local | {"engine": _EQUAL if equal else engine}
+            both.append(settings | {"federation": federation | {"local": local}})
         return both[0], both[1]
 
     def _other_clients(self, state: dict[str, Any]) -> list[str]:
@@ -275,15 +272,6 @@ def _remedy(stays: Sequence[str], others: bool, allowed: bool) -> str:
     names = ", ".join(f"'{name}'" for name in stays)
     limit = f" 'federation.resume_changed' does not allow changes to {names or 'these'}." if allowed else ""
     return f"Resume with the same settings, {again}{limit}"
-
-
-def _with_current_names(settings: Any) -> Any:
-    """Return the settings of a checkpoint with the current names of classes whose modules have moved."""
-    if isinstance(settings, str):
-        return current_name(settings)
-    if isinstance(settings, dict):
-        return {name: _with_current_names(value) for name, value in settings.items()}
-    return [_with_current_names(value) for value in settings] if isinstance(settings, list) else settings
 
 
 def _random_state() -> dict[str, Any]:

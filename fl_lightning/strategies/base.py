@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -177,13 +176,6 @@ class RunningStrategy(Strategy, ABC):
             largest = _LARGEST
         models = model_grid(largest)
         return {} if models is None else {"state": models, "weight": Grid(((1, None),), models.largest)}
-
-    def __init_subclass__(cls) -> None:
-        """Accept the name that :meth:`accumulate` had until version 0.2, with a warning."""
-        super().__init_subclass__()
-        if "take_in" in vars(cls):
-            warnings.warn(f"'{cls.__name__}.take_in' is now called 'accumulate'. Rename it.", FutureWarning, stacklevel=2)
-            cls.accumulate = vars(cls)["take_in"]  # type: ignore[method-assign]
 
     @abstractmethod
     def accumulate(self, update: ClientUpdate, sums: Sums) -> float:
