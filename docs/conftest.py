@@ -17,8 +17,8 @@ from command_line import OTHER_TASKS, QUIET, ROOT, SMALL, also
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from fl_lightning import command
-from fl_lightning.config_files import find
+from fl_lightning.cli import command
+from fl_lightning.config.files import find
 
 ELSEWHERE = {
     "make": "CI runs it",

@@ -8,7 +8,7 @@ from typing import Any
 __version__ = "0.2.0"
 
 _NAMES = {
-    "allocator": "keep_freed_memory",
+    "utilities.allocator": "keep_freed_memory",
     "attacks": (
         "ALIE Backdoor Crowd GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
         "RandomLabels RelabelClass ScaledUpdate SignFlip"

@@ -1,8 +1,5 @@
 """The public names, for type checkers. ``__init__.py`` imports them on first use."""
 
-from fl_lightning.allocator import (
-    keep_freed_memory as keep_freed_memory,
-)
 from fl_lightning.attacks import (
     ALIE as ALIE,
 )
@@ -487,6 +484,9 @@ from fl_lightning.types import (
 )
 from fl_lightning.types import (
     Snapshot as Snapshot,
+)
+from fl_lightning.utilities.allocator import (
+    keep_freed_memory as keep_freed_memory,
 )
 
 __version__: str

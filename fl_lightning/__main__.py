@@ -1,6 +1,6 @@
 """``python -m fl_lightning``, the same as ``fl-lightning``."""
 
-from fl_lightning.command import main
+from fl_lightning.cli.command import main
 
 if __name__ == "__main__":
     main()

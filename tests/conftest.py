@@ -16,7 +16,7 @@ import wandb
 from lightning.fabric.utilities import registry
 from wandb.sdk import wandb_setup
 
-from fl_lightning.cli import FederationCLI, main
+from fl_lightning.cli.federation_cli import FederationCLI, main
 
 LONGEST = (
     "compare",

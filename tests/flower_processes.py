@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from federation_demo import DATA, ELSEWHERE, Federation, digits, same_bits, wait_for, weights
 
-from fl_lightning.cli import main
+from fl_lightning.cli.federation_cli import main
 from fl_lightning.compat.flower import TESTED, installed_version
 
 MARKS = [

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningDataModule
 from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning import TableDataModule
-from fl_lightning.cli import main
+from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.site_data import SiteData, read_settings
 from fl_lightning.flower.site_server import SiteServer

@@ -9,8 +9,8 @@ import pytest
 from command_line import ROOT
 
 from fl_lightning import FilteringStrategy, JointStrategy, PeriodRoute, Route, ServerRoute, Strategy, routes, strategies
-from fl_lightning.algorithm_command import ALGORITHMS, listing, main
-from fl_lightning.config_files import find
+from fl_lightning.cli.commands.algorithms import ALGORITHMS, listing, main
+from fl_lightning.config.files import find
 
 ROWS = [one for group in ALGORITHMS.values() for one in group]
 

@@ -35,7 +35,7 @@ from fl_lightning import (
     TablePartitioner,
     WeightedAverage,
 )
-from fl_lightning.argument_types import fits, in_words
+from fl_lightning.utilities.argument_types import fits, in_words
 
 CASES: dict[str, tuple[Callable[[], object], str]] = {
     "a name": (

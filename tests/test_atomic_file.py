@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.callbacks.round_file import append_rows, forget_rounds, read_rows
+from fl_lightning.utilities.atomic_file import write_whole
 
 
 def names(folder: Path) -> list[str]:

@@ -25,9 +25,9 @@ from fl_lightning import (
     LocalTraining,
     WeightedAverage,
 )
+from fl_lightning.cli.command import main
 from fl_lightning.clients.model_evaluation import ModelEvaluation
-from fl_lightning.command import main
-from fl_lightning.config_files import read
+from fl_lightning.config.files import read
 
 NAMES = ("a", "b", "c")
 

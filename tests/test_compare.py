@@ -19,7 +19,8 @@ from small_images import paint, write_cifar
 from test_client_sets import CONFIG as CLIENTS
 from wandb_file import records
 
-from fl_lightning import ConfigurationError, command
+from fl_lightning import ConfigurationError
+from fl_lightning.cli import command
 from fl_lightning.studies import ReportOptions, Study
 from fl_lightning.studies.collection import read_run
 from fl_lightning.studies.commands import main

@@ -13,9 +13,10 @@ import pytest
 import yaml
 from command_line import ADAFED, OTHER_TASKS, ROOT, SMALL
 
-from fl_lightning import ConfigurationError, config_command
-from fl_lightning.config_arguments import behind_subcommand, expand, name_files
-from fl_lightning.config_files import arrange, find, folder, names, read, without_base
+from fl_lightning import ConfigurationError
+from fl_lightning.cli.commands import configs
+from fl_lightning.config.arguments import behind_subcommand, expand, name_files
+from fl_lightning.config.files import arrange, find, folder, names, read, without_base
 from fl_lightning.errors import did_you_mean
 from fl_lightning.studies.grid import Run
 from fl_lightning.studies.settings import SettingsReader
@@ -206,19 +207,19 @@ def test_a_run_s_settings_are_flat_and_are_read_back(fl):
 
 
 def test_configs_are_listed_shown_and_copied(capsys):
-    config_command.main([])
+    configs.main([])
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for name in names())
     assert "FedNova (Wang et al. 2020) with momentum" in listed
-    config_command.main(["show", "data/iid"])
+    configs.main(["show", "data/iid"])
     assert capsys.readouterr().out == (ROOT / "configs/data/iid.yaml").read_text()
-    config_command.main(["copy", "fednova_mnist"])
+    configs.main(["copy", "fednova_mnist"])
     assert capsys.readouterr().out.endswith("Use it: fl-lightning fit --config fednova_mnist.yaml\n")
     assert Path("fednova_mnist.yaml").read_text() == (ROOT / "configs/fednova_mnist.yaml").read_text()
     assert expand(["--config", "fednova_mnist"]) == [f"--config={ADAFED}", "--config=fednova_mnist.yaml"]
-    config_command.main(["copy", "studies/mocha", "mine.yaml"])
+    configs.main(["copy", "studies/mocha", "mine.yaml"])
     assert "Use it: fl-lightning compare --config mine.yaml" in capsys.readouterr().out
-    config_command.main(["--help"])
+    configs.main(["--help"])
     assert "configs copy NAME [TO]" in capsys.readouterr().out
 
 
@@ -238,7 +239,7 @@ def test_configs_are_listed_shown_and_copied(capsys):
 def test_configs_with_wrong_arguments(arguments, status, message, capsys):
     Path("there.yaml").write_text("mine")
     with pytest.raises(SystemExit) as end:
-        config_command.main(arguments)
+        configs.main(arguments)
     assert end.value.code == status
     text = capsys.readouterr().err
     assert text.startswith("fl-lightning: error: ")
@@ -267,11 +268,11 @@ def test_a_wheel_from_the_sdist_has_the_configs(tmp_path):
     with zipfile.ZipFile(built) as archive:
         archive.extractall(tmp_path / "site")
     assert sorted((tmp_path / "site" / "fl_lightning" / "configs").rglob("*.py")) == []
-    code = "import fl_lightning.config_files as c; print(c.folder(), *c.names(), sep='\\n')"
+    code = "import fl_lightning.config.files as c; print(c.folder(), *c.names(), sep='\\n')"
     found, *known = python(code, tmp_path / "site").splitlines()
     assert found == str(tmp_path / "site" / "fl_lightning" / "configs")
     assert known == names()
-    code = "from fl_lightning.command import main; main()"
+    code = "from fl_lightning.cli.command import main; main()"
     printed = python(code, tmp_path / "site", "fit", "--config", "fednova_mnist", "--print_config")
     assert yaml.safe_load(printed)["federation"]["strategy"]["class_path"] == "fl_lightning.FedNova"
 

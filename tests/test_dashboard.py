@@ -9,7 +9,7 @@ import sys
 import pytest
 from command_line import ROOT
 
-from fl_lightning import dashboard
+from fl_lightning.cli.commands import dashboard
 from fl_lightning.compat.wandb import workspace_specification
 
 

@@ -17,7 +17,7 @@ from by_hand import averaged, build, flat
 from command_line import ROOT, SMALL
 
 import fl_lightning
-from fl_lightning.config_files import find, names
+from fl_lightning.config.files import find, names
 
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 EXAMPLES = str(ROOT / "docs" / "examples")

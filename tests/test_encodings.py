@@ -29,7 +29,8 @@ def test_names_beyond_ascii_in_a_locale_that_has_only_ascii(tmp_path):
     folder = ["--trainer.default_root_dir=out", "--trainer.logger=false"]
     first = ["fit", "--config=cell_counting", "--config=sites.yaml", *QUIET, *folder, "--trainer.max_epochs=1"]
     second = ["fit", "--config=out/config.yaml", "--trainer.max_epochs=2", "--ckpt_path=last"]
-    both = f"from fl_lightning.cli import main; main({first!r}); main({second!r})"  # one process: most of its time are imports
+    # One process, because most of its time are imports.
+    both = f"from fl_lightning.cli.federation_cli import main; main({first!r}); main({second!r})"
     command = [sys.executable, "-c", both]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

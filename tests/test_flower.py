@@ -20,7 +20,7 @@ from flower_processes import MARKS, as_simulated, descendants, ended, in_a_round
 from wandb_file import charts, history
 
 import fl_lightning
-from fl_lightning.cli import main
+from fl_lightning.cli.federation_cli import main
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.server_folder import ServerFolder
 

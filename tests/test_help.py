@@ -8,8 +8,8 @@ import re
 import pytest
 
 from fl_lightning import ClassificationTask
-from fl_lightning.cli import FederationCLI
-from fl_lightning.help_pages import SECTIONS, first_page
+from fl_lightning.cli.federation_cli import FederationCLI
+from fl_lightning.cli.help_pages import SECTIONS, first_page
 
 
 @pytest.fixture(scope="module")

@@ -14,27 +14,16 @@ import fl_lightning
 ROOT = Path(fl_lightning.__file__).parent
 LAYER = {
     "errors": 0,
-    "arguments": 0,
-    "argument_types": 0.2,
-    "help_pages": 0,
-    "allocator": 0,
-    "atomic_file": 0,
     "types": 0,
     "messages": 0.5,
-    "wire": 1,
-    "rules": 1.5,
-    "collectives": 2,
-    "moved": 0,
-    "source_version": 0,
     "compat": 0,
-    "functional": 1,
+    "utilities": 0.2,
     "__init__": 1,
-    "checkpoint_file": 1,
-    "config_files": 1,
-    "null_settings": 1,
-    "wrong_value": 1,
-    "folder_lock": 1,
-    **dict.fromkeys(("config_arguments", "config_command", "algorithm_command"), 2),
+    "wire": 1,
+    "config": 1,
+    "functional": 1,
+    "rules": 1.5,
+    "utilities/collectives": 2,
     **dict.fromkeys(
         (
             "attacks",
@@ -57,18 +46,32 @@ LAYER = {
     "server": 7,
     "callbacks": 8,
     "flower": 8,
-    **dict.fromkeys(("cli_names", "export_command"), 8),
-    **dict.fromkeys(("cli_help", "cli_messages", "cli_output", "cli_trainer"), 9),
-    "cli_parser": 9.5,
-    "cli": 10,
-    **dict.fromkeys(("studies", "starter", "dashboard"), 11),
-    "command": 12,
+    **dict.fromkeys(("cli", "cli/commands"), 10),
+    **dict.fromkeys(("studies", "starter"), 11),
+    "cli/command": 12,
     "__main__": 13,
 }
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+"""The layer of each package or module; that of a part inside of a package counts for this part."""
+
+
+def part_of(name: str) -> str:
+    """Return the entry of a module, whose name has slashes and no root, in the table."""
+    parts = name.removesuffix(".py").split("/")
+    return next(part for end in range(len(parts), 0, -1) if (part := "/".join(parts[:end])) in LAYER)
+
+
+def modules_of(node: ast.AST) -> set[str]:
+    """Return the modules of the package that a statement imports, by dotted name."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names if alias.name.startswith("fl_lightning.")}
+    if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("fl_lightning"):
+        return set()
+    package = ROOT.parent / (node.module or "").replace(".", "/")
+    inside = {alias.name for alias in node.names if (package / alias.name).is_dir() or (package / f"{alias.name}.py").exists()}
+    inner = {f"{node.module}.{name}" for name in inside}
+    return inner or ({node.module or ""} - {"fl_lightning"})
 
 
 def imports(path: Path) -> set[str]:
@@ -79,45 +82,29 @@ def imports(path: Path) -> set[str]:
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for n in ast.walk(block)
     }
-    found = set()
-    for node in ast.walk(tree):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
-        found |= {name.split(".")[1] for name in names if name.startswith("fl_lightning.") and id(node) not in hidden}
-    return found
+    return {name for node in ast.walk(tree) if id(node) not in hidden for name in modules_of(node)}
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_down(path):
-    mine = part_of(path)
-    for other in imports(path) - {mine}:
+    mine = part_of(path.relative_to(ROOT).as_posix())
+    for other in {part_of("/".join(name.split(".")[1:])) for name in imports(path)} - {mine}:
         assert LAYER[other] < LAYER[mine], f"{mine} (layer {LAYER[mine]}) imports {other} (layer {LAYER[other]})"
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Modules of the package that importing this one imports at once, by dotted name."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fl_lightning"):
-            package = ROOT.parent / (node.module or "").replace(".", "/")
-            inner = {f"{node.module}.{alias.name}" for alias in node.names if (package / f"{alias.name}.py").exists()}
-            found |= inner or {node.module or ""}
-    return found
-
-
 def test_no_import_circle():
-    """Also inside of a layer."""
+    """Also inside of a layer, and by imports inside of functions."""
     names = {
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
         for path in ROOT.rglob("*.py")
     }
-    graph = {name: imported_modules(path) & names.keys() for name, path in names.items()}
+    graph = {name: imports(path) & names.keys() - {name} for name, path in names.items()}
     order = tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
     assert len(order) == len(names)
 
 
 def test_every_part_has_a_layer():
-    assert {part_of(path) for path in ROOT.rglob("*.py")} <= set(LAYER)
+    assert {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in ROOT.rglob("*.py")} <= set(LAYER)
 
 
 def test_public_names_are_documented_and_exported():

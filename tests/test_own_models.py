@@ -29,8 +29,8 @@ from fl_lightning import (
     PersonalPart,
     PFedMe,
 )
+from fl_lightning.cli.commands.export import main as export_main
 from fl_lightning.errors import EngineError
-from fl_lightning.export_command import main as export_main
 
 STRENGTH = 0.4
 

@@ -43,7 +43,7 @@ from fl_lightning import (
     ShapleyValues,
     TopK,
 )
-from fl_lightning.export_command import main as export_main
+from fl_lightning.cli.commands.export import main as export_main
 from fl_lightning.settings.personal import personal_names
 
 NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")

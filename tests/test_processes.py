@@ -21,8 +21,8 @@ from federations import same_bits, trainer
 from launching import SCRIPT, finish, launch, start
 
 from fl_lightning import AtomicCheckpointIO
-from fl_lightning.collectives import leave_at_exit
 from fl_lightning.errors import CheckpointError
+from fl_lightning.utilities.collectives import leave_at_exit
 
 FIT = ["-m", "fl_lightning", "fit", "--config=adafed_f1_mnist", *SMALL, "--trainer.max_epochs=4"]
 FIT += ["--trainer.limit_val_batches=1.0"]  # of as many examples on one rank as on two

@@ -10,7 +10,7 @@ import torch
 from command_line import small
 from study_tables import table
 
-from fl_lightning import command
+from fl_lightning.cli import command
 from fl_lightning.studies import Row, RunTable
 from fl_lightning.studies.commands import main
 from fl_lightning.studies.html import write_page

@@ -21,10 +21,12 @@ from federations import Blobs, Consecutive, Plain, blobs, every_round, federate,
 from launching import SCRIPT, launch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint, command, folder_lock
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, FederationCallback, LastCheckpoint
+from fl_lightning.cli import command
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.execution import Job
+from fl_lightning.utilities import folder_lock
+from fl_lightning.utilities.folder_lock import lock_folder
 
 EVALUATE = ["--config", ADAFED, *[a for a in SMALL if "limit" not in a], "--trainer.logger=false"]
 SAVING = {"enable_checkpointing": True}
@@ -316,7 +318,7 @@ def test_ctrl_c_before_anything_began_says_nothing_of_rounds(fl, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fl_lightning.cli.FederationCLI.instantiate_classes", interrupt)
+    monkeypatch.setattr("fl_lightning.cli.federation_cli.FederationCLI.instantiate_classes", interrupt)
     status, text = small(fl)
     assert status == 130
     assert "Traceback" not in text
@@ -349,7 +351,7 @@ def test_a_disk_that_only_wandb_fills_ends_the_run(fl, monkeypatch):
 
 
 def test_the_other_commands_end_likewise(monkeypatch, capsys):
-    monkeypatch.setattr("fl_lightning.config_command.main", refuse_to_write)
+    monkeypatch.setattr("fl_lightning.cli.commands.configs.main", refuse_to_write)
     monkeypatch.setattr(sys, "argv", ["fl-lightning", "configs"])
     with pytest.raises(SystemExit) as end:
         command.main()

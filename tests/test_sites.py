@@ -32,8 +32,8 @@ from sites_over_bytes import (
 )
 
 import fl_lightning
+from fl_lightning.cli.commands.export import main as export_main
 from fl_lightning.errors import ClientError, ConfigurationError
-from fl_lightning.export_command import main as export_main
 from fl_lightning.flower import envelope, site_check
 from fl_lightning.flower.checks import require_names
 from fl_lightning.flower.policy import Policy

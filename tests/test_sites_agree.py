@@ -26,7 +26,7 @@ from sites_over_bytes import (
     table,
 )
 
-from fl_lightning.cli import main
+from fl_lightning.cli.federation_cli import main
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
 from fl_lightning.data.remote import RemoteDatasets
 from fl_lightning.errors import ClientError, ConfigurationError, DataError

@@ -14,11 +14,13 @@ from command_line import fit
 from federations import Plain, every_round, federate, same_bits, weights
 
 import fl_lightning
-from fl_lightning import APFL, MOON, ConfigurationError, Ditto, LocalTraining, PFedMe, allocator, command
-from fl_lightning.cli import FederationCLI
+from fl_lightning import APFL, MOON, ConfigurationError, Ditto, LocalTraining, PFedMe
+from fl_lightning.cli import command
+from fl_lightning.cli.federation_cli import FederationCLI
 from fl_lightning.clients.engines.fastest import Trial, attempt, choose
 from fl_lightning.server.outer_trainer import set_threads
 from fl_lightning.studies.commands import COMMANDS
+from fl_lightning.utilities import allocator
 
 
 def python(code: str, **environment: str) -> str:
@@ -29,21 +31,21 @@ def python(code: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("argument", ["--help", "-h", "--version", "fit --help", "partition -h"])
 def test_help_and_version_do_not_import_torch(argument):
-    code = f"import sys; sys.argv = ['fl-lightning', *'{argument}'.split()]; import fl_lightning.command as c; c.main()"
+    code = f"import sys; sys.argv = ['fl-lightning', *'{argument}'.split()]; import fl_lightning.cli.command as c; c.main()"
     said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
     assert said.splitlines()[-1] == "False False"
     assert ("fl-lightning " + fl_lightning.__version__ if argument == "--version" else "usage: fl-lightning") in said
 
 
 def test_configs_do_not_import_torch():
-    code = "import sys; sys.argv = ['fl-lightning', 'configs']; import fl_lightning.command as c; c.main()"
+    code = "import sys; sys.argv = ['fl-lightning', 'configs']; import fl_lightning.cli.command as c; c.main()"
     said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
     assert "  fednova_mnist " in said
     assert said.splitlines()[-1] == "False False"
 
 
 def test_algorithms_do_not_import_torch():
-    code = "import sys; sys.argv = ['fl-lightning', 'algorithms']; import fl_lightning.command as c; c.main()"
+    code = "import sys; sys.argv = ['fl-lightning', 'algorithms']; import fl_lightning.cli.command as c; c.main()"
     said = python(f"{code}; print('torch' in sys.modules, 'lightning' in sys.modules)")
     assert "FedBN " in said
     assert said.splitlines()[-1] == "False False"
@@ -67,9 +69,8 @@ def test_help_lists_the_subcommands_that_there_are():
     own = {"init", "dashboard", "configs", "algorithms", "export", "serve", "register", "sites", "site"}
     assert set(command.SUBCOMMANDS) == {*FederationCLI.subcommands(), *COMMANDS, *own}
     for small in ("init", "dashboard"):
-        code = (
-            f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']; import fl_lightning.command as c\ntry: c.main()\n"
-        )
+        code = f"import sys; sys.argv = ['fl-lightning', '{small}', '--help']\n"
+        code += "from fl_lightning.cli import command\ntry: command.main()\n"
         said = python(code + "except SystemExit: print('torch' in sys.modules)")
         assert said.startswith(f"usage: fl-lightning {small}")
         assert said.splitlines()[-1] == "False"
@@ -132,7 +133,7 @@ def test_the_users_own_allocator_settings_win(monkeypatch):
 
 def test_the_command_line_can_leave_the_allocator_alone(fl, tmp_path, monkeypatch):
     called = []
-    monkeypatch.setattr("fl_lightning.cli.keep_freed_memory", lambda: called.append(1))
+    monkeypatch.setattr("fl_lightning.cli.federation_cli.keep_freed_memory", lambda: called.append(1))
     for keep, times in (("true", 1), ("false", 1)):
         folder = f"--trainer.default_root_dir={tmp_path / keep}"
         assert fit(fl, "--trainer.logger=false", folder, f"--keep_freed_memory={keep}")[0] == 0

@@ -13,7 +13,7 @@ from command_line import ROOT
 
 from fl_lightning import ConfigurationError, starter
 
-SCRIPT = "import sys\nfrom fl_lightning.command import main\nsys.exit(main())\n"  # as pip writes it
+SCRIPT = "import sys\nfrom fl_lightning.cli.command import main\nsys.exit(main())\n"  # as pip writes it
 
 
 def in_project(project: Path, *command: str) -> str:

@@ -11,8 +11,7 @@ import yaml
 from command_line import ADAFED, ROOT
 
 from fl_lightning import ConfigurationError
-from fl_lightning.algorithm_command import ALGORITHMS
-from fl_lightning.source_version import source_version
+from fl_lightning.cli.commands.algorithms import ALGORITHMS
 from fl_lightning.studies import ReportOptions, Row, RunTable, Study, write_report
 from fl_lightning.studies import figures as drawing
 from fl_lightning.studies.cross_table import cross_tables
@@ -21,6 +20,7 @@ from fl_lightning.studies.names import family, in_words, partition_in_words, rea
 from fl_lightning.studies.panels import Measure, panels
 from fl_lightning.studies.styles import _ORDER, MOST_STYLES, style, styles
 from fl_lightning.studies.tables import final_table, paired_table, progress_table
+from fl_lightning.utilities.source_version import source_version
 
 pytest.importorskip("matplotlib", reason="figures are an extra: pip install 'fl_lightning[compare]'")
 pytest.importorskip("scipy", reason="paired tests are an extra: pip install 'fl_lightning[compare]'")

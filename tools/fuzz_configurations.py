@@ -112,7 +112,7 @@ def run(config: Path, folder: Path) -> tuple[int | None, str]:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         status = 70
         try:
-            from fl_lightning.cli import main
+            from fl_lightning.cli.federation_cli import main
 
             sys.argv = ["fl-lightning", "fit", f"--config={config}"]
             main()
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, default=None, help="a single case, with what it prints")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"))
     args = parser.parse_args()
-    import fl_lightning.cli  # noqa: F401  once for all children
+    import fl_lightning.cli.federation_cli  # noqa: F401  once for all children
 
     configs = ROOT / "configs"
     found = {path for kind in ("*_mnist", "attacks/*", "speed/*", "data/*") for path in configs.glob(f"{kind}.yaml")}

@@ -52,7 +52,7 @@ def fit(folder: Path, resumes: bool) -> int:
     os.dup2(sink, 2)
     status = 1
     try:
-        from fl_lightning.cli import main
+        from fl_lightning.cli.federation_cli import main
 
         more = ("--ckpt_path=last",) if resumes else ()
         sys.argv = ["fl-lightning", "fit", *SETTINGS, f"--trainer.default_root_dir={folder / 'run'}", *more]
@@ -117,7 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
-    import fl_lightning.cli  # noqa: F401  once for all children
+    import fl_lightning.cli.federation_cli  # noqa: F401  once for all children
 
     torch.set_num_threads(1)  # before anything is forked
     out = args.out.resolve()

@@ -77,7 +77,7 @@ def main() -> int:
         "trainer.limit_val_batches": 1,
     }
     sys.argv = ["fl-lightning", "fit", *(f"--{name}={value}" for name, value in settings.items())]
-    from fl_lightning.cli import main as fit
+    from fl_lightning.cli.federation_cli import main as fit
 
     fit()
     early, late = Probe.seen

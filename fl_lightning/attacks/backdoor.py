@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import DataError, require
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.attackers.backdoor."
 

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import require
 from fl_lightning.functional.labels import wrong_labels
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _NAME = "federation.attackers.labels."
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _NAME = "federation.attackers.model."
 

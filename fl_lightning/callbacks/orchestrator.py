@@ -9,14 +9,11 @@ from typing import Any, Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.progress import FederationProgressBar
-from fl_lightning.checkpoint_file import require_trusted
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.collectives import leave_at_exit
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.content import client_contents
@@ -72,6 +69,9 @@ from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
+from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.checkpoint_file import require_trusted
+from fl_lightning.utilities.collectives import leave_at_exit
 
 
 class FederatedOrchestrator(ChecksTypes, Callback):

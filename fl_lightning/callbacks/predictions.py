@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from fl_lightning.atomic_file import write_whole
-from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.collectives import Collectives
 
 _NAME = re.compile(r"predictions(?:-(\d+))?-rank\d+\.pt")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.data.federated import FederatedDataModule
+from fl_lightning.utilities.atomic_file import write_whole
 
 
 def forget_rounds(path: Path, first: int) -> None:

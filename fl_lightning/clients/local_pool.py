@@ -11,13 +11,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from fl_lightning.clients.engines.fastest import choose
 from fl_lightning.clients.outbox import kept_by
 from fl_lightning.clients.runtime import ClientRuntime
-from fl_lightning.collectives import Collectives
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.transforms.base import Transform
 from fl_lightning.types import Snapshot
+from fl_lightning.utilities.collectives import Collectives
 
 Trial = Callable[[Sequence[ClientJob]], dict[str, Any]]
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from fl_lightning.attacks.models import Crowd, ModelAttack
 from fl_lightning.clients.failures import UpdateCheck, refuse_moved
 from fl_lightning.clients.memory import ClientMemory
-from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.compression import compress
 from fl_lightning.functional.exact_sum import to_float64
@@ -23,6 +22,7 @@ from fl_lightning.functional.sums import Sums
 from fl_lightning.settings.attackers import Attackers
 from fl_lightning.transforms.base import Message, Sender, Transform
 from fl_lightning.types import ClientUpdate
+from fl_lightning.utilities.collectives import Collectives
 
 _REMEDY = "Return one number for each trained parameter, as in the change that the method gets."
 _ORDINARY = 2.0**14

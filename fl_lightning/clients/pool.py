@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.types import Snapshot
+from fl_lightning.utilities.collectives import Collectives
 
 
 class ClientPool(Protocol):

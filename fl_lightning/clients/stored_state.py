@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import CheckpointError
+from fl_lightning.utilities.atomic_file import write_whole
 
 Kept = dict[str, Tensor]
 """A client's tensors by name: ``control``, ``vector``, ``counters``, ``score``, and those of drawers."""

@@ -10,9 +10,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.attacks.backdoor import Backdoor
-from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
@@ -36,6 +34,8 @@ from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, 
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.messages import Part
 from fl_lightning.partitioners.base import Partitioner
+from fl_lightning.utilities.argument_types import ChecksTypes
+from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 
 class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):

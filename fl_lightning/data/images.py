@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
-from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.augmentation import augment
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
+from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 _COLUMNS = ("classes", "domains", "domains_names")
 _MANY = 20

@@ -8,10 +8,10 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.tensor_loader import TensorLoader
 from fl_lightning.errors import require
+from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 
 class InMemoryDataModule(LoadsSafely, LightningDataModule):

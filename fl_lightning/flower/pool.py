@@ -15,8 +15,8 @@ from fl_lightning.flower.remote_sites import RemoteSites
 from fl_lightning.flower.requirements import require_flower
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
 from fl_lightning.flower.transport import Answer, Parts, Transport
-from fl_lightning.folder_lock import lock_folder
 from fl_lightning.messages import ClientInfo
+from fl_lightning.utilities.folder_lock import lock_folder
 
 _DAY = 24 * 3600.0
 _OFFLINE, _REVOKED = 5, "it was revoked"

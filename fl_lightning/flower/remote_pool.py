@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
-from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
 from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, update_in
@@ -19,6 +18,7 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
+from fl_lightning.utilities.collectives import Collectives
 
 UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
 """The cause by which a site is left out that was never online when a fit started."""

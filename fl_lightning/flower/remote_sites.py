@@ -11,7 +11,6 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.data.class_names import names_of
 from fl_lightning.errors import ClientError, ConfigurationError, WireError, require
 from fl_lightning.flower import envelope
@@ -33,6 +32,7 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.strategies.base import Strategy
+from fl_lightning.utilities.collectives import Collectives
 
 _WAIT = 300.0
 """The seconds for which a site may load its data or build the model."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import fl_lightning
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower import ControlLink, superlink_app
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.certificates import answering
@@ -24,7 +23,8 @@ from fl_lightning.flower.keys import read_public_key
 from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.flower.retention import Sweeper
 from fl_lightning.flower.server_folder import ServerFolder, refuse_answer
-from fl_lightning.folder_lock import lock_folder
+from fl_lightning.utilities.argument_parser import ArgumentParser
+from fl_lightning.utilities.folder_lock import lock_folder
 
 NGINX = """# The SuperLink listens on loopback only. TLS must end on this machine: the sites sign timestamps, not connections.
 # Start it with: fl-lightning serve --folder {folder} --host {host} --bind 127.0.0.1 --port {port}

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.certificates import LOOPBACK, TlsFiles, create_certificates, names_in, require_host
 from fl_lightning.flower.private_files import write_private
+from fl_lightning.utilities.atomic_file import write_whole
 
 if TYPE_CHECKING:
     from fl_lightning.messages import ClientInfo

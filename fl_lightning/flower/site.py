@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.flower_site import NOT_ACTIVATED, supernode_command
 from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.addresses import address_of
@@ -20,7 +19,8 @@ from fl_lightning.flower.keys import create_key, read_private_key, require_certi
 from fl_lightning.flower.private_files import write_private
 from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
-from fl_lightning.folder_lock import lock_folder
+from fl_lightning.utilities.argument_parser import ArgumentParser
+from fl_lightning.utilities.folder_lock import lock_folder
 
 SYSTEMD = """[Unit]
 Description=fl_lightning site {name}

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.audit import read_log
 from fl_lightning.flower.envelope import printable
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_record import SiteRecord, approve
+from fl_lightning.utilities.argument_parser import ArgumentParser
 
 _TEXTS = {
     "approve": "Agree to a federation with its settings, or to another number of this site, in the words of the message.",

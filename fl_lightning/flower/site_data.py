@@ -15,6 +15,8 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import IterableDataset, TensorDataset
 
 from fl_lightning.compat.jsonargparse import actions_of, in_words
+from fl_lightning.config.null_settings import refuse_null
+from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
@@ -23,9 +25,7 @@ from fl_lightning.errors import ConfigurationError, DataError, did_you_mean, req
 from fl_lightning.flower.checks import compared, digest_of_names, standardizes
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, Part
-from fl_lightning.null_settings import refuse_null
 from fl_lightning.partitioners.base import Partitioner
-from fl_lightning.wrong_value import wrong_value
 
 
 class WholePartitioner(Partitioner):

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
+from fl_lightning.utilities.atomic_file import write_whole
 
 _FILE, _APPROVED = "record.json", "approved.json"
 _NOT_AGREED = ("rounds", "num_clients", "threads", "logger", "inference_mode")

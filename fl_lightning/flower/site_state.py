@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.atomic_file import PARTIAL, write_whole
 from fl_lightning.errors import WireError
+from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
 from fl_lightning.wire import from_bytes, to_bytes
 
 

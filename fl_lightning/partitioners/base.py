@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import DataError
 from fl_lightning.functional.partition import Partition
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 _ATTEMPTS = 11
 """The first draw and at most ten more."""

@@ -13,12 +13,12 @@ from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from fl_lightning.atomic_file import PARTIAL, write_whole
-from fl_lightning.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
-from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import innermost_checkpoint_io
 from fl_lightning.errors import CheckpointError, ConfigurationError
-from fl_lightning.folder_lock import lock_folder
+from fl_lightning.utilities.atomic_file import PARTIAL, write_whole
+from fl_lightning.utilities.checkpoint_file import read_checkpoint, refuse_unsafe, require_trusted
+from fl_lightning.utilities.collectives import Collectives
+from fl_lightning.utilities.folder_lock import lock_folder
 
 _UNFINISHED = PARTIAL.format(name="*.ckpt", process="*")
 """Names of checkpoints while they are being written."""

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 Chains = Sequence[Sequence[int]]
 """Clients that train one after another, each from the previous client's result; chains run side by side."""

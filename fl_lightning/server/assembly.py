@@ -12,7 +12,6 @@ from fl_lightning.clients.client_evaluators import Metrics
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.collectives import Collectives
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
@@ -30,6 +29,7 @@ from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 from fl_lightning.settings.personal import personal_names
+from fl_lightning.utilities.collectives import Collectives
 
 
 def client_metrics(settings: FederationSettings) -> Metrics:

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.stored_state import stored_files
-from fl_lightning.collectives import Collectives
 from fl_lightning.plugins.checkpoint_io import checkpoint_folders
+from fl_lightning.utilities.collectives import Collectives
 
 _SUFFIX = ".ckpt"
 _read: dict[Path, tuple[tuple[int, int], set[str]]] = {}

@@ -13,7 +13,6 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.collectives import Collectives
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
@@ -28,6 +27,7 @@ from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
+from fl_lightning.utilities.collectives import Collectives
 
 _versions = count(1)
 

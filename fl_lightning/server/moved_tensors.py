@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_parts import widened
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.sums import Sums
 from fl_lightning.types import ClientUpdate
+from fl_lightning.utilities.collectives import Collectives
 
 _MOVED, _UNWEIGHTED = "moved ", "plain moved "
 """The prefixes of the sums of changes, and of those of clients whose weight is 0."""

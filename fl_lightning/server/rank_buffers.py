@@ -5,10 +5,10 @@ from __future__ import annotations
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.compat.torch import times_changed
 from fl_lightning.functional.digest import digest
 from fl_lightning.functional.model_state import ModelState
+from fl_lightning.utilities.collectives import Collectives
 
 Changes = dict[str, tuple[int, float]]
 

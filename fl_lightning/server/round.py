@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.collectives import no_counters
 from fl_lightning.errors import ClientError, FederationError, add_note
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.messages import ChainReport, ClientJob, Progress, TrainOrder
@@ -25,6 +24,7 @@ from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
+from fl_lightning.utilities.collectives import no_counters
 
 
 @dataclass

@@ -12,8 +12,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.compat.signals import note_sigterm, on_sigterm
+from fl_lightning.utilities.collectives import Collectives
 
 
 class Termination:

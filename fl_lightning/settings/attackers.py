@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.attackers."
 

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torchmetrics import Metric
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.client_evaluation."
 

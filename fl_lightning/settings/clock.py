@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
+from fl_lightning.utilities.argument_types import checks_types
 
 Distribution = Literal["constant", "uniform", "exponential", "half_normal", "lognormal"]
 _DISTRIBUTIONS = ("constant", "uniform", "exponential", "half_normal", "lognormal")

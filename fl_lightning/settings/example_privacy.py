@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.local.privacy."
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.faults."
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
+from fl_lightning.utilities.argument_types import checks_types
 
 
 @checks_types

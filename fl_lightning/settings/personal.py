@@ -9,9 +9,9 @@ from importlib import import_module
 
 from torch import nn
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import client_state, server_buffers
+from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.personal"
 

@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fl_lightning.argument_types import checks_types
 from fl_lightning.errors import ClientError, ConfigurationError, require
 from fl_lightning.functional.secret_sharing import (
     PRIME,
@@ -23,6 +22,7 @@ from fl_lightning.functional.secret_sharing import (
 )
 from fl_lightning.functional.seeding import derive_seed, generator
 from fl_lightning.functional.sums import Sums
+from fl_lightning.utilities.argument_types import checks_types
 
 
 @checks_types

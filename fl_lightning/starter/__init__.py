@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.utilities.argument_parser import ArgumentParser
 
 TEMPLATE = Path(__file__).parent / "template"
 """The template, whose package is called ``my_project``."""

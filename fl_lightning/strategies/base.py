@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.returned import as_number
 from fl_lightning.functional.sums import Grid, Sums
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.types import ClientUpdate, RoundStart
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 ModelGrid = Callable[[float | None], Grid | None]
 

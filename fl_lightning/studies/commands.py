@@ -13,9 +13,9 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import ActionConfigFile
 
 from fl_lightning.compat.jsonargparse import actions_of
-from fl_lightning.config_arguments import config_files, name_files
+from fl_lightning.config.arguments import config_files, name_files
+from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.errors import FederationError
-from fl_lightning.null_settings import refuse_null
 from fl_lightning.studies.options import ReportOptions
 from fl_lightning.studies.report import print_files, require_packages, write_report
 from fl_lightning.studies.run_page import write_run_page
@@ -33,7 +33,7 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
-        from fl_lightning.cli_messages import explain
+        from fl_lightning.cli.messages import explain
 
         options = [option for action in actions_of(self) for option in action.option_strings]
         said = explain(message, options, _Parser.files).partition(" All settings")[0]

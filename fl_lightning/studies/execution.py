@@ -15,11 +15,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.atomic_file import write_whole
-from fl_lightning.folder_lock import lock_folder
 from fl_lightning.studies.collection import lines_logged, rounds_logged
 from fl_lightning.studies.settings import fingerprint
 from fl_lightning.studies.worker import context, kill, work
+from fl_lightning.utilities.atomic_file import write_whole
+from fl_lightning.utilities.folder_lock import lock_folder
 
 _RECORD, _SETTINGS = "study_run.json", "settings.yaml"
 _KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
@@ -89,7 +89,7 @@ class Job:
         # not needed for a run that was never interrupted
         import yaml
 
-        from fl_lightning.checkpoint_file import read_checkpoint
+        from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
         try:
             federation = yaml.safe_load(self.settings).get("federation", {})

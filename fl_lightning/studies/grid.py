@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.config_files import find
+from fl_lightning.config.files import find
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.names import class_name
 from fl_lightning.studies.run_table import FIXED

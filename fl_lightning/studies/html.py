@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.studies.collection import read_lines
 from fl_lightning.studies.layout import Cell, Table
 from fl_lightning.studies.panels import Panel
 from fl_lightning.studies.run_table import RunTable, Setting
 from fl_lightning.studies.statistics import Curves, Sample
+from fl_lightning.utilities.atomic_file import write_whole
 
 _PAGE = Path(__file__).parent / "page"
 _OF_MEMBERS = {"val_f1": "F1 of each class", "client_share": "clients' shares of the aggregate"}

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_lightning.atomic_file import write_whole
 from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.utilities.atomic_file import write_whole
 
 FIXED = ("run", "seed", "round", "metric", "value")
 """Columns of every table; between the first two is one for each axis of the study."""

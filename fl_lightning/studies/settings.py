@@ -11,8 +11,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from fl_lightning.cli import FederationCLI
-from fl_lightning.cli_parser import FederationParser
+from fl_lightning.cli.federation_cli import FederationCLI
+from fl_lightning.cli.parser import FederationParser
 from fl_lightning.compat.jsonargparse import subcommand_parsers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.studies.grid import SHORT, Run

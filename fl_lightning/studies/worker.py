@@ -19,7 +19,7 @@ def context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["fl_lightning.cli"])
+    made.set_forkserver_preload(["fl_lightning.cli.federation_cli"])
     return made
 
 
@@ -45,7 +45,7 @@ def work(arguments: Sequence[str], environment: Mapping[str, str], log: Path, ra
         sys.exit(subprocess.run([sys.executable, "-m", "fl_lightning", *arguments], check=False).returncode)
     import torch
 
-    from fl_lightning.cli import main
+    from fl_lightning.cli.federation_cli import main
     from fl_lightning.compat.python import run_exit_functions
 
     if "OMP_NUM_THREADS" in os.environ:  # torch read it long ago

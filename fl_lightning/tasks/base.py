@@ -14,11 +14,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
-from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.errors import ConfigurationError, FederationError, require
 from fl_lightning.losses.adaptive import PlainLoss
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.tasks.loss_adaptation import LossAdaptation
+from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 EQUAL: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
 """How to log values that torchmetrics has synchronised: the maximum of equal values is exact and avoids Lightning's advice."""

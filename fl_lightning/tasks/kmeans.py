@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
-from fl_lightning.checkpoint_file import LoadsSafely
 from fl_lightning.compat.lightning import set_up_validation
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
@@ -19,6 +18,7 @@ from fl_lightning.metrics.cluster_quality import ClusterQuality
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.tasks.base import EQUAL
+from fl_lightning.utilities.checkpoint_file import LoadsSafely
 
 _WITHOUT_EFFECT = {
     "proximal_mu": 0.0,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.argument_types import ChecksTypes
 from fl_lightning.functional.compression import Levels
 from fl_lightning.functional.keyed_noise import KeyedStream
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def adafed_mnist(setting: Setting, found: Findings) -> None:
 
 
 def _command_line(setting: Setting, precision: str, rounds: int) -> list[dict[str, str]]:
-    from fl_lightning.cli import main
+    from fl_lightning.cli.federation_cli import main
 
     folder = Path(precision).resolve()
     args = [f"--config={ROOT / 'configs' / 'adafed_mnist.yaml'}", f"--trainer.max_epochs={rounds}"]

@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from fl_lightning.checkpoint_file import can_run_code, read_checkpoint, refusal, trusting, untrusted
 from fl_lightning.compat.lightning import checkpoint_of
 from fl_lightning.errors import CheckpointError, ConfigurationError
+from fl_lightning.utilities.checkpoint_file import can_run_code, read_checkpoint, refusal, trusting, untrusted
 
 _REFUSED_CLASS = re.compile(r"but got <class '([\w.]+)'>")
 

@@ -6,9 +6,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
+from fl_lightning.utilities.collectives import Collectives
 
 
 def require_same_partition(trainer: Trainer, data: FederatedDataModule) -> None:

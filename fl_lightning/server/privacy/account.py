@@ -10,7 +10,6 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.collectives import Collectives
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.privacy import epsilon_of_examples
@@ -19,6 +18,7 @@ from fl_lightning.server.privacy.ledger import PrivacyLedger
 from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
+from fl_lightning.utilities.collectives import Collectives
 
 SIMULATED = (
     "The noise of this run is derived from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is "

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from fl_lightning.atomic_file import sync_folder
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.utilities.atomic_file import sync_folder
 
 LEDGER = "privacy_ledger.jsonl"
 """The file in ``trainer.default_root_dir``, append-only. Runs in one folder share it, and each line names its run."""

@@ -12,8 +12,9 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 import fl_lightning
 from fl_lightning.attacks import Backdoor, LabelAttack, ModelAttack
-from fl_lightning.cli_names import nearest_class, nearest_setting, where, wrong_name
+from fl_lightning.cli.names import nearest_class, nearest_setting, where, wrong_name
 from fl_lightning.compat.jsonargparse import in_words
+from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
@@ -22,7 +23,6 @@ from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
-from fl_lightning.wrong_value import wrong_value
 
 _BASES = {
     "strategy": Strategy,

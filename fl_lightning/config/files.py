@@ -22,7 +22,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 def folder() -> Path:
     """Return the folder of the package's configurations: inside the package in a wheel, next to it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return next((path for path in (package / "configs", package.parent / "configs") if path.is_dir()), package / "configs")
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fl_lightning.cli_help import TopicHelp, nested_class_help
-from fl_lightning.cli_messages import explain
+from fl_lightning.cli.help import TopicHelp, nested_class_help
+from fl_lightning.cli.messages import explain
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, subcommand_parsers
-from fl_lightning.config_arguments import behind_subcommand, config_files, expand
-from fl_lightning.config_files import without_base
+from fl_lightning.config.arguments import behind_subcommand, config_files, expand
+from fl_lightning.config.files import without_base
 
 
 class FederationParser(Completable, LightningArgumentParser):

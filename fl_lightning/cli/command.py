@@ -1,4 +1,4 @@
-"""The command ``fl-lightning``: answer what needs no training directly, and leave the rest to :mod:`fl_lightning.cli`."""
+"""The command ``fl-lightning``: answer what needs no training directly, and leave the rest to ``cli/federation_cli.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from fl_lightning.help_pages import first_page, has_first_page
+from fl_lightning.cli.help_pages import first_page, has_first_page
 
 SUBCOMMANDS = {
     "fit": "Train a federation: one epoch is one communication round.",
@@ -34,9 +34,9 @@ _FLOWER = {**dict.fromkeys(("serve", "register", "sites"), "fl_lightning.flower.
 
 _SMALL = {
     "init": "fl_lightning.starter",
-    "configs": "fl_lightning.config_command",
-    "algorithms": "fl_lightning.algorithm_command",
-    "dashboard": "fl_lightning.dashboard",
+    "configs": "fl_lightning.cli.commands.configs",
+    "algorithms": "fl_lightning.cli.commands.algorithms",
+    "dashboard": "fl_lightning.cli.commands.dashboard",
 }
 """Modules whose ``main`` takes the arguments after the command, and which do not import torch."""
 
@@ -93,7 +93,7 @@ def _run(arguments: list[str]) -> None:
     _refuse_unknown(arguments)
     _see_this_folder()
     if arguments[:1] == ["export"]:
-        import_module("fl_lightning.export_command").main(arguments[1:])
+        import_module("fl_lightning.cli.commands.export").main(arguments[1:])
         return
     if arguments[:1] and arguments[0] in _FLOWER:
         import_module(_FLOWER[arguments[0]]).main(arguments)
@@ -111,7 +111,7 @@ def _run(arguments: list[str]) -> None:
 
 def _train() -> None:
     """Run Lightning's commands; a fit that logs to CSV ends with its page."""
-    from fl_lightning.cli import main as run
+    from fl_lightning.cli.federation_cli import main as run
 
     folder = run()
     if folder is not None and (folder / "csv").is_dir():

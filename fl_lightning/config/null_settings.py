@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
-from fl_lightning.argument_types import in_words
 from fl_lightning.compat.jsonargparse import actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.utilities.argument_types import in_words
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", dict: "a mapping"}
 """The words of a YAML."""

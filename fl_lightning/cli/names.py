@@ -11,9 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import fl_lightning
-from fl_lightning.config_files import Entry, read
+from fl_lightning.config.files import Entry, read
+from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.errors import ConfigurationError, did_you_mean
-from fl_lightning.wrong_value import wrong_value
 
 _ELSEWHERE = {
     "optimizer": ("torch.optim",),

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_lightning.config_files import find, folder, names
+from fl_lightning.config.files import find, folder, names
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
 _USAGE = """usage: fl-lightning configs                   list the configurations that come with the package

@@ -20,7 +20,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 import fl_lightning
-from fl_lightning.allocator import keep_freed_memory
 from fl_lightning.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, choose_checkpoint, nothing_to_resume
 from fl_lightning.callbacks.client_table import ClientTable
 from fl_lightning.callbacks.failure_log import FailureLog
@@ -29,23 +28,24 @@ from fl_lightning.callbacks.federation_report import FederationReport
 from fl_lightning.callbacks.orchestrator import FederatedOrchestrator
 from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
-from fl_lightning.checkpoint_file import checked, require_trusted, unreadable
-from fl_lightning.cli_messages import refuse_second_callbacks, refuse_wrong_sections
-from fl_lightning.cli_output import describe_model, drop_deprecated, without_tips
-from fl_lightning.cli_parser import FederationParser
-from fl_lightning.cli_trainer import FederationTrainer
-from fl_lightning.collectives import lost_rank
+from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sections
+from fl_lightning.cli.output import describe_model, drop_deprecated, without_tips
+from fl_lightning.cli.parser import FederationParser
+from fl_lightning.cli.trainer import FederationTrainer
 from fl_lightning.compat.jsonargparse import entry_of, prefer_classes, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
+from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, FederationError, add_note, no_space, notes_of, require
 from fl_lightning.flower.pool import FlowerPool  # noqa: F401 (so that 'federation.pool' knows its short name)
-from fl_lightning.folder_lock import lock_folder
-from fl_lightning.null_settings import refuse_null
 from fl_lightning.reporting.run_facts import SELECTION, TEST_SET, read_run_facts, write_run_facts
 from fl_lightning.reporting.wandb import describe_run, prefer_offline, sweep_folder
 from fl_lightning.server.interruption import interrupted
-from fl_lightning.source_version import source_version
+from fl_lightning.utilities.allocator import keep_freed_memory
+from fl_lightning.utilities.checkpoint_file import checked, require_trusted, unreadable
+from fl_lightning.utilities.collectives import lost_rank
+from fl_lightning.utilities.folder_lock import lock_folder
+from fl_lightning.utilities.source_version import source_version
 
 # typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process.
 # If that is the latter, the parser would read '2' batches as the share 2.0.

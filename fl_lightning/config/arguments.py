@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from fl_lightning.config_files import ConfigFile, arrange, find, read
+from fl_lightning.config.files import ConfigFile, arrange, find, read
 from fl_lightning.errors import ConfigurationError
 
 _FLAG, _SHORT = "--config", "-c"

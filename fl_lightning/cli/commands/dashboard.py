@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.compat.wandb import workspace_specification
 from fl_lightning.errors import ConfigurationError, FederationError
+from fl_lightning.utilities.argument_parser import ArgumentParser
 
 STRATEGY = "config.federation.strategy.class_path"
 EXAMPLES = """examples:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.arguments import ArgumentParser
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError, did_you_mean
+from fl_lightning.utilities.argument_parser import ArgumentParser
 
 _KEPT = ("pytorch-lightning_version", "hparams_name", "hyper_parameters", "datamodule_hparams_name", "epoch", "global_step")
 
@@ -52,9 +52,9 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
         CheckpointError: if the checkpoint cannot be read, or holds nothing of the client's own.
         ConfigurationError: if there is no such client.
     """
-    from fl_lightning.checkpoint_file import read_checkpoint
     from fl_lightning.clients.memory import personal_part
     from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
+    from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
     checkpoint = read_checkpoint(source, "cpu", trusted)
     weights = dict(checkpoint["state_dict"])

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import fl_lightning
+from fl_lightning.cli.help_pages import SECTIONS, first_page, has_first_page
 from fl_lightning.compat.jsonargparse import HelpAction, actions_of, is_setting, type_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.help_pages import SECTIONS, first_page, has_first_page
 
 _WIDTH = 118
 _ORDER = ("federation", "data", "model", "trainer")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @cache
-def source_version(version: str, folder: Path = Path(__file__).parent.parent) -> str:
+def source_version(version: str, folder: Path = Path(__file__).parents[2]) -> str:
     """Return a release with the commit it runs from, such as ``0.2.0 (commit 60b2303)``; without git, the release alone.
 
     A commit with changes that are not committed ends in ``-dirty``.

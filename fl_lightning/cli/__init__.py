@@ -1,0 +1,1 @@
+"""The command line: the command ``fl-lightning``, its subcommands, and the parser of their settings."""

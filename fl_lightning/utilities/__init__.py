@@ -1,0 +1,1 @@
+"""Tools for every layer: files that are written whole, locks, collectives, and the types of arguments."""
