@@ -207,6 +207,9 @@ from fl_lightning.models import (
 from fl_lightning.optimizers import (
     Yogi as Yogi,
 )
+from fl_lightning.options import (
+    Attackers as Attackers,
+)
 from fl_lightning.partitioners import (
     AdaFedSimulation1 as AdaFedSimulation1,
 )
@@ -286,9 +289,6 @@ from fl_lightning.rules import Pass as Pass
 from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
     Asynchronous as Asynchronous,
-)
-from fl_lightning.settings import (
-    Attackers as Attackers,
 )
 from fl_lightning.settings import (
     Availability as Availability,

@@ -14,6 +14,7 @@ from against_hand import Updates, clients_of
 from algorithms import Following, prepare
 from by_hand import World, averaged
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, network, same_bits, trainer, weights
+from poisoning import mislabel
 from scipy.special import softmax
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Accuracy, MeanSquaredError
@@ -314,7 +315,7 @@ class ReversedBlobs(Blobs):
 def test_wrong_labels_pass_through_the_datasets_own_transform():
     data = FederatedDataModule(ReversedBlobs(), Consecutive())
     data.setup("fit")
-    data.mislabel({1: 0.1}, 0)
+    mislabel(data, {1: 0.1}, 0)
     seen = torch.cat([y for _, y in data.client(1, 0).train_dataloader()])
     true = 2 - blobs(sum(SIZES), 1)[1][SIZES[0] : SIZES[0] + SIZES[1]]
     assert int((seen != true).sum()) == round(0.1 * SIZES[1])

@@ -83,7 +83,10 @@ def test_a_value_outside_its_range(build, message):
             {"local": LocalTraining(max_epochs=2, partial_work=PartialWork(0.5))},
             "'federation.local.partial_work' does not work with",
         ),
-        ({"attackers": Attackers(clients=[1], model=ALIE())}, "'federation.attackers.model' ALIE does not work with"),
+        (
+            {"attackers": Attackers(clients=[1], model=ALIE())},
+            "'federation.attackers.model' ALIE reads the honest changes of a whole round, but with",
+        ),
         ({"faults": Faults("skip", min_updates=3)}, "'federation.faults.min_updates' must be at most the 2 clients of a round"),
         ({"strategy": FedBuff(), "asynchronous": None}, "FedBuff combines updates of asynchronous rounds, but 'federation.asy"),
         ({"strategy": FedAsync(), "asynchronous": None}, "FedAsync combines updates of asynchronous rounds, but 'federation."),

@@ -15,6 +15,7 @@ from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given
 from hypothesis import strategies as st
+from poisoning import mislabel
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
@@ -44,7 +45,7 @@ from fl_lightning import (
     ScaledUpdate,
     SignFlip,
 )
-from fl_lightning.reporting.detection import detection
+from fl_lightning.options.attackers.detection import detection
 
 FIVE = (7, 9, 8, 12, 4)
 HOSTILE = [1, 3]
@@ -283,7 +284,7 @@ def mislabelled(attack):
     data = FederatedDataModule(Blobs(shuffle=False), Consecutive())
     data.setup("fit")
     before = data.label_counts()
-    data.mislabel({1: attack}, 0)
+    mislabel(data, {1: attack}, 0)
     return before, data
 
 
@@ -314,10 +315,10 @@ def test_classes_that_are_not_there():
         (RelabelClass(3, 0), "'federation.attackers.labels.source' must be one of the classes 0 to 2"),
         (PermutedLabels(3), "'federation.attackers.labels.shift' must be not a multiple of the 3 classes"),
     ):
-        data.mislabel({0: attack}, 0)
+        mislabel(data, {0: attack}, 0)
         with pytest.raises(ConfigurationError, match=message):
             data.client(0, 0)
-    data.mislabel({0: RelabelClass(1, 2)}, 0)
+    mislabel(data, {0: RelabelClass(1, 2)}, 0)
     labels = torch.cat([y for _, y in data.client(0, 0).train_dataloader()])
     true = blobs(sum(SIZES), 1)[1][: SIZES[0]]
     assert torch.equal(labels, torch.where(true == 1, 2, true))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from federations import Consecutive, Plain, federate, trainer
+from poisoning import mislabel
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -24,7 +25,7 @@ from fl_lightning import (
     PermutedLabels,
     ScaledUpdate,
 )
-from fl_lightning.data.triggered_loader import TriggeredLoader
+from fl_lightning.options.attackers.triggered_images import TriggeredImages
 
 FIVE = (30, 41, 52, 27, 50)
 
@@ -92,7 +93,7 @@ def test_what_attackers_train_on(tensors, labels):
     lie = Backdoor(target=3, share=0.5, size=2)
     wrong = {} if labels is None else {1: labels}
     for _ in range(2):  # the same in every round
-        data.mislabel(wrong, 5, {1: lie})
+        mislabel(data, wrong, 5, {1: lie})
         for part, before in true.items():
             for client, (images, classes) in enumerate(before):
                 now, said = read(data, client, part)
@@ -109,7 +110,7 @@ def test_what_attackers_train_on(tensors, labels):
     counts = data.label_counts()
     assert counts.sum(dim=1).tolist() == data.indices.sizes.tolist()
     assert int(counts[1, 3]) > int((true["training"][1][1] == 3).sum())
-    data.mislabel({}, 5)
+    mislabel(data, {}, 5)
     assert torch.equal(read(data, 1, "training")[0], true["training"][1][0])
 
 
@@ -160,7 +161,7 @@ def test_without_a_backdoor_nothing_is_measured():
 
 def test_the_triggered_set_leaves_the_targets_own_images_out():
     images, labels = Digits().val
-    batches = list(TriggeredLoader(DataLoader(TensorDataset(images, labels), batch_size=2), Backdoor(target=int(labels[0]))))
+    batches = list(TriggeredImages(DataLoader(TensorDataset(images, labels), batch_size=2), Backdoor(target=int(labels[0]))))
     assert sum(len(y) for _, y in batches) == int((labels != labels[0]).sum())
     assert {int(c) for _, y in batches for c in y} == {int(labels[0])}
 

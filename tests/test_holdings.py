@@ -11,6 +11,7 @@ import torch
 from federations import CLASSES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poisoning import mislabel
 from sklearn.model_selection import train_test_split
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.functional.classification import multiclass_accuracy
@@ -332,14 +333,14 @@ def test_all_at_once_as_from_memory():
             kind(n=120), DirichletPartitioner(3), public_share=0.1, feature_noise=0.1, rebalancing=LabelAveraging()
         )
         data.setup("fit")
-        data.mislabel({1: 0.5}, seed=7)
+        mislabel(data, {1: 0.5}, seed=7)
         seen.append([torch.cat([y for _, y in data.client(k, seed=5).train_dataloader()]).tolist() for k in range(3)])
     assert seen[0] == seen[1]
 
 
 def test_test_parts_keep_their_true_labels():
     data = held(client_test=0.3, client_validation=0.2)
-    data.mislabel({0: 1.0}, seed=1)
+    mislabel(data, {0: 1.0}, seed=1)
     labels = data.datamodule.train[1]
     for part, wrong in (("training", True), ("validation", True), ("test", False)):
         given = torch.cat([y for _, y in data.client_evaluation_view(0, part).val_dataloader()])
@@ -474,7 +475,7 @@ def test_wrong_labels_of_datasets_that_transform_them(kind):
     dataset = ConcatDataset([Shifted(True), Subset(Shifted(True), range(30))]) if kind == "joined" else Shifted(False)
     data = FederatedDataModule(OfUsers(dataset), IIDPartitioner(2))
     data.setup("fit")
-    data.mislabel({0: 1.0}, seed=1)
+    mislabel(data, {0: 1.0}, seed=1)
     given = torch.cat([y for _, y in data.client_evaluation_view(0, "training").val_dataloader()])
     true = torch.tensor([dataset[int(k)][1] for k in data.indices[0]])
     assert (given != true).all()

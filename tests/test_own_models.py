@@ -204,11 +204,11 @@ class TwoOptimizers(Plain):
         (lambda: {"strategy": Ditto(), "route": FedCyclic()}, "which the route FedCyclic does not support"),
         (
             lambda: {"strategy": Ditto(), "personal": [PersonalPart(names="net.0")]},
-            "Ditto keeps a complete model of each client's own, so 'federation.personal' has no place",
+            "lets each client keep parts of its own, but Ditto keeps a complete model of each client's own",
         ),
         (
             lambda: {"strategy": PFedMe(), "attackers": Attackers(discard_global=[1])},
-            "so 'federation.attackers.discard_global' has no place",
+            "'federation.attackers.discard_global' gives clients complete models of their own, but PFedMe keeps",
         ),
         (
             lambda: {"strategy": Ditto(), "local": LocalTraining(privacy=ExamplePrivacy(1.0, 0.5, noise_seed=7))},

@@ -56,11 +56,11 @@ from fl_lightning import (
     TopK,
     Yogi,
 )
+from fl_lightning.core.resume_rule import kind_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments
 from fl_lightning.server.resume.sites import other_sites
-from fl_lightning.server.resume.table import kind_of
 
 SAVED = {"enable_checkpointing": True}
 
@@ -637,7 +637,7 @@ def test_python_and_the_command_line_describe_a_run_alike(fl):
     assert both[0]["settings"] == both[1]["settings"]
 
 
-# ------------------------------------------------------------------ the table
+# ------------------------------------------------------------------ the rules
 
 
 def settings_of_this_package() -> list[tuple[type, str]]:
@@ -656,20 +656,18 @@ def settings_of_this_package() -> list[tuple[type, str]]:
     return [(kind, name) for kind in [*named, *derived] for name in constructor_arguments(kind)]
 
 
-def test_the_table_has_every_argument():
+def test_every_argument_has_a_rule():
     listed = settings_of_this_package()
     assert len(listed) > 150
-    missing = [f"{kind.__name__}.{name}" for kind, name in listed if kind_of(kind.__name__, name) is None]
-    assert not missing, f"say in callbacks/resume_table.py what a resumed run may do with: {missing}"
+    missing = [f"{kind.__name__}.{name}" for kind, name in listed if kind_of(kind, name) is None]
+    assert not missing, f"say in the class's 'on_resume' what a resumed run may do with: {missing}"
 
 
-def test_the_table_has_nothing_else():
-    from fl_lightning.server.resume.table import TABLE
-
-    known = {(kind.__name__, name) for kind, name in settings_of_this_package()}
-    for kind, row in TABLE.items():
-        for name in " ".join(row).split():
-            assert name == "*" or (kind, name) in known, f"{kind}.{name}"
+def test_rules_name_arguments_only():
+    for kind in {kind for kind, _ in settings_of_this_package()}:
+        known = {name for base in kind.__mro__ if base is not object for name in constructor_arguments(base)}
+        for name in " ".join(kind.on_resume).split():
+            assert name == "*" or name in known, f"{kind.__name__}.{name}"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from by_hand import LR, World, accuracy, averaged, build, flat
 from federations import CLASSES, SIZES, Blobs, Consecutive, Plain, blobs, federate, same_bits, trainer, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from poisoning import mislabel
 from scipy.stats import entropy
 
 from fl_lightning import (
@@ -238,7 +239,7 @@ def test_local_only_goes_on_from_each_clients_own_model(dtype):
 def mislabelled(shares, dtype=torch.float32):
     probe = FederatedDataModule(Blobs(shuffle=False, dtype=dtype), Consecutive())
     probe.setup("fit")
-    probe.mislabel(shares, 0)
+    mislabel(probe, shares, 0)
     return [probe.client(k, 0).train_dataloader() for k in range(3)]
 
 

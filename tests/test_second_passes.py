@@ -384,7 +384,7 @@ def private():
         (lambda: {"strategy": APFL(), "module": Follower()}, "training changes the frozen tensor 'target.weight', of which"),
         (
             lambda: {"strategy": APFL(), "personal": [PersonalPart(names="net.0")]},
-            "APFL keeps a complete model of each client's own, so 'federation.personal' has no place",
+            "lets each client keep parts of its own, but APFL keeps a complete model of each client's own",
         ),
         (lambda: {"strategy": APFL(), "route": LocalOnly("val_acc")}, "APFL"),
     ],

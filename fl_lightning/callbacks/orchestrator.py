@@ -16,12 +16,15 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
+from fl_lightning.core.option import Option, ServerContext
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.functional.showing import settings_table, short_repr
+from fl_lightning.options.attackers import Attackers
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
@@ -29,7 +32,6 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
 from fl_lightning.server.checks.federation import check_federation
@@ -56,7 +58,6 @@ from fl_lightning.server.takeover import Takeover
 from fl_lightning.server.termination import Termination
 from fl_lightning.server.tuning import tune_centralized
 from fl_lightning.settings.asynchronous import Asynchronous
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
@@ -125,6 +126,12 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         >>> trainer = L.Trainer(max_epochs=20, callbacks=[federation], logger=False)  # 20 rounds
         >>> # trainer.fit(your_module, FederatedDataModule(your_datamodule, IIDPartitioner(num_clients=10)))
     """
+
+    on_resume = ResumeRule(
+        stays="strategy route transforms personal personal_start clients_per_round asynchronous seed",
+        free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
+        on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
+    )
 
     def __init__(
         self,
@@ -212,8 +219,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         without_validation(self, trainer, self._cleanup)
         self._begin_run(trainer, data)
         self._cleanup.callback(data.serve_rounds, False)
-        self._attack_schedule = AttackSchedule(self.attackers, data, self.seed, trainer)
-        self._cleanup.callback(self._attack_schedule.end)
+        context = ServerContext(trainer=trainer, data=data, seed=self.seed)
+        self._hooks = [option.at_server(context) for option in self.options]
+        for hook in self._hooks:
+            self._cleanup.callback(hook.close)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         requeue_whole_rounds(trainer, self._cleanup)
@@ -258,7 +267,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             federation=federation,
             sampler=assembly.sampler(),
             evaluator=assembly.evaluator(federation),
-            attacks=self._attack_schedule,
+            hooks=self._hooks,
             termination=Termination(trainer, self._cleanup),
         )
 
@@ -311,6 +320,11 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             self._rounds.conclude()
         self._run.account.conclude()
         self._rounds.warn_if_none()
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Return the options in use, in the order of their hooks."""
+        return tuple(option for option in (self.attackers,) if option.active)
 
     @property
     def clients_elsewhere(self) -> bool:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 
 
@@ -33,6 +34,7 @@ class TransferLearning(Callback):
 
     changes_training = True
     """Declares that the callback changes the training, so that a resumed run compares its settings."""
+    on_resume = ResumeRule(on_purpose="parts thaw_after freeze_after")
 
     def __init__(self, parts: Sequence[str], thaw_after: int | None = None, freeze_after: int = 0) -> None:
         require(not isinstance(parts, str) and len(parts) > 0, "parts", "a list of names of submodules", parts)

@@ -23,10 +23,10 @@ from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.core.option import ClientContext, Option
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.transforms.base import Transform
@@ -41,7 +41,7 @@ class ClientSettings:
         rule: the client's half of the strategy, or None.
         metrics: the metrics that clients compute, by role.
         transforms: the transforms of their updates, in order.
-        attackers: the clients that misbehave, in a simulation.
+        options: the options in use.
         faults: how to handle clients that fail.
         seed: the seed of the federation.
         num_clients: the number of clients in the federation.
@@ -51,7 +51,7 @@ class ClientSettings:
     rule: ClientRule | None = None
     metrics: Metrics = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
-    attackers: Attackers = field(default_factory=Attackers)
+    options: Sequence[Option] = ()
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     num_clients: int = 1
@@ -136,13 +136,10 @@ class ClientAssembly:
         settings, place = self._settings, self._place
         name_of = getattr(self._data, "client_name", str)  # a site does not know its name
         outbox = Outbox(
-            attackers=settings.attackers,
             transforms=settings.transforms,
-            num_clients=settings.num_clients,
             memory=self._memory,
             seed=settings.seed,
             secret=self._secret,
-            device=place.device,
             compresses=place.compresses,
         )
         evaluators = ClientEvaluators(
@@ -156,6 +153,7 @@ class ClientAssembly:
             outer=place.outer,
             inference_mode=place.inference_mode,
         )
+        context = ClientContext(num_clients=settings.num_clients, seed=settings.seed, device=place.device)
         trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
         chains = ChainTrainer(
             trainer=trainer,
@@ -173,6 +171,7 @@ class ClientAssembly:
             chains=chains,
             memory=self._memory,
             outbox=outbox,
+            hooks=[option.at_clients(context) for option in settings.options],
             evaluators=evaluators,
             private=self._private,
             alone=self._alone_for,

@@ -120,10 +120,7 @@ class LocalPool:
 
     def answer(self) -> Iterator[ChainReport]:
         """See :meth:`ClientPool.answer`."""
-        runtime = self.runtime
-        if not runtime.acts_together:
-            return iter(())
-        return runtime.answer(runtime.outbox.crowd(self.comm, runtime.held))
+        return self.runtime.answer(self.comm) if self.runtime.waits else iter(())
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""

@@ -49,7 +49,7 @@ class ClientPool(Protocol):
         ...
 
     def answer(self) -> Iterator[ChainReport]:
-        """Yield the reports of attackers that act together, after all other reports have been read; ranks exchange data."""
+        """Yield the reports of updates that waited until all other reports have been read; ranks exchange data."""
         ...
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:

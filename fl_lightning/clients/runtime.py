@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, starmap
 
-from fl_lightning.attacks.models import Crowd
 from fl_lightning.clients.chains import ChainTrainer
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.failures import UpdateCheck
@@ -19,9 +18,12 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.update_editor import UpdateEditor
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
 from fl_lightning.types import ClientFailure, ClientUpdate
+from fl_lightning.utilities.collectives import Collectives
 
 
 class ClientRuntime:
@@ -32,7 +34,8 @@ class ClientRuntime:
         trainer: the trainer of single clients.
         chains: the trainer of chains of clients.
         memory: the state that clients keep between rounds.
-        outbox: the outbox that prepares their updates for the server.
+        outbox: the outbox that transforms their updates.
+        hooks: the hooks of the options in use, in order, which come before the outbox.
         evaluators: the evaluators of models on their examples.
         private: the callback that makes the clients' steps private, or None.
         alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
@@ -48,13 +51,15 @@ class ClientRuntime:
         chains: ChainTrainer,
         memory: ClientMemory,
         outbox: Outbox,
+        hooks: Sequence[ClientHooks],
         evaluators: ClientEvaluators,
         private: PrivateSteps | None,
         alone: Callable[[int | None], LocalTrainer],
         name_of: Callable[[int], str] = str,
     ) -> None:
         self._name_of = name_of
-        self.resident, self.trainer, self.memory, self.outbox = resident, trainer, memory, outbox
+        self.resident, self.trainer, self.memory, self._outbox = resident, trainer, memory, outbox
+        self.hooks = hooks
         self._chains, self._evaluators, self._private, self._alone = chains, evaluators, private, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
@@ -70,37 +75,32 @@ class ClientRuntime:
     def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
         """Train chains of clients, and yield the report of each one as soon as it is known.
 
-        Attackers that act together report in :meth:`answer` instead.
+        Chains whose update waits for those of all others report in :meth:`answer` instead.
 
         Raises:
             ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
         if self._check is None:
             self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of)
-            self.outbox.begin(self.resident.server.round_idx, self._check)
+            editor = UpdateEditor(self._check)
+            for hook in self.hooks:
+                hook.begin(self.resident.server.round_idx, editor)
+            self._outbox.begin(self.resident.server.round_idx, editor)
             self._held = []
         # A loop's variables would hold the last client's model while the next one trains.
         yield from chain.from_iterable(starmap(self._report, self._chains.train(orders, self._check)))
 
     @property
-    def acts_together(self) -> bool:
-        """Return whether attackers wait for :meth:`answer`."""
-        return self._check is not None and self.outbox.acts_together
+    def waits(self) -> bool:
+        """Return whether updates may wait for :meth:`answer`; the same on every rank."""
+        return self._check is not None and any(hook.waits for hook in self.hooks)
 
-    @property
-    def held(self) -> int:
-        """Return the number of attackers that wait for :meth:`answer`."""
-        return len(self._held)
-
-    def answer(self, crowd: Crowd | None) -> Iterator[ChainReport]:
-        """Yield the reports of attackers that act together.
-
-        Args:
-            crowd: the attackers' knowledge of the honest updates.
-        """
+    def answer(self, comm: Collectives) -> Iterator[ChainReport]:
+        """Yield the reports of chains whose update waited for those of all others; ranks exchange data before the first."""
+        for hook in self.hooks:
+            hook.drained(comm, len(self._held))
         held, self._held = self._held, []
-        for updates in held:
-            yield self._sent(updates, (), lambda update: self.outbox.forged(update, crowd))
+        return chain.from_iterable(self._sent(updates, ()) for updates in held)
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model on a client's examples, after any turns that the client should first train alone."""
@@ -125,7 +125,7 @@ class ClientRuntime:
 
     def releases(self) -> dict[str, dict[int, int]]:
         """Return the numbers of each client's noisy messages (``sent``) and steps (``steps``) since the last call."""
-        return {"sent": self.outbox.take_sent(), "steps": {} if self._private is None else self._private.take()}
+        return {"sent": self._outbox.take_sent(), "steps": {} if self._private is None else self._private.take()}
 
     def settle(self, accepted: Collection[int]) -> None:
         """Restore the state of clients whose updates the server did not accept."""
@@ -142,26 +142,26 @@ class ClientRuntime:
     def _report(
         self, order: TrainOrder, updates: list[ClientUpdate], failures: Sequence[ClientFailure]
     ) -> Iterator[ChainReport]:
-        """Yield the report of a chain, unless its attackers wait."""
-        if not updates or not order.delivers:
-            yield ChainReport(tuple(updates), tuple(failures))
-        elif self.outbox.waits(updates[-1]):
-            self._held.append(updates)
+        """Yield the report of a chain, unless its update waits."""
+        if updates and order.delivers:
+            yield from self._sent(updates, failures)
         else:
-            yield self._sent(updates, failures, self.outbox.send)
+            yield ChainReport(tuple(updates), tuple(failures))
 
-    def _sent(
-        self,
-        updates: list[ClientUpdate],
-        failures: Sequence[ClientFailure],
-        send: Callable[[ClientUpdate], ClientUpdate],
-    ) -> ChainReport:
-        """Return the report of a chain, with the updates that the server receives."""
+    def _sent(self, updates: list[ClientUpdate], failures: Sequence[ClientFailure]) -> Iterator[ChainReport]:
+        """Yield the report of a chain, with the update that the server receives, unless a hook lets it wait."""
+        last: ClientUpdate | None = updates[-1]
         try:
-            last = send(updates[-1])
+            for hook in self.hooks:
+                last = None if last is None else hook.send(last)
+            if last is None:
+                self._held.append(updates)
+                return
+            last = self._outbox.send(last)
         except ClientError as error:
             jobs = [ClientJob(update.client, update.round_idx) for update in updates]
-            return ChainReport((), (*failures, *(self._chains.failed(job, error, 1) for job in jobs)))
+            yield ChainReport((), (*failures, *(self._chains.failed(job, error, 1) for job in jobs)))
+            return
         if self._evaluators.measures("sent"):
             try:
                 score = self._evaluators.score(last.snapshot, "sent", last.client, "validation")
@@ -169,4 +169,4 @@ class ClientRuntime:
                 add_note(error, f"In the evaluation on the validation examples of client {self._name_of(last.client)}.")
                 raise
             last = replace(last, local_score=score)
-        return ChainReport((*updates[:-1], last), tuple(failures))
+        yield ChainReport((*updates[:-1], last), tuple(failures))

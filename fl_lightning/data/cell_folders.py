@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.cell_files import CellFiles, find_cells, read_dots
 from fl_lightning.data.image_files import WHITE, for_each
 from fl_lightning.data.image_folders import ImageFolderDataModule
@@ -52,6 +53,12 @@ class CellFolderDataModule(ImageFolderDataModule):
     Raises:
         ConfigurationError: if a value is outside its range.
     """
+
+    on_resume = ResumeRule(
+        free="root test_root num_workers memory_limit",
+        on_purpose="test_share image_size density_sigma density_scale batch_size eval_batch_size channels classes "
+        "white mean std augmentation unreadable seed",
+    )
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.cells import Microscope, annotate, draw_cells
 from fl_lightning.functional.seeding import generator
@@ -42,6 +43,7 @@ class CellSite(Microscope):
     missed: float = 0.0
     spurious: float = 0.0
     displaced: float = 0.0
+    on_resume = ResumeRule(on_purpose="*")
 
     def __post_init__(self) -> None:
         require(self.images >= 1, _NAME + "images", "1 or above", self.images)

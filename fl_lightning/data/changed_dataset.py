@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning.attacks.backdoor import Backdoor
+from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.feature_noise import FeatureNoise, scaled_to_one
 from fl_lightning.data.labels import labels_at_hand
 from fl_lightning.data.rebalancing import LabelAveraging
@@ -29,8 +29,8 @@ class Changes:
         part: the part of its examples.
         true: their classes, as the dataset stores them, shape (n,); None if they were not read.
         labels: the labels on which the client trains, shape (n,); None for the true ones.
-        trigger: the trigger of a backdoor.
-        stamped: the examples that carry it, bool, shape (n,); None if no example does.
+        change: the change of the client's inputs.
+        chosen: the examples whose inputs it changes, bool, shape (n,); None if it changes none.
         repeated: the positions 0 .. n - 1 of examples to append.
         rebalancing: changes the repeated inputs.
         noise: the noise on the client's own inputs.
@@ -41,8 +41,8 @@ class Changes:
     part: str
     true: Tensor | None = None
     labels: Tensor | None = None
-    trigger: Backdoor | None = None
-    stamped: Tensor | None = None
+    change: ExampleChange | None = None
+    chosen: Tensor | None = None
     repeated: Tensor = NOTHING
     rebalancing: LabelAveraging | None = None
     noise: FeatureNoise | None = None
@@ -51,7 +51,7 @@ class Changes:
     @property
     def none(self) -> bool:
         """Return whether the client holds examples of the data set without changes."""
-        return self.labels is None and self.stamped is None and self.noise is None and not self.repeated.numel()
+        return self.labels is None and self.chosen is None and self.noise is None and not self.repeated.numel()
 
     @property
     def augmentation(self) -> nn.Module | None:
@@ -81,8 +81,8 @@ def changed_dataset(dataset: Any, indices: Tensor, changes: Changes) -> Dataset[
     public = [tensor[changes.public] for tensor in dataset.tensors]
     if changes.labels is not None:
         own[1] = changes.labels.to(own[1])
-    if changes.trigger is not None and changes.stamped is not None:
-        own[0][changes.stamped] = changes.trigger.stamp(own[0][changes.stamped])
+    if changes.change is not None and changes.chosen is not None:
+        own[0][changes.chosen] = changes.change.inputs(own[0][changes.chosen])
     if changes.scales:
         own[0], public[0] = scaled_to_one(own[0]), scaled_to_one(public[0])
     if changes.noise is not None:
@@ -112,18 +112,19 @@ class _Changed(Dataset[Any]):
         source = int(self._own[position])
         example = self._dataset[source]
         if not (isinstance(example, list | tuple) and len(example) >= 2):
+            settings = ["data.feature_noise", "data.rebalancing", *([changes.change.setting] if changes.change else [])]
             raise DataError(
-                f"Attacks on data, noise and repeated examples need examples of the form (input, label, ...), but "
+                f"Changed, noisy and repeated examples need examples of the form (input, label, ...), but "
                 f"{type(self._dataset).__name__} returns a {type(example).__name__}. Return tuples, or remove "
-                "'federation.attackers', 'data.feature_noise' and 'data.rebalancing'."
+                f"{' and '.join(map(repr, settings))}."
             )
         inputs, label, *rest = example
         if changes.labels is not None and changes.true is not None and changes.labels[position] != changes.true[position]:
             transform = _target_transform(self._dataset, source) if self._stored else int
             wrong = transform(int(changes.labels[position]))
             label = torch.as_tensor(wrong).to(label) if isinstance(label, Tensor) else wrong
-        if changes.trigger is not None and changes.stamped is not None and changes.stamped[position]:
-            inputs = changes.trigger.stamp(inputs)
+        if changes.change is not None and changes.chosen is not None and changes.chosen[position]:
+            inputs = changes.change.inputs(inputs)
         if changes.scales and isinstance(inputs, Tensor):
             inputs = scaled_to_one(inputs)
         if changes.noise is not None:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
 
-from fl_lightning.attacks.backdoor import Backdoor
-from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.data.changed_dataset import NOTHING, Changes, changed_dataset
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.feature_noise import FeatureNoise
 from fl_lightning.data.labels import read_labels, refuse_large_labels
 from fl_lightning.data.loaders import client_loader, evaluation_loader, indexes, poisson_loader, resident_loader
@@ -26,8 +25,6 @@ from fl_lightning.data.samplers import client_sampler, is_plain
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.labels import client_label_counts
 from fl_lightning.functional.partition import Partition
-from fl_lightning.functional.returned import require_vector
-from fl_lightning.functional.seeding import generator
 from fl_lightning.messages import Part
 
 
@@ -58,9 +55,7 @@ class ClientDatasets:
         self._readers, self._possible = readers or Readers(), possible
         self._size = len(source.dataset)  # type: ignore[arg-type]
         self._noise, self._rebalancing = noise, rebalancing
-        self._wrong: dict[int, LabelAttack] = {}
-        self._backdoors: Mapping[int, Backdoor] = {}
-        self._wrong_seed = 0
+        self._changed: Mapping[int, ExampleChange] = {}
         self._label_counts: Tensor | None = None
         self._resident: ResidentLoader | None = None
         self._placed: tuple[Any, Any] = (None, None)  # the training set, and its copy on the device
@@ -130,9 +125,10 @@ class ClientDatasets:
             )
         classes = int(labels.max()) + 1
         if classes < 2:
+            settings = sorted({"data.rebalancing", *(change.setting for change in self._changed.values())})
             raise DataError(
                 "The training data have a single class, so no label can be wrong and no class is rare. Use data with two or "
-                "more classes, or remove 'federation.attackers' and 'data.rebalancing'."
+                f"more classes, or remove {' and '.join(map(repr, settings))}."
             )
         return classes
 
@@ -145,57 +141,37 @@ class ClientDatasets:
         if self._label_counts is None:
             training, classes = self.splits.training, self.num_classes()
             labels = self.all_labels()[training.order]
-            for client in {*self._wrong, *self._backdoors}:
+            for client in self._changed:
                 believed = self._believed(client, "training")
                 if believed is not None:
                     labels[training.offsets[client] : training.offsets[client + 1]] = believed
             self._label_counts = client_label_counts(training.owners(), labels, len(training), classes)
         return self._label_counts
 
-    def mislabel(
-        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
-    ) -> None:
-        """Falsify clients' labels in training and validation parts from now on; their test parts stay true.
+    def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
+        """Change clients' examples in training and validation parts from now on; their test parts stay true.
 
         Args:
-            attacks: by client, the attack on its labels; a number is the share of wrong labels, in [0, 1].
-            seed: decides which labels change, once for all rounds.
-            backdoors: by client, the trigger that it puts on some of its images.
+            changes: the changes by client.
         """
-        self._wrong = {k: a if isinstance(a, LabelAttack) else RandomLabels(a) for k, a in attacks.items()}
-        self._backdoors = backdoors or {}
-        for backdoor in set(self._backdoors.values()):
-            backdoor.check(self.num_classes())
-        self._wrong_seed, self._label_counts = seed, None
+        self._changed, self._label_counts = changes, None
+        for change in changes.values():
+            change.check(self.num_classes())
 
     def _believed(self, client: int, part: Part) -> Tensor | None:
         """Return the labels on which the client trains; None if they are the true ones."""
-        if (client not in self._wrong and client not in self._backdoors) or part == "test":
+        if client not in self._changed or part == "test":
             return None
-        labels = believed = self.all_labels()[self.part(part)[client]]
-        if client in self._wrong:
-            draw = generator(self._wrong_seed, client, "wrong labels", part)
-            attack = self._wrong[client]
-            believed = attack.change(labels.clone(), self.num_classes(), draw)  # a copy, which it may change in place
-            remedy = "Return the labels on which the client trains, one for each of its examples."
-            require_vector(believed, labels.numel(), f"{type(attack).__name__}.change returned", remedy)
-        stamped = self._stamped(client, part)
-        if stamped is not None:
-            believed = torch.where(stamped, self._backdoors[client].target, believed)
+        labels = self.all_labels()[self.part(part)[client]]
+        believed = self._changed[client].labels(labels, part, self.num_classes())
         return None if torch.equal(believed, labels) else believed
-
-    def _stamped(self, client: int, part: Part) -> Tensor | None:
-        """Return which of the client's examples carry a trigger, bool; None if it has no backdoor in this part."""
-        if client not in self._backdoors or part == "test":
-            return None
-        draw = generator(self._wrong_seed, client, "backdoor", part)
-        return self._backdoors[client].chosen(self.part(part)[client].numel(), draw)
 
     def _changes(self, client: int, part: Part) -> Changes:
         believed = self._believed(client, part)
         true = None if believed is None else self.all_labels()[self.part(part)[client]]
-        stamped = self._stamped(client, part)
-        return Changes(client, part, true, believed, self._backdoors.get(client), stamped, noise=self._noise)
+        change = None if part == "test" else self._changed.get(client)
+        chosen = None if change is None else change.chosen(self.part(part)[client].numel(), part)
+        return Changes(client, part, true, believed, change, chosen, noise=self._noise)
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return Poisson-sampled batches of a client's training part, including the public share."""

@@ -8,11 +8,10 @@ from typing import Literal
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from fl_lightning.attacks.backdoor import Backdoor
-from fl_lightning.attacks.labels import LabelAttack
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_sets import ClientSets
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.own_loaders import OwnLoaders
 from fl_lightning.data.poisson_loader import Coins, PoissonBatches
 from fl_lightning.data.remote import RemoteDatasets
@@ -124,11 +123,9 @@ class ClientHolder(LightningDataModule):
         """
         return self.client_datasets.label_counts()
 
-    def mislabel(
-        self, attacks: Mapping[int, float | LabelAttack], seed: int, backdoors: Mapping[int, Backdoor] | None = None
-    ) -> None:
-        """Falsify clients' labels from now on; see ``ClientDatasets.mislabel``."""
-        self.client_datasets.mislabel(attacks, seed, backdoors)
+    def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
+        """Change clients' examples from now on; see ``ClientDatasets.change_examples``."""
+        self.client_datasets.change_examples(changes)
 
     def poisson_batches(self, client: int, full_batch: bool, coins: Coins) -> PoissonBatches:
         """Return one client's batches of Poisson sampling; see ``ClientDatasets.poisson_batches``."""

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import DataLoader
 
-from fl_lightning.attacks.backdoor import Backdoor
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import require_alike
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_holder import ClientHolder
@@ -29,7 +29,6 @@ from fl_lightning.data.rebalancing import LabelAveraging
 from fl_lightning.data.remote import clients_elsewhere
 from fl_lightning.data.rounds import RoundLoader, unless_round
 from fl_lightning.data.samplers import is_plain, yields
-from fl_lightning.data.triggered_loader import TriggeredLoader
 from fl_lightning.data.views import TRANSFER_HOOKS, EvaluationView, ServerView, TrainingView, from_base
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.messages import Part
@@ -80,6 +79,10 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
     """
 
     checked_elsewhere = ("datamodule",)
+    on_resume = ResumeRule(
+        free="partitioner client_validation client_test public_share memory_limit clients",
+        on_purpose="datamodule server_set feature_noise rebalancing",
+    )
 
     def __init__(
         self,
@@ -331,13 +334,24 @@ class FederatedDataModule(ChecksTypes, LoadsSafely, ClientHolder):
         return loader
 
     def server_view(
-        self, examples: int | float = 1.0, batch_size: int | None = None, seed: int = 0, backdoor: Backdoor | None = None
+        self,
+        examples: int | float = 1.0,
+        batch_size: int | None = None,
+        seed: int = 0,
+        changed: Callable[[Any], Any] | None = None,
     ) -> LightningDataModule:
-        """Return the validation set, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`."""
+        """Return the validation set, not split over ranks; see :class:`~fl_lightning.ServerEvaluation`.
+
+        Args:
+            examples: a share of the examples, or their number.
+            batch_size: the batch size; None for the loader's own.
+            seed: draws the examples.
+            changed: a function from the loader to the one to read.
+        """
 
         def make() -> Any:
             loader = reduced(self._server_loader("val_dataloader"), examples, batch_size, seed)
-            return loader if backdoor is None else TriggeredLoader(loader, backdoor)
+            return loader if changed is None else changed(loader)
 
         return ServerView(self.datamodule, make)
 

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import given_classes
 from fl_lightning.data.image_files import WHITE, ImageFiles, ImageReader, LazyImages, find_images, for_each, split_folders
 from fl_lightning.data.images import ImageDataModule, image_dataset
@@ -55,6 +56,12 @@ class ImageFolderDataModule(ImageDataModule):
         ConfigurationError: if a value is outside its range.
         DataError: if ``test_root`` lies inside ``root``, or if ``root`` has other folders next to train and test.
     """
+
+    on_resume = ResumeRule(
+        free="root test_root num_workers memory_limit",
+        on_purpose="test_share image_size channels classes white batch_size eval_batch_size mean std augmentation "
+        "unreadable seed",
+    )
 
     def __init__(
         self,

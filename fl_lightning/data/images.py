@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tqdm import tqdm  # tqdm.auto warns in a notebook without ipywidgets
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.augmentation import augment
 from fl_lightning.data.class_names import names_of
 from fl_lightning.data.feature_noise import scaled_to_one
@@ -41,6 +42,8 @@ class ImageDataModule(LoadsSafely, LightningDataModule):
     Attributes:
         origin: the origin of the data, in words.
     """
+
+    on_resume = ResumeRule(free="num_workers", on_purpose="batch_size eval_batch_size mean std augmentation")
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ def read_labels(dataset: Any, owner_of: Callable[[int], str] | None = None) -> T
     if found.ndim != 1 or found.is_floating_point():
         raise DataError(
             f"Labels must be one whole number per example, but {type(dataset).__name__} has {found.dtype} of shape "
-            f"{tuple(found.shape)}. Features that depend on classes (some partitioners, a public share, attackers' labels, "
+            f"{tuple(found.shape)}. Features that depend on classes (some partitioners, a public share, wrong labels, "
             "mediators) need such labels. Use data with classes, or a partitioner without labels: IIDPartitioner, or "
             "QuantityPartitioner for clients of different sizes."
         )

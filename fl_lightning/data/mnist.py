@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST
 
 from fl_lightning.compat.torchvision import is_downloaded
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.images import image_dataset
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.errors import DataError
@@ -43,6 +44,10 @@ class MNISTDataModule(TorchvisionDataModule):
     """
 
     MEAN, STD = (0.1307,), (0.3081,)
+    on_resume = ResumeRule(
+        free="root num_workers source",
+        on_purpose="batch_size eval_batch_size mean std normalize augmentation validation_share",
+    )
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from fl_lightning.data.client_datasets import ClientDatasets
 from fl_lightning.data.client_splits import ClientSplits
+from fl_lightning.data.example_change import ExampleChange
 from fl_lightning.data.readers import OneAfterAnother
 from fl_lightning.data.samplers import UnknownExamplesError, is_plain, yields
 from fl_lightning.errors import ConfigurationError, DataError
@@ -182,14 +183,14 @@ class OwnLoaders(ClientDatasets):
         """Return the clients' training loaders one after another, or another part of all clients in order."""
         return OneAfterAnother(self._loaders) if part == "training" else super().union_loader(part, batch_size)
 
-    def mislabel(self, attacks: Mapping[int, Any], seed: int, backdoors: Mapping[int, Any] | None = None) -> None:
-        """Refuse attackers that change labels.
+    def change_examples(self, changes: Mapping[int, ExampleChange]) -> None:
+        """Refuse changes of examples.
 
         Raises:
             ConfigurationError: if there are any.
         """
-        if attacks or backdoors:
-            raise ConfigurationError(_NO_SETTING.format("federation.attackers"))
+        for change in changes.values():
+            raise ConfigurationError(_NO_SETTING.format(change.setting))
 
     def place(self, device: torch.device, limit: float | None) -> None:
         """Do nothing: the clients' examples are not indexed."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.functional.labels import repeats
 from fl_lightning.functional.seeding import generator
 
@@ -26,6 +27,7 @@ class LabelAveraging:
     """
 
     augmentation: nn.Module | None = None
+    on_resume = ResumeRule(on_purpose="augmentation")
 
     def repeated(self, labels: Tensor, counts: Tensor, seed: int) -> Tensor:
         """Return the positions of the examples to repeat.

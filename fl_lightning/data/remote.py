@@ -89,11 +89,8 @@ class RemoteDatasets(ClientDatasets):
     def release(self) -> None:
         """Do nothing: no examples are here."""
 
-    def mislabel(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: attackers are simulated only, and refused with remote clients."""
-
     def _elsewhere(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise DataError("The clients' examples are at their sites. Use settings that do not read them at the server.")
 
-    all_labels = num_classes = poisson_batches = training_loader = evaluation_loader = union = _elsewhere
+    all_labels = num_classes = change_examples = poisson_batches = training_loader = evaluation_loader = union = _elsewhere
     union_loader = _elsewhere

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch.utils.data import TensorDataset
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.cell_site import CellSite, simulate
 from fl_lightning.data.images import ImageDataModule, image_dataset
 from fl_lightning.errors import DataError, require
@@ -50,6 +51,12 @@ class SimulatedCellsDataModule(ImageDataModule):
     Raises:
         ConfigurationError: if a value is outside its range.
     """
+
+    on_resume = ResumeRule(
+        free="num_workers",
+        on_purpose="sites image_size test_images density_sigma density_scale batch_size eval_batch_size mean std "
+        "augmentation seed",
+    )
 
     def __init__(
         self,

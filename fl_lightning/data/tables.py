@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.class_names import class_name, given_classes, ordered_classes
 from fl_lightning.data.in_memory import InMemoryDataModule, named_dataset
 from fl_lightning.data.ranges import ranges_of, sentinels, unlike_ranges
@@ -59,6 +60,11 @@ class TableDataModule(InMemoryDataModule):
         mean: the mean of the training part before standardising, float64, shape (d,), after ``setup``.
         std: its standard deviation (of the population), float64, shape (d,); 1 for a constant feature.
     """
+
+    on_resume = ResumeRule(
+        free="path test_path",
+        on_purpose="target test_share client_column person_column classes kind standardize batch_size eval_batch_size seed",
+    )
 
     def __init__(
         self,

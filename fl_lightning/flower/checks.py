@@ -14,7 +14,6 @@ from fl_lightning.data.ranges import unlike_ranges
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientInfo, NameComparison, Part
 from fl_lightning.routes.mocha import Mocha
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.strategies.focus import Focus
 from fl_lightning.strategies.kmeans import FederatedKMeans
@@ -35,7 +34,7 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     """
     local, route = settings.local, settings.route
     refused = not_at_sites(settings) | {
-        "federation.attackers": settings.attackers != Attackers(),
+        **{f"federation.{option.setting}": option.simulated_only for option in settings.options},
         "federation.availability": settings.availability != Availability(),
         "federation.asynchronous": settings.asynchronous is not None,
         "federation.clock": settings.clock is not None,

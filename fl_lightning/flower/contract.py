@@ -23,7 +23,6 @@ from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
 from fl_lightning.server.assembly import client_settings
 from fl_lightning.server.checks.compatibility import check_batch_norm
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
@@ -98,7 +97,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     """
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
-    owner: Any = SimpleNamespace(**built, attackers=Attackers(), seed=contract["seed"], rounds=contract["rounds"])
+    owner: Any = SimpleNamespace(**built, options=(), seed=contract["seed"], rounds=contract["rounds"])
     owner.transforms = owner.transforms or []
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.core.capabilities import Capability, Removal, Unassuming
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -86,7 +87,7 @@ class Cohort(ABC):
         """Return the size in bytes of one model as a client sends it."""
 
 
-class Route(ChecksTypes, ABC):
+class Route(Unassuming, ChecksTypes, ABC):
     """Decide from whose model each client trains, and which models reach the strategy.
 
     Attributes:
@@ -117,6 +118,12 @@ class Route(ChecksTypes, ABC):
     def bypasses_server(self) -> bool:
         """Return whether models bypass the server; see the class."""
         return self.passes_models or self.single_model or self.keeps_models
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the route takes away from other parts of a federation."""
+        if self.bypasses_server:
+            why = f"on the route {type(self).__name__} clients pass models to each other or keep them"
+            yield Removal(Capability.DELIVERED_UPDATES, why, "use the route ServerRoute")
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.routes.base import Cohort, Route
 from fl_lightning.routes.fedcyclic import FedCyclic
@@ -21,6 +22,8 @@ class WarmStart(Route):
     Raises:
         ConfigurationError: if a value is outside its range, or if clients keep their own models on ``route``.
     """
+
+    on_resume = ResumeRule(stays="route", on_purpose="rounds")
 
     def __init__(self, rounds: int = 3, route: Route | None = None) -> None:
         require(rounds >= 1, "federation.route.rounds", "1 or above", rounds)

@@ -51,7 +51,7 @@ def client_settings(settings: FederationSettings, num_clients: int) -> ClientSet
         rule=settings.strategy.client_rule(),
         metrics=client_metrics(settings),
         transforms=settings.transforms,
-        attackers=settings.attackers,
+        options=settings.options,
         faults=settings.faults,
         seed=settings.seed,
         num_clients=num_clients,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.clients.model_evaluation import ModelEvaluation
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data.federated import FederatedDataModule
@@ -22,7 +21,6 @@ from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.types import Snapshot
 
 STRATEGY_METRIC = "federation.strategy.metric"
-_BACKDOOR = "federation.attackers.backdoor"
 _BATCH_SIZES = (100, 250, 500, 1000, 2000)
 
 
@@ -76,7 +74,7 @@ class Evaluators:
         self._resident, self._data, self.settings, self._seed = resident, data, settings, seed
         self._server_view: LightningDataModule | None = None
         self._num_server_examples: int | None = None
-        self._triggered: tuple[Metric, LightningDataModule] | None = None
+        self._changed: dict[str, LightningDataModule] = {}
         self._limit, self._flags = limit_batches, flags
         self._evaluations: dict[str | int, ModelEvaluation] = {}
 
@@ -98,12 +96,17 @@ class Evaluators:
             self._server_view = self._choose_view(module, evaluation)
         return evaluation.score(module, self._server_view)
 
-    def backdoor_success(self, backdoor: Backdoor) -> float:
-        """Return the share, in [0, 1], of other classes' images with the trigger that the model assigns to the target."""
-        if self._triggered is None:
-            self._triggered = _Agreement(), self._data.server_view(self.settings.examples, None, self._seed, backdoor)
-        metric, view = self._triggered
-        return self._evaluation(metric, _BACKDOOR).score(self._resident.load(), view)
+    def score_changed(self, metric: Metric, changed: Callable[[Any], Any], setting: str) -> float:
+        """Return the score of the global model on the server's validation set with its batches changed.
+
+        Args:
+            metric: the torchmetrics metric, the same object in each call.
+            changed: a function from the loader of the set to the one to read, used once for each setting.
+            setting: the setting that asks for the score.
+        """
+        if setting not in self._changed:
+            self._changed[setting] = self._data.server_view(self.settings.examples, None, self._seed, changed)
+        return self._evaluation(metric, setting).score(self._resident.load(), self._changed[setting])
 
     @property
     def num_server_examples(self) -> int:
@@ -164,24 +167,3 @@ def _server_precision(local: str, wanted: str) -> str:
             "it, or set 'federation.local.precision' to 32-true or a mixed precision."
         )
     return wanted
-
-
-class _Agreement(Metric):
-    """Compute the share of correct predictions, for any number of classes."""
-
-    hits: Tensor
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("hits", torch.zeros((), dtype=torch.int64))
-        self.add_state("total", torch.zeros((), dtype=torch.int64))
-
-    def update(self, predictions: Tensor, target: Tensor) -> None:
-        """Update with logits of shape (N, C) and classes of shape (N,)."""
-        self.hits += (predictions.argmax(dim=1) == target).sum()
-        self.total += target.numel()
-
-    def compute(self) -> Tensor:
-        """Return the share, in [0, 1]."""
-        return self.hits / self.total

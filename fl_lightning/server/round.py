@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.errors import ClientError, FederationError, add_note
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.messages import ChainReport, ClientJob, Progress, TrainOrder
@@ -35,16 +36,18 @@ class FederationRound(Cohort):
         federation: the parts of the federation.
         round_idx: the communication round, from 0.
         plan: the clients that take part, and the work of each.
+        hooks: the hooks of the options in use, in order.
         last_scores: the last score of each client's model, by client.
-        own_models_of: the clients that start from their own last model.
+        from_own_models: whether clients start from their own last models.
         progress: the place of the round's first turn in the whole training; None if each round begins again.
     """
 
     federation: Federation
     round_idx: int
     plan: RoundPlan
+    hooks: Sequence[ServerHooks] = ()
     last_scores: Mapping[int, float] = field(default_factory=dict)
-    own_models_of: frozenset[int] = frozenset()
+    from_own_models: bool = False
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -164,13 +167,18 @@ class FederationRound(Cohort):
         progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
         for chain in chains:
             jobs = tuple(
-                self.plan.job(client, self.round_idx, period, pulled.get(client), client in self.own_models_of, progress)
+                self._job(self.plan.job(client, self.round_idx, period, pulled.get(client), self.from_own_models, progress))
                 for client in chain
             )
             orders.append(TrainOrder(self._published(), jobs, starts.get(chain[0]), delivers, scored))
             self.jobs += jobs
         self._privacy.charge([job for order in orders for job in order.jobs])
         return orders
+
+    def _job(self, job: ClientJob) -> ClientJob:
+        for hook in self.hooks:
+            job = hook.task(job)
+        return job
 
     @staticmethod
     def _drain(reports: Iterator[ChainReport], take: Callable[[ChainReport], None]) -> Exception | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement, staleness_figures
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.asynchronous import AsynchronousRound
-from fl_lightning.server.attack_schedule import AttackSchedule
 from fl_lightning.server.checks.personal import client_figures
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.client_files import sweep_client_files
@@ -43,7 +45,7 @@ class RoundRunner:
         federation: the parts of the federation.
         sampler: the sampler that draws the rounds.
         evaluator: the evaluator of models at the clients.
-        attacks: the schedule of the attackers.
+        hooks: the hooks of the options in use, in order.
         termination: tells all ranks when one is told to end.
     """
 
@@ -55,11 +57,11 @@ class RoundRunner:
         federation: Federation,
         sampler: ClientSampler,
         evaluator: ClientEvaluator,
-        attacks: AttackSchedule,
+        hooks: Sequence[ServerHooks],
         termination: Termination,
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
-        self._sampler, self._evaluator, self._attacks = sampler, evaluator, attacks
+        self._sampler, self._evaluator, self._hooks = sampler, evaluator, hooks
         self._termination = termination
         self._buffers = RankBuffers(federation.server, federation.comm)
         self._default_dtype = torch.get_default_dtype()
@@ -99,11 +101,20 @@ class RoundRunner:
         begun = time.perf_counter()
         federation, run, trainer = self._federation, self._run, self._federation.trainer
         round_idx = trainer.current_epoch
-        plan, own_models_of = self._begin(round_idx)
+        plan = self._begin(round_idx)
         announce(trainer, "on_round_start", round_idx, plan.clients)
-        parts = (federation, round_idx, plan, run.last_scores, own_models_of, self._progress(round_idx))
-        asynchronous = self._settings.asynchronous is not None
-        federation_round = AsynchronousRound(*parts, run.starts) if asynchronous else FederationRound(*parts)
+        common: dict[str, Any] = {
+            "federation": federation,
+            "round_idx": round_idx,
+            "plan": plan,
+            "hooks": self._hooks,
+            "last_scores": run.last_scores,
+            "from_own_models": self._settings.route.keeps_models,
+            "progress": self._progress(round_idx),
+        }
+        synchronous = self._settings.asynchronous is None
+        make = FederationRound if synchronous else partial(AsynchronousRound, start_models=run.starts)
+        federation_round = make(**common)
         with closing(federation_round):
             self._settings.route.run(federation_round)
             result = federation_round.result()
@@ -145,8 +156,8 @@ class RoundRunner:
             )
         return Progress(route.turns_before(round_idx), None if run.rounds is None else route.turns_before(run.rounds))
 
-    def _begin(self, round_idx: int) -> tuple[RoundPlan, frozenset[int]]:
-        """Prepare a round, and return its plan and the clients that start from their own last model."""
+    def _begin(self, round_idx: int) -> RoundPlan:
+        """Prepare a round, and return its plan."""
         if round_idx == 0:
             self._run.reset()
             self._settings.strategy.reset()
@@ -155,9 +166,9 @@ class RoundRunner:
         self._buffers.agree(type(self._federation.trainer.lightning_module).__name__)
         self._evaluator.begin_round(round_idx)
         sweep_client_files(self._federation.trainer, self._run.memory)
-        stubborn = self._attacks.begin_round(round_idx)
-        everyone = frozenset(range(self._federation.data.num_clients))
-        return self._sampler.round(round_idx, self._run.queue), everyone if self._settings.route.keeps_models else stubborn
+        for hook in self._hooks:
+            hook.begin_round(round_idx)
+        return self._sampler.round(round_idx, self._run.queue)
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
@@ -180,7 +191,8 @@ class RoundRunner:
         settings, plan = self._settings, federation_round.plan
         figures = settings.strategy.figures() | federation_round.figures()
         figures |= {"stragglers": float(len(plan.epochs))} if settings.local.partial_work.share else {}
-        figures |= self._attacks.figures(self._federation, federation_round.round_idx, result)
+        for hook in self._hooks:
+            figures |= hook.after_round(self._federation, federation_round.round_idx, result)
         figures |= staleness_figures(result.updates) | ({} if plan.queue is None else {"ticks": float(plan.queue.tick)})
         figures |= {"failures": float(missed)} if settings.faults.skips or settings.availability.drop_out else {}
         figures |= movement(result.updates, step, settings.strategy.averages)

@@ -17,6 +17,7 @@ from torch import Tensor
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
+from fl_lightning.core.resume_rule import Kind
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
@@ -28,7 +29,6 @@ from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.resume.changes import Change, changes, in_words, of_clients
 from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
-from fl_lightning.server.resume.table import Kind
 from fl_lightning.server.start_models import StartModels
 from fl_lightning.settings.federation import FederationSettings
 

@@ -1,7 +1,6 @@
 """Settings of a federation: frozen dataclasses that check their values when they are built."""
 
 from fl_lightning.settings.asynchronous import Asynchronous
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
@@ -15,7 +14,6 @@ from fl_lightning.settings.server_evaluation import ServerEvaluation
 
 __all__ = [
     "Asynchronous",
-    "Attackers",
     "Availability",
     "ClientEvaluation",
     "Clock",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -30,6 +33,7 @@ class Asynchronous:
 
     concurrency: int | float = 1.0
     buffer: int = 1
+    on_resume = ResumeRule(on_purpose="concurrency buffer")
 
     def __post_init__(self) -> None:
         whole = isinstance(self.concurrency, int)
@@ -38,6 +42,15 @@ class Asynchronous:
         require(fits, _NAME + "concurrency", wanted, self.concurrency)
         whole = isinstance(self.buffer, int)
         require(whole and self.buffer >= 1, _NAME + "buffer", "a whole number of 1 or above", self.buffer)
+
+    def needs(self) -> Iterator[Need]:
+        """Return nothing: what such rounds need is checked with the cohort."""
+        yield from ()
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what asynchronous rounds take away: updates of a round start from different models."""
+        why = "with 'federation.asynchronous' clients deliver changes of different models"
+        yield Removal(Capability.WHOLE_ROUNDS, why, "remove 'federation.asynchronous'")
 
     def slots(self, num_clients: int) -> int:
         """Return the number of clients that train at the same time.

@@ -8,6 +8,7 @@ from itertools import count
 
 import torch
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -38,6 +39,7 @@ class Availability:
     slowness: float = 2.0
     leave: float = 0.0
     come_back: float = 0.5
+    on_resume = ResumeRule(on_purpose="drop_out slow slowness leave come_back")
 
     def __post_init__(self) -> None:
         require(0 <= self.drop_out < 1, _NAME + "drop_out", "from 0 to below 1", self.drop_out)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from torchmetrics import Metric
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.metric_mode import higher_is_better
@@ -40,6 +41,7 @@ class ClientEvaluation:
     mode: Literal["max", "min"] | None = None
     personal_epochs: int = 0
     compare_alone: bool = False
+    on_resume = ResumeRule(free="every_n_rounds personal_epochs compare_alone", on_purpose="metric mode")
 
     def __post_init__(self) -> None:
         require(self.every_n_rounds >= 0, _NAME + "every_n_rounds", "0 or above", self.every_n_rounds)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -42,6 +43,7 @@ class Clock:
     between_jobs: Distribution = "constant"
     ticks: int = 1000
     by_examples: bool = False
+    on_resume = ResumeRule(on_purpose="between_clients between_jobs ticks by_examples")
 
     def __post_init__(self) -> None:
         for name in ("between_clients", "between_jobs"):

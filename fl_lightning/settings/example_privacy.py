@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
 from fl_lightning.utilities.argument_types import checks_types
@@ -40,6 +41,7 @@ class ExamplePrivacy:
     noise_multiplier: float
     delta: float = 1e-5
     noise_seed: int | None = None
+    on_resume = ResumeRule(stays="*")
 
     def __post_init__(self) -> None:
         for name in ("max_grad_norm", "noise_multiplier"):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
@@ -37,6 +38,7 @@ class Faults:
     retries: int = 0
     min_updates: int | float = 1
     deadline: float | None = None
+    on_resume = ResumeRule(free="*")
 
     def __post_init__(self) -> None:
         require(self.policy in ("fatal", "skip"), _NAME + "policy", "fatal or skip", self.policy)

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 
 from lightning.pytorch.cli import OptimizerCallable
 
+from fl_lightning.core.option import Option
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.asynchronous import Asynchronous
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
@@ -28,7 +28,6 @@ class FederationSettings(Protocol):
     strategy: Strategy
     route: Route
     local: LocalTraining
-    attackers: Attackers
     transforms: list[Transform]
     secure_aggregation: SecureAggregation | None
     faults: Faults
@@ -49,6 +48,11 @@ class FederationSettings(Protocol):
     @property
     def state_key(self) -> str:
         """Return the name under which checkpoints hold the federation."""
+        ...
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Return the options in use, in the order of their hooks."""
         ...
 
     @property

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from fl_lightning.compat.lightning import synchronises_batch_norm
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.partial_work import PartialWork
@@ -100,6 +101,13 @@ class LocalTraining:
     full_batch: bool = False
     privacy: ExamplePrivacy | None = None
     partial_work: PartialWork = field(default_factory=PartialWork)
+    on_resume = ResumeRule(
+        stays="privacy",
+        free="threads detect_anomaly",
+        on_purpose="engine stack_size compile channels_last max_epochs max_steps precision gradient_clip_val "
+        "gradient_clip_algorithm accumulate_grad_batches limit_train_batches deterministic progress "
+        "optimizer_state lr_decay proximal_mu callbacks full_batch partial_work",
+    )
 
     def __post_init__(self) -> None:
         name = "federation.local."

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
 from fl_lightning.utilities.argument_types import checks_types
@@ -28,6 +29,7 @@ class PartialWork:
 
     share: float = 0.0
     stragglers: Literal["keep", "drop"] = "keep"
+    on_resume = ResumeRule(on_purpose="share stragglers")
 
     def __post_init__(self) -> None:
         require(0 <= self.share <= 1, "federation.local.partial_work.share", "from 0 to 1", self.share)

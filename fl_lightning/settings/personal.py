@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 
 from torch import nn
 
+from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import client_state, server_buffers
 from fl_lightning.utilities.argument_types import checks_types
@@ -33,6 +35,7 @@ class PersonalPart:
 
     modules: str | type[nn.Module] | None = None
     names: str | None = None
+    on_resume = ResumeRule(stays="*")
 
     def __post_init__(self) -> None:
         if (self.modules is None) == (self.names is None):
@@ -44,6 +47,14 @@ class PersonalPart:
             object.__setattr__(self, "modules", f"{self.modules.__module__}.{self.modules.__qualname__}")
         if self.modules is not None:
             _find_class(str(self.modules))
+
+    def needs(self) -> Iterator[Need]:
+        """Return what personal parts need: no complete models of the clients' own beside them."""
+        yield Need(Capability.GLOBAL_STARTS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what personal parts take away: the server lacks them."""
+        yield Removal(Capability.COMPLETE_MODEL, f"with '{_NAME}' that model is incomplete", f"remove '{_NAME}'")
 
     def select(self, module: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that match."""

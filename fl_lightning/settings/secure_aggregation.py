@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError, ConfigurationError, require
 from fl_lightning.functional.secret_sharing import (
     PRIME,
@@ -42,6 +43,7 @@ class SecureAggregation:
     """
 
     threshold: float = 0.6
+    on_resume = ResumeRule(on_purpose="threshold")
 
     def __post_init__(self) -> None:
         require(0.5 < self.threshold <= 1, "federation.secure_aggregation.threshold", "above 0.5 and at most 1", self.threshold)

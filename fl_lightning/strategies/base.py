@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from fl_lightning.core.capabilities import Capability, Removal, Unassuming
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.returned import as_number
@@ -29,7 +30,7 @@ class ModelScorer(Protocol):
         """Return the score of each model. Calling a model creates it, shape (d,), on the rank that scores it."""
 
 
-class Strategy(ChecksTypes):
+class Strategy(Unassuming, ChecksTypes):
     """Combine the updates of a round into one state; the base of both kinds of strategies.
 
     Subclass :class:`RunningStrategy` if sums are enough for the rule (or :class:`WeightedAverage` if it is an average), and
@@ -98,6 +99,13 @@ class Strategy(ChecksTypes):
     def least_epochs(self) -> int:
         """Return 1, or more if the rule is defined only for more local epochs."""
         return 1
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the strategy takes away from other parts of a federation."""
+        if self.own_models:
+            name = type(self).__name__
+            why = f"{name} keeps a complete model of each client's own"
+            yield Removal(Capability.GLOBAL_STARTS, why, "use another strategy, such as FedAvg")
 
     def reset(self) -> None:
         """Forget an earlier run. Called before round 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.strategies.base import WeightedAverage
 from fl_lightning.types import ClientUpdate
 
@@ -23,6 +24,7 @@ class FedAvg(WeightedAverage):
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
     compares_clients = False
+    on_resume = ResumeRule(on_purpose="weighting")
 
     def __init__(self, weighting: Literal["examples", "uniform"] = "examples") -> None:
         self.weighting = weighting

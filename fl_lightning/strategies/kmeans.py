@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.seeding import generator
@@ -38,6 +39,7 @@ class FederatedKMeans(RunningStrategy):
 
     private_with: tuple[str, ...] = ()
     needs_own_training = True
+    on_resume = ResumeRule(stays="seed", on_purpose="empty")
 
     def __init__(self, empty: Literal["keep", "split"] = "keep", seed: int = 0) -> None:
         require(empty in ("keep", "split"), "federation.strategy.empty", "keep or split", empty)

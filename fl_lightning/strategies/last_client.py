@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.sums import Sums
@@ -29,6 +30,7 @@ class LastClient(RunningStrategy):
 
     private_with: tuple[str, ...] = ("local", "examples")
     needs_own_training = True
+    on_resume = ResumeRule(stays="seed")
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.rules.contrast import ModelContrast
@@ -33,6 +34,7 @@ class MOON(FedAvg):
     private_with: tuple[str, ...] = ("central", "local")
     compares_clients = True
     needs_own_training = True
+    on_resume = ResumeRule(stays="representation", on_purpose="mu temperature weighting")
 
     def __init__(
         self,

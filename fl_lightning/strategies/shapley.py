@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.functional.seeding import generator
@@ -45,6 +46,7 @@ class ShapleyValues(JointStrategy):
 
     private_with: tuple[str, ...] = ("local", "examples")
     averages = True
+    on_resume = ResumeRule(stays="seed", on_purpose="metric mode exact_up_to orders tolerance")
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.capabilities import Capability, Need, Unassuming
 from fl_lightning.functional.compression import Levels
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.utilities.argument_types import ChecksTypes
@@ -64,11 +65,16 @@ class Sender:
     secret: KeyedStream
 
 
-class Transform(ChecksTypes, ABC):
+class Transform(Unassuming, ChecksTypes, ABC):
     """Change a client's update before the server reads it. Several transforms apply in the order of the configuration.
 
     Buffers such as BatchNorm's statistics, and SCAFFOLD's control variates, are sent unchanged.
     """
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the transform needs of the other parts of a federation."""
+        why = f"{type(self).__name__} changes the updates that clients send to the server"
+        yield Need(Capability.DELIVERED_UPDATES, why, "Remove it from 'federation.transforms'")
 
     @abstractmethod
     def apply(self, message: Message, sender: Sender) -> Message:

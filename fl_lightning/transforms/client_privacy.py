@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fl_lightning.core.capabilities import Capability, Removal
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
@@ -44,6 +47,8 @@ class ClientPrivacy(ClipUpdate):
         ConfigurationError: if a value is outside its range, or dp-accounting is not installed.
     """
 
+    on_resume = ResumeRule(stays="*")
+
     def __init__(
         self,
         max_norm: float,
@@ -62,6 +67,10 @@ class ClientPrivacy(ClipUpdate):
         self.noise = noise
         self.delta = delta
         self.noise_seed = noise_seed
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what noise takes away: nobody may read a change before it is protected."""
+        yield Removal(Capability.OPEN_CHANGES, "ClientPrivacy protects them only then", "remove ClientPrivacy")
 
     def apply(self, message: Message, sender: Sender) -> Message:
         """Return the clipped message; see :meth:`Transform.apply`. With local noise it is dense, in float32 at least.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.transforms.base import Message, Sender, Transform
 
@@ -14,6 +15,8 @@ class ClipUpdate(Transform):
     Args:
         max_norm: the largest L2 norm of a client's change of all parameters, > 0, in the units of the weights.
     """
+
+    on_resume = ResumeRule(on_purpose="max_norm")
 
     def __init__(self, max_norm: float) -> None:
         require(0 < max_norm < 1e12, "federation.transforms.max_norm", "above 0 and below 1e12", max_norm)

@@ -87,8 +87,6 @@ def _check_strategy(strategy: Strategy, settings: Asynchronous) -> None:
 
 def _check_rounds(owner: FederationSettings) -> None:
     """Refuse settings that are defined by the cohort of a round."""
-    attack = owner.attackers.model
-    crowd = attack is not None and attack.needs_crowd
     central = any(isinstance(one, ClientPrivacy) and one.noise == "central" for one in owner.transforms)
     refused = {
         f"'federation.clients_per_round' ({owner.clients_per_round})": (
@@ -106,10 +104,6 @@ def _check_rounds(owner: FederationSettings) -> None:
         "'federation.local.partial_work'": (
             owner.local.partial_work.share > 0,
             "no deadline ends a client's work. Remove it, and set 'federation.clock' or 'federation.availability.slow'.",
-        ),
-        f"'federation.attackers.model' {type(attack).__name__}": (
-            crowd,
-            "it reads the honest changes of a whole round. Use another attack, such as SignFlip.",
         ),
     }
     for what, (used, why) in refused.items():

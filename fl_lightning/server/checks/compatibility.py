@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
@@ -17,12 +17,10 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.server.evaluators import require_server_set
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
-from fl_lightning.transforms.base import Transform
 
 
 def federated_data(trainer: Trainer) -> FederatedDataModule:
@@ -207,21 +205,6 @@ def check_faults(
 
 def _instead(part: Route | Strategy) -> str:
     return "another route, such as ServerRoute" if isinstance(part, Route) else "another strategy, such as FedAvg"
-
-
-def check_uplink(attackers: Attackers, transforms: Sequence[Transform], route: Route) -> None:
-    """Refuse attacks and transforms of updates if clients send models to each other.
-
-    Raises:
-        ConfigurationError: if they do not work with the route.
-    """
-    first = attackers.model or next(iter(transforms), None)
-    if first is not None and route.bypasses_server:
-        raise ConfigurationError(
-            f"{type(first).__name__} changes the updates that clients send to the server, but on the route "
-            f"{type(route).__name__} clients pass models to each other or keep them. Use the route ServerRoute, or remove "
-            "'federation.transforms' and 'federation.attackers.model'."
-        )
 
 
 def check_server_optimizer(strategy: Strategy, route: Route, chosen: object) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lightning.pytorch import Trainer
 
+from fl_lightning.core.capabilities import Part, check_parts
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.server.checks.asynchronous import check_clock
 from fl_lightning.server.checks.compatibility import (
@@ -15,11 +17,20 @@ from fl_lightning.server.checks.compatibility import (
     check_server_optimizer,
     check_state,
     check_strategy,
-    check_uplink,
 )
 from fl_lightning.server.checks.personal import check_personal
 from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.settings.federation import FederationSettings
+
+
+def parts_of(settings: FederationSettings) -> Iterator[Part]:
+    """Yield the parts of a federation, which say what they need and what they take away."""
+    yield from (settings.strategy, settings.route)
+    yield from settings.transforms
+    yield from settings.options
+    yield from settings.personal[:1]
+    if settings.asynchronous is not None:
+        yield settings.asynchronous
 
 
 def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
@@ -28,6 +39,7 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
     Raises:
         ConfigurationError: with the settings that do not fit, and what to change.
     """
+    check_parts(parts_of(settings))
     check_personal(settings, trainer)
     check_clock(settings, data, trainer)
     limits_steps = settings.asynchronous is None  # otherwise slow clients end later
@@ -36,7 +48,6 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
         check_state(part)
         check_cohort(part, settings.local, data.num_clients, settings.clients_per_round)
         check_faults(settings.faults, availability, part, settings.local, data.num_clients, settings.clients_per_round)
-    check_uplink(settings.attackers, settings.transforms, settings.route)
     check_strategy(settings.strategy, settings.local, data, trainer)
     check_privacy(settings, data)
     settings.client_evaluation.check(data)

@@ -30,16 +30,6 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
             f"{type(owner.strategy).__name__} needs a head of each client, but 'federation.personal' is empty. Name the head's "
             "parameters there, such as [{names: 'head.*'}]."
         )
-    both = {
-        "'federation.personal'": bool(owner.personal),
-        "'federation.attackers.discard_global'": owner.attackers.discard_global,
-    }
-    for setting, used in both.items():
-        if owner.strategy.own_models and used:
-            raise ConfigurationError(
-                f"{type(owner.strategy).__name__} keeps a complete model of each client's own, so {setting} has no place for "
-                "another one. Remove one of them."
-            )
     _check_start(owner)
     if not owner.personal:
         return
@@ -56,11 +46,6 @@ def check_personal(owner: FederationSettings, trainer: Trainer) -> None:
         raise ConfigurationError(
             f"The route {type(route).__name__} {why}, which does not work with 'federation.personal'. Remove one of them, or "
             "use the route ServerRoute."
-        )
-    if owner.attackers.backdoor is not None:
-        raise ConfigurationError(
-            "'federation.attackers.backdoor' is measured with the global model, but with 'federation.personal' that model is "
-            "incomplete. Remove one of them."
         )
     for part in trainer.lightning_module.modules():
         if isinstance(part, AdaptiveLoss) and part.signal is not None:

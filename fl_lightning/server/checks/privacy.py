@@ -15,7 +15,6 @@ from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
-from fl_lightning.settings.attackers import Attackers
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining
@@ -38,7 +37,7 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
     """
     cohort = cohort_size(data.num_clients, owner.clients_per_round)
     check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
-    _check_clients(owner.transforms, owner.attackers, owner.strategy, owner.availability)
+    _check_clients(owner.transforms, owner.strategy, owner.availability)
     _check_data(owner.transforms, owner.local, data)
     _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
     _check_noise_seeds(owner.transforms, owner.local)
@@ -132,18 +131,11 @@ def _check_messages(transforms: Sequence[Transform], strategy: Strategy, route: 
         _check_declared(strategy, "local", "ClientPrivacy with noise at the clients")
 
 
-def _check_clients(
-    transforms: Sequence[Transform], attackers: Attackers, strategy: Strategy, availability: Availability
-) -> None:
+def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
     """Refuse settings by which a client has influence beyond its clipped change, or which the accountant does not cover."""
     private = _of_clients(transforms)
     if not private:
         return
-    if attackers.model is not None and attackers.model.needs_crowd:
-        raise ConfigurationError(
-            f"{type(attackers.model).__name__} reads the honest clients' changes before ClientPrivacy protects them, and sends "
-            "values that depend on them. Use another attack, such as SignFlip, or remove one of them."
-        )
     if private[0].noise == "central":
         _check_central(transforms, strategy, availability)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_lightning.clients.schedules import RATES
+from fl_lightning.core.resume_rule import Kind, kind_of
 from fl_lightning.functional.description import BASE, CLASS
-from fl_lightning.server.resume.table import Kind, kind_of
 
 _MISSING = "nothing"
 _CONFIGURED = ("model.optimizer.", "model.lr_scheduler.")
@@ -129,7 +129,7 @@ def _kind_in(node: Mapping[str, Any], key: str, kind: Kind) -> Kind:
     """Return whether a resumed run may change a setting of an object; lists and dictionaries inherit the kind."""
     if CLASS not in node:
         return kind
-    return kind_of(_short(node.get(BASE, node[CLASS])), key) or Kind.ON_PURPOSE
+    return kind_of(node.get(BASE, node[CLASS]), key) or Kind.ON_PURPOSE
 
 
 def _short(name: str) -> str:

@@ -19,12 +19,12 @@ from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.core.resume_rule import Kind, kind_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.data.samplers import is_plain
 from fl_lightning.functional.description import CLASS, Describer, qualified_name
 from fl_lightning.functional.seeding import isolated_rng
-from fl_lightning.server.resume.table import Kind, kind_of
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 
@@ -57,7 +57,7 @@ def fingerprint(
         data: the data, set up for a fit.
         server: a new optimizer of the server.
     """
-    describer = Describer(lambda kind, name: name == "server_optimizer" or kind_of(kind.__name__, name) is Kind.FREE)
+    describer = Describer(lambda kind, name: name == "server_optimizer" or kind_of(kind, name) is Kind.FREE)
     with isolated_rng(0, torch.device("cpu")):
         federation = describer.describe(owner, "federation")
         federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")

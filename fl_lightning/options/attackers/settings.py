@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,16 +11,22 @@ import torch
 from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
+from fl_lightning.core.capabilities import Capability, Need
+from fl_lightning.core.option import ClientContext, Option, ServerContext
+from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
+from fl_lightning.options.attackers.clients import AttackersAtClients
+from fl_lightning.options.attackers.server import AttackersAtServer
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.attackers."
+_REMOVE = "Remove 'federation.attackers."
 
 
 @checks_types
 @dataclass(frozen=True)
-class Attackers:
+class Attackers(Option):
     """Choose which clients misbehave, and how. Each switch works with any strategy.
 
     AdaFed's Simulation 3 (section 4.0.3) adds two clients, 6 and 7. They hold the distributions of clients 2 and 3 with half
@@ -48,6 +54,10 @@ class Attackers:
     backdoor: Backdoor | None = None
     model: ModelAttack | None = None
     from_round: int = 0
+
+    setting = "attackers"
+    simulated_only = True
+    on_resume = ResumeRule(on_purpose="wrong_labels discard_global clients labels backdoor model from_round")
 
     def __post_init__(self) -> None:
         for client, share in self.wrong_labels.items():
@@ -91,9 +101,39 @@ class Attackers:
         """Return all clients that misbehave in any way."""
         return self.members(num_clients, seed) | self.wrong_labels.keys() | set(self.discard_global)
 
-    def active(self, round_idx: int) -> bool:
+    @property
+    def active(self) -> bool:
+        """Return whether any client misbehaves."""
+        return bool(self.wrong_labels or self.discard_global or self.clients)
+
+    def active_in(self, round_idx: int) -> bool:
         """Return whether the attack has begun by this round."""
         return round_idx >= self.from_round
+
+    def needs(self) -> Iterator[Need]:
+        """Return what attacks on updates, on starts and by a trigger need."""
+        if self.model is not None:
+            name = f"'{_NAME}model' {type(self.model).__name__}"
+            changes = f"{name} changes the updates that clients send to the server"
+            other = "Use another attack, such as SignFlip"
+            yield Need(Capability.DELIVERED_UPDATES, changes, _REMOVE + "model'")
+            if self.model.needs_crowd:
+                yield Need(Capability.WHOLE_ROUNDS, f"{name} reads the honest changes of a whole round", other)
+                yield Need(Capability.OPEN_CHANGES, f"{name} reads the honest clients' changes before they are sent", other)
+        if self.discard_global:
+            starts = f"'{_NAME}discard_global' gives clients complete models of their own"
+            yield Need(Capability.GLOBAL_STARTS, starts, _REMOVE + "discard_global'")
+        if self.backdoor is not None:
+            measured = f"'{_NAME}backdoor' is measured with the global model"
+            yield Need(Capability.COMPLETE_MODEL, measured, _REMOVE + "backdoor'")
+
+    def at_server(self, context: ServerContext) -> AttackersAtServer:
+        """Return the hooks at the server."""
+        return AttackersAtServer(self, context)
+
+    def at_clients(self, context: ClientContext) -> AttackersAtClients:
+        """Return the hooks where clients train."""
+        return AttackersAtClients(self, context)
 
     def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:
         """Return the attacks by client."""

@@ -1,0 +1,42 @@
+"""Read and replace the change of the parameters in clients' updates."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.types import ClientUpdate
+
+
+class UpdateEditor:
+    """Read and replace changes of one published model.
+
+    Args:
+        check: the check that refuses updates that cannot be aggregated.
+    """
+
+    def __init__(self, check: UpdateCheck) -> None:
+        self._check, self.size = check, check.num_parameters
+
+    @cached_property
+    def start(self) -> Tensor:
+        """Return the parameters of the published model, float64, shape (p,)."""
+        return to_float64(self._check.server_vector()[: self.size])
+
+    def change(self, update: ClientUpdate) -> Tensor:
+        """Return the change of the parameters, float64, shape (p,)."""
+        return to_float64(update.snapshot.vector[: self.size]) - self.start
+
+    def replaced(self, update: ClientUpdate, change: Tensor) -> ClientUpdate:
+        """Return the update with another change of the parameters.
+
+        Raises:
+            ClientError: if it cannot be aggregated.
+        """
+        state = update.snapshot.vector
+        moved = (self.start + change.to(self.start)).to(state)
+        return self._check(update.with_state(torch.cat([moved, state[self.size :]])))

@@ -1,0 +1,1 @@
+"""What a federation is made of: capabilities, options and their hooks, and what a resumed run may change."""

@@ -1,0 +1,88 @@
+"""Declare what a part of a federation needs and what it takes away, and refuse parts that do not work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from fl_lightning.errors import ConfigurationError
+
+
+class Capability(Enum):
+    """Enumerate what parts of a federation rely on, unless another part takes it away."""
+
+    DELIVERED_UPDATES = "each client's update passes through the server"
+    WHOLE_ROUNDS = "the updates of a round belong to the same model"
+    OPEN_CHANGES = "clients' exact changes may be read before they are sent"
+    GLOBAL_STARTS = "no other part gives a client a complete model of its own"
+    COMPLETE_MODEL = "the server's model is complete"
+
+
+@dataclass(frozen=True)
+class Need:
+    """State that a part relies on a capability.
+
+    Attributes:
+        capability: what it relies on.
+        because: the part and its reason, as the first half of a sentence.
+        remedy: what the user can do instead, as an order without its full stop.
+    """
+
+    capability: Capability
+    because: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Removal:
+    """State that a part takes a capability away from the others.
+
+    Attributes:
+        capability: what it takes away.
+        because: the part and its reason, as the second half of a sentence, after 'but'.
+        remedy: what the user can do instead, as an order in lower case.
+    """
+
+    capability: Capability
+    because: str
+    remedy: str
+
+
+class Part(Protocol):
+    """A part of a federation, such as a strategy, which says what it needs and what it takes away."""
+
+    def needs(self) -> Iterable[Need]:
+        """Return what the part needs of the others."""
+        ...
+
+    def removes(self) -> Iterable[Removal]:
+        """Return what the part takes away from the others."""
+        ...
+
+
+class Unassuming:
+    """A part that works with any other, unless a subclass says otherwise."""
+
+    def needs(self) -> Iterable[Need]:
+        """Return what the part needs of the others."""
+        return ()
+
+    def removes(self) -> Iterable[Removal]:
+        """Return what the part takes away from the others."""
+        return ()
+
+
+def check_parts(parts: Iterable[Part]) -> None:
+    """Refuse parts that need what another part takes away.
+
+    Raises:
+        ConfigurationError: naming both parts, and what to change.
+    """
+    everyone = list(parts)
+    removals = [removal for part in everyone for removal in part.removes()]
+    for need in (need for part in everyone for need in part.needs()):
+        for removal in removals:
+            if removal.capability is need.capability:
+                raise ConfigurationError(f"{need.because}, but {removal.because}. {need.remedy}, or {removal.remedy}.")

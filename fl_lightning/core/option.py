@@ -1,0 +1,143 @@
+"""Define options: parts of a federation that are not there unless a setting asks for them.
+
+An option is a class of settings. If it is in use, it builds two halves: hooks that run at the server and hooks that run where
+clients train. The federation calls the hooks of all options in one order, and knows nothing else of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from lightning.pytorch import Trainer
+
+from fl_lightning.core.capabilities import Need, Removal
+from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.messages import ClientJob
+from fl_lightning.types import ClientUpdate
+
+if TYPE_CHECKING:
+    from fl_lightning.clients.update_editor import UpdateEditor
+    from fl_lightning.data.federated import FederatedDataModule
+    from fl_lightning.server.federation import Federation
+    from fl_lightning.server.round_result import RoundResult
+    from fl_lightning.utilities.collectives import Collectives
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerContext:
+    """Describe the fit that an option is opened for.
+
+    Attributes:
+        trainer: the user's Trainer.
+        data: the data, divided among the clients.
+        seed: the seed of the federation.
+    """
+
+    trainer: Trainer
+    data: FederatedDataModule
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientContext:
+    """Describe the place where an option's clients train.
+
+    Attributes:
+        num_clients: the number of clients in the federation.
+        seed: the seed of the federation.
+        device: the device on which they train.
+    """
+
+    num_clients: int
+    seed: int
+    device: torch.device
+
+
+class ServerHooks:
+    """Act at the server, on every rank alike. Each method does nothing unless a subclass defines it."""
+
+    def begin_round(self, round_idx: int) -> None:
+        """Prepare for a round, before its clients are drawn."""
+
+    def task(self, job: ClientJob) -> ClientJob:
+        """Return the job that a client gets instead of the given one; without exchange between ranks."""
+        return job
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return metrics of a round, logged as ``federation/<name>``, after the global model has been set."""
+        return {}
+
+    def close(self) -> None:
+        """Release what the option holds at the end of a fit, also after an error."""
+
+
+class ClientHooks:
+    """Act where clients train. Each method does nothing unless a subclass defines it."""
+
+    @property
+    def waits(self) -> bool:
+        """Return whether some clients' updates of this round wait for those of all others; the same on every rank."""
+        return False
+
+    def begin(self, round_idx: int, editor: UpdateEditor) -> None:
+        """Prepare for the updates of a new global model.
+
+        Args:
+            round_idx: the communication round, from 0.
+            editor: reads and replaces the changes in updates.
+        """
+
+    def send(self, update: ClientUpdate) -> ClientUpdate | None:
+        """Return the update that a client sends instead of the given one; None to be asked again after :meth:`drained`."""
+        return update
+
+    def drained(self, comm: Collectives, waiting: int) -> None:
+        """Learn that all updates that do not wait have been sent; ranks may exchange data.
+
+        Args:
+            comm: the ranks.
+            waiting: the number of updates that wait on this rank.
+        """
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Option:
+    """Hold the settings of an option; a subclass is a frozen dataclass, whose fields are its YAML.
+
+    Attributes:
+        setting: its name among the federation's settings.
+        simulated_only: whether it cannot be used with clients at sites of their own.
+        on_resume: what a resumed run may change.
+    """
+
+    setting: ClassVar[str]
+    simulated_only: ClassVar[bool] = False
+    on_resume: ClassVar[ResumeRule]
+
+    @property
+    def active(self) -> bool:
+        """Return whether the settings ask for the option. If not, nothing of it is built."""
+        return True
+
+    def needs(self) -> Iterable[Need]:
+        """Return what the option needs of the other parts of a federation."""
+        return ()
+
+    def removes(self) -> Iterable[Removal]:
+        """Return what the option takes away from the other parts."""
+        return ()
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server.
+
+        Raises:
+            ConfigurationError: if the option does not fit the data or the Trainer.
+        """
+        return ServerHooks()
+
+    def at_clients(self, context: ClientContext) -> ClientHooks:
+        """Return the hooks where clients train."""
+        return ClientHooks()

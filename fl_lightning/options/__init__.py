@@ -1,0 +1,5 @@
+"""Options of a federation, each in a file or folder of its own. Nothing else knows of them but the orchestrator's signature."""
+
+from fl_lightning.options.attackers import Attackers
+
+__all__ = ["Attackers"]
