@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from federations import Consecutive
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
@@ -88,6 +89,7 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
         place=Workplace(),
         memory=ClientMemory(),
         secret=SecretKey.draw(),
+        drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation
     )
     site = Site(clients.runtime(in_place=False))
     while True:
@@ -125,6 +127,13 @@ class Workers:
             process.join(10)
         for connection in self.connections:
             connection.close()
+
+
+def workers_of(make: Make, data: FederatedDataModule, sizes: Sequence[int]) -> Workers:
+    """Each gets the examples that the partitioner gives it, and no others."""
+    data.setup("fit")
+    parts = {name: part for name in ("training", "validation", "test") if (part := getattr(data.splits, name)) is not None}
+    return Workers(make, data.datamodule, sizes, parts)
 
 
 class BytesPool:
@@ -224,4 +233,4 @@ class RemoteOrchestrator(FederatedOrchestrator):
         return self.clients_pool
 
 
-__all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers"]
+__all__ = ["BytesPool", "Consecutive", "RemoteOrchestrator", "Workers", "workers_of"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import bytes_pool
 import pytest
 import torch
 from bytes_pool import RemoteOrchestrator, Workers
@@ -119,11 +120,8 @@ def settings_of(case: str) -> dict[str, Any]:
 
 
 def workers_of(case: str) -> Workers:
-    """Each gets the examples that the partitioner gives it, and no others."""
     data = FederatedDataModule(Blobs(), Consecutive(), **CASES[case][2])
-    data.setup("fit")
-    parts = {name: part for name in ("training", "validation", "test") if (part := getattr(data.splits, name)) is not None}
-    return Workers(lambda: (CASES[case][0](), FederatedOrchestrator(**settings_of(case))), Blobs(), SIZES, parts)
+    return bytes_pool.workers_of(lambda: (CASES[case][0](), FederatedOrchestrator(**settings_of(case))), data, SIZES)
 
 
 class Log(FederationCallback):
