@@ -1,0 +1,67 @@
+"""The fingerprint of results: what it must see, what it must not see, and that it repeats itself."""
+
+from __future__ import annotations
+
+import json
+
+import bits
+import bits_pairs
+import pytest
+import torch
+from bits_record import digest
+
+from fl_lightning import ClientUpdate, FedAvg, Snapshot
+
+ONE = torch.tensor([1.0, 0.0])
+NEXT = torch.nextafter(ONE, torch.tensor(2.0))
+
+
+@pytest.mark.parametrize("other", [NEXT, ONE.double(), ONE[None], ONE * torch.tensor([1.0, -1.0]), [1.0, 0.0]])
+def test_a_digest_sees_the_last_bit_the_type_the_shape_and_the_sign(other):
+    assert digest({"a": ONE}) == digest({"a": ONE.clone()}) != digest({"a": other})
+
+
+def test_a_digest_sees_no_order_of_names_no_times_and_no_identities():
+    one = ClientUpdate(0, 1, 7, 2, seconds=1.0, model=Snapshot(ONE, ONE.long()), metrics={"a": 1.0, "b": 2.0})
+    same = ClientUpdate(0, 1, 7, 2, seconds=9.0, model=Snapshot(ONE, ONE.long()), metrics={"b": 2.0, "a": 1.0})
+    assert digest(one) == digest(same) != digest(one.with_state(NEXT))
+
+
+def test_differences_are_one_line_each():
+    before = {"a": {"x": {"w": "1", "v": [1, 2]}, "y": {"refused": "DataError", "message": "no"}}, "b": 1}
+    after = {"a": {"x": {"w": "2", "v": [1, 3]}, "y": {"refused": "DataError", "message": "none"}}, "c": 1}
+    lines = ["a / x / w: 1 became 2", "a / x / v / 1: 2 became 3", "b: only in the first file", "c: only in the second file"]
+    assert list(bits.differences(before, after)) == lines
+
+
+def test_a_run_repeats_itself_and_a_changed_weight_is_seen(monkeypatch):
+    """Over bytes, too, where a process counts the versions of models."""
+    run = lambda: json.loads(json.dumps(bits.bits(["fedavg"], ["trainer", "bytes"])))  # noqa: E731
+    first = run()
+    assert list(bits.differences(first, run())) == []
+    monkeypatch.setattr(FedAvg, "weight", lambda strategy, update: update.num_examples + 2.0**-40)
+    changed = [line.partition(":")[0] for line in bits.differences(first, run())]
+    for way in ("trainer", "bytes"):
+        assert f"fedavg / {way} / round 0 / fields at the server / 0 / weight" in changed
+        assert f"fedavg / {way} / round 0 / strategy reads" not in changed
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["Krum"], "accepted"),
+        (["Krum", "secure aggregation"], "refused: ConfigurationError: federation.secure_aggregation"),
+        (["private examples", "batchnorm"], "refused: ConfigurationError: federation.local.privacy"),
+    ],
+)
+def test_a_pair_is_set_up_and_names_what_refuses_it(names, expected):
+    first, *more = map(bits_pairs.single, names)
+    settings = first if not more else bits_pairs.merged(first, more[0])
+    assert bits_pairs.outcome(settings).startswith(expected)
+
+
+def test_settings_are_merged_where_they_do_not_disagree():
+    merged = bits_pairs.merged({"local": {"a": 1}, "transforms": [1]}, {"local": {"b": 2}, "transforms": [2], "seed": 3})
+    assert merged == {"local": {"a": 1, "b": 2}, "transforms": [1, 2], "seed": 3}
+    assert bits_pairs.merged({"local": {"a": 1}}, {"local": {"a": 2}}) is None
+    assert bits_pairs.merged({"route": 1}, {"route": 1}) is None
