@@ -29,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent))  # this version, not an installed one
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import algorithms
