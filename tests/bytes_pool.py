@@ -16,12 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_lightning import FederatedDataModule, FederatedOrchestrator, Partitioner
 from fl_lightning.clients.assembly import ClientAssembly, Workplace
 from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
-from fl_lightning.server.assembly import Assembly, client_settings
+from fl_lightning.server.assembly import Assembly
 from fl_lightning.types import ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 from fl_lightning.wire import from_bytes, to_bytes

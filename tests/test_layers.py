@@ -127,3 +127,17 @@ def test_the_stub_lists_the_same_names():
 def test_an_unknown_module_is_unknown():
     with pytest.raises(ModuleNotFoundError, match=r"fl_lightning\.clients\.nothing"):
         importlib.import_module("fl_lightning.clients.nothing")
+
+
+def test_a_site_loads_nothing_of_the_server():
+    """Neither directly nor through another module, also when a function imports it."""
+    paths = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    seen, waiting = {}, {"fl_lightning.flower.site": "", "fl_lightning.flower.worker": ""}
+    while waiting:
+        name, why = waiting.popitem()
+        seen[name] = why
+        parents = {name.rsplit(".", above)[0] for above in range(1, name.count("."))}  # which run before it
+        for other in (imports(paths[name]) | parents) & paths.keys() - seen.keys():
+            waiting[other] = f"{why} > {name}"
+    assert not {name: why for name, why in seen.items() if name.startswith("fl_lightning.server")}

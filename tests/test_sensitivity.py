@@ -34,7 +34,7 @@ from fl_lightning import (
     TableDataModule,
     TopK,
 )
-from fl_lightning.server.checks.privacy import check_private_settings
+from fl_lightning.clients.private_checks import check_private_settings
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
 from fl_lightning.strategies.filtering import FilteringStrategy
 

@@ -12,7 +12,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.clients.chains import ChainTrainer, Listener
 from fl_lightning.clients.client_data import ClientData
-from fl_lightning.clients.client_evaluators import ClientEvaluators, Metrics
+from fl_lightning.clients.client_evaluators import ClientEvaluators
+from fl_lightning.clients.client_settings import ClientSettings
 from fl_lightning.clients.engines.base import EngineSettings
 from fl_lightning.clients.engines.fastest import Trial, time_engines
 from fl_lightning.clients.engines.selection import ENGINES, LocalEngine, automatic_engine
@@ -23,44 +24,10 @@ from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
-from fl_lightning.core.option import ClientContext, Option
+from fl_lightning.core.option import ClientContext
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientJob
-from fl_lightning.rules import ClientRule, ProximalRule, PullRule
-from fl_lightning.settings.faults import Faults
-from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.transforms.base import Transform
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientSettings:
-    """Hold the settings of a federation that clients need.
-
-    Attributes:
-        local: the settings of the local training.
-        rule: the client's half of the strategy, or None.
-        metrics: the metrics that clients compute, by role.
-        transforms: the transforms of their updates, in order.
-        options: the options in use.
-        faults: how to handle clients that fail.
-        seed: the seed of the federation.
-        num_clients: the number of clients in the federation.
-    """
-
-    local: LocalTraining = field(default_factory=LocalTraining)
-    rule: ClientRule | None = None
-    metrics: Metrics = field(default_factory=dict)
-    transforms: Sequence[Transform] = ()
-    options: Sequence[Option] = ()
-    faults: Faults = field(default_factory=Faults)
-    seed: int = 0
-    num_clients: int = 1
-
-    @property
-    def rules(self) -> list[ClientRule]:
-        """Return the rules in order: the proximal term, a route's pull, the strategy's own rule."""
-        mu = self.local.proximal_mu
-        return [*([ProximalRule(mu)] if mu else []), PullRule(), *([self.rule] if self.rule is not None else [])]
+from fl_lightning.rules import ClientRule
 
 
 @dataclass(frozen=True, kw_only=True)

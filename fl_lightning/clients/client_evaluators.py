@@ -14,6 +14,8 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.messages import MetricRole, Part
 from fl_lightning.types import Snapshot
 
+STRATEGY_METRIC = "federation.strategy.metric"
+"""The setting of a strategy's metric, for messages."""
 Tensors = Mapping[str, Tensor]
 Metrics = Mapping[MetricRole, tuple[str | Metric, str]]
 """The metric of each role, and the setting that names it, for messages."""

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workplace
+from fl_lightning.clients.assembly import ClientAssembly, Workplace
 from fl_lightning.clients.client_copy import client_copy
+from fl_lightning.clients.client_settings import ClientSettings, client_settings
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
@@ -21,8 +23,6 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
-from fl_lightning.server.assembly import client_settings
-from fl_lightning.server.checks.compatibility import check_batch_norm
 from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision

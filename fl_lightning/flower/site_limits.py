@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
+from fl_lightning.clients.private_checks import check_private_settings, check_private_training, check_sent_buffers
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
@@ -17,7 +18,6 @@ from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientJob, EvalOrder, TrainOrder
-from fl_lightning.server.checks.privacy import check_private_settings, check_private_training, check_sent_buffers
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy

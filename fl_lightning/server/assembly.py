@@ -6,22 +6,23 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from fl_lightning.clients.assembly import ClientAssembly, ClientSettings, Workplace
+from fl_lightning.clients.assembly import ClientAssembly, Workplace
 from fl_lightning.clients.chains import Listener
-from fl_lightning.clients.client_evaluators import Metrics
+from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
+from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.asynchronous import AsynchronousSampler
 from fl_lightning.server.checks.asynchronous import round_size
-from fl_lightning.server.checks.compatibility import check_batch_norm, check_convex, federated_data
+from fl_lightning.server.checks.compatibility import check_convex, federated_data
 from fl_lightning.server.checks.personal import announce_personal
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.client_evaluation import ClientEvaluator
-from fl_lightning.server.evaluators import STRATEGY_METRIC, Evaluators
+from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler
@@ -30,32 +31,6 @@ from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 from fl_lightning.settings.personal import personal_names
 from fl_lightning.utilities.collectives import Collectives
-
-
-def client_metrics(settings: FederationSettings) -> Metrics:
-    """Return the metrics that are computed on clients' examples, by role."""
-    strategy, route, evaluation = settings.strategy, settings.route, settings.client_evaluation
-    found: dict[Any, tuple[Any, str]] = {
-        "start": (strategy.global_metric, STRATEGY_METRIC),
-        "sent": (strategy.local_metric, STRATEGY_METRIC),
-        "route": (getattr(route, "metric", None), "federation.route.metric"),
-        "evaluation": (evaluation.metric if evaluation.active else None, "federation.client_evaluation.metric"),
-    }
-    return {role: pair for role, pair in found.items() if pair[0] is not None}
-
-
-def client_settings(settings: FederationSettings, num_clients: int) -> ClientSettings:
-    """Return the settings of a federation that clients need."""
-    return ClientSettings(
-        local=settings.local,
-        rule=settings.strategy.client_rule(),
-        metrics=client_metrics(settings),
-        transforms=settings.transforms,
-        options=settings.options,
-        faults=settings.faults,
-        seed=settings.seed,
-        num_clients=num_clients,
-    )
 
 
 class Assembly:

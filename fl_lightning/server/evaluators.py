@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torchmetrics import Metric
 
+from fl_lightning.clients.client_evaluators import STRATEGY_METRIC
 from fl_lightning.clients.model_evaluation import ModelEvaluation
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.data.federated import FederatedDataModule
@@ -20,7 +21,6 @@ from fl_lightning.messages import ServerModel
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.types import Snapshot
 
-STRATEGY_METRIC = "federation.strategy.metric"
 _BATCH_SIZES = (100, 250, 500, 1000, 2000)
 
 

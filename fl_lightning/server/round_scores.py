@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.client_evaluators import STRATEGY_METRIC
 from fl_lightning.messages import EvalOrder
-from fl_lightning.server.evaluators import STRATEGY_METRIC
 from fl_lightning.server.federation import Federation
 from fl_lightning.types import ClientUpdate, Snapshot
 

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from fl_lightning.clients.engines.selection import possible_engines
-from fl_lightning.compat.torch import BatchNorm, parameters_of
+from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
 from fl_lightning.functional.scheduling import cohort_size
@@ -254,26 +254,6 @@ def check_convex(route: Route, module: nn.Module, local: LocalTraining) -> None:
             f"{name} pulls each client with a different strength. Set 'federation.local.proximal_mu' to 0, and "
             "'federation.local.engine' to trainer, fabric or auto."
         )
-
-
-def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
-    """Refuse a client with a single example if the module trains BatchNorm.
-
-    Returns:
-        Whether the module trains BatchNorm, and so must drop a client's last batch if it has a single example.
-
-    Raises:
-        DataError: if a client has a single example; it names the client.
-    """
-    trains = any(isinstance(part, BatchNorm) and part.training for part in module.modules())
-    sizes = data.indices.sizes + data.splits.public.numel()
-    if trains and int(sizes.min()) == 1 and data.has_one_set:  # the sizes of streams are not known yet
-        client = int(sizes.argmin())
-        raise DataError(
-            f"Client {data.client_name(client)} has a single training example, which BatchNorm cannot normalise. Use a "
-            "partition with larger clients (most partitioners have 'min_examples'), or a network with GroupNorm."
-        )
-    return trains
 
 
 def refuse_late_parts(module: LightningModule, before: Collection[str]) -> None:
