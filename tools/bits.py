@@ -93,7 +93,8 @@ def fit(name: str, recorder: Recorder, folder: Path, engine: str | None = None, 
         run.fit(module, data, ckpt_path=ckpt_path)
     kept = digest(algorithms.outcome(module, federation))
     left = {"weights": digest(weights(module)), "kept": kept, "logged at the end": texts(run.callback_metrics)}
-    return {**left, "checkpoint": of_checkpoint(folder / "last.ckpt")}
+    tables = {path.name: digest(path.read_bytes()) for path in sorted(folder.glob("*.csv"))}
+    return {**left, "tables": tables, "checkpoint": of_checkpoint(folder / "last.ckpt")}
 
 
 class Messages:
