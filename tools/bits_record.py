@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ TIMES = ("seconds", "federation/wait", "_per_second")
 """Parts of the names of figures that a clock decides, which differ from run to run."""
 
 RoundRecord = dict[str, Any]
+_MODULE = re.compile(r"(?<=\bfl_lightning\.)([a-z_0-9]+\.)+(?=[A-Z])")
+"""The modules in the paths of the package's classes, which may move."""
 
 
 def is_time(name: object) -> bool:
@@ -57,7 +60,7 @@ def _feed(update: Callable[[bytes], Any], value: Any) -> None:
     elif isinstance(value, bytes):
         update(f"bytes {len(value)} ".encode() + value)
     else:
-        update(f"{type(value).__name__} {value!r} ".encode())
+        update(f"{type(value).__name__} {_MODULE.sub('', repr(value))} ".encode())
 
 
 def figures(update: ClientUpdate) -> dict[str, str]:
