@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.types import ClientFailure, ClientUpdate, Pull, Snapshot
+from fl_lightning.types import Pull, Snapshot
 
 Part = Literal["training", "validation", "test"]
 MetricRole = Literal["start", "sent", "route", "evaluation"]
@@ -105,35 +105,20 @@ class ClientJob:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainOrder:
-    """Order the training of a chain of clients, each from the model of the previous one.
+class ClientTask:
+    """Ask for one local training of one client, which answers with a ``ClientUpdate`` or a ``ClientFailure``.
 
     Attributes:
         version: the version of the global model.
-        jobs: the turns, in order.
-        start: the model that the first client starts from; None for the global one.
-        delivers: whether the last model goes to the server, so that attacks, transforms and the score of sent models apply.
-        scored: the number of examples on which the server will evaluate the chain's model, for balancing the ranks' work.
+        job: the turn.
+        start: the model that the client starts from; None for the global one.
+        delivers: whether its model goes to the server, so that attacks, transforms and the score of sent models apply.
     """
 
     version: int
-    jobs: tuple[ClientJob, ...]
+    job: ClientJob
     start: Snapshot | None = None
     delivers: bool = True
-    scored: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ChainReport:
-    """Report the result of a chain of clients.
-
-    Attributes:
-        updates: the updates of the clients that trained, in order; the last one carries the model for the server.
-        failures: the failures of the other clients, each with its own cause.
-    """
-
-    updates: tuple[ClientUpdate, ...] = ()
-    failures: tuple[ClientFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

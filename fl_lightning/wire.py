@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fl_lightning.errors import WireError
 from fl_lightning.messages import (
-    ChainReport,
     ClientInfo,
     ClientJob,
+    ClientTask,
     EvalOrder,
     EvalReport,
     ModelLayout,
@@ -27,15 +27,14 @@ from fl_lightning.messages import (
     Progress,
     ServerModel,
     Settlement,
-    TrainOrder,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 
-FORMAT = 6
+FORMAT = 7
 """The version of the format, which increases when a message changes."""
 
-_ORDERS = (ClientJob, EvalOrder, ModelLayout, Progress, ServerModel, Settlement, TrainOrder)
-_REPORTS = (ChainReport, ClientInfo, EvalReport, NameComparison)
+_ORDERS = (ClientJob, ClientTask, EvalOrder, ModelLayout, Progress, ServerModel, Settlement)
+_REPORTS = (ClientInfo, EvalReport, NameComparison)
 MESSAGES = {kind.__name__: kind for kind in (*_ORDERS, *_REPORTS, ClientFailure, ClientUpdate, Compressed, Pull, Snapshot)}
 _NOT_SENT = {"Snapshot": {"version"}}
 """The fields that are valid only within one process."""

@@ -18,12 +18,13 @@ from fl_lightning.clients.assembly import ClientAssembly, Workplace
 from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.memory import ClientMemory
+from fl_lightning.clients.pool import Chain
 from fl_lightning.clients.site import Site
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
-from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.types import ClientUpdate, Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 from fl_lightning.wire import from_bytes, to_bytes
 
@@ -92,7 +93,7 @@ def serve(connection: Connection, make: Make, share: Share, client: int, num_cli
         secret=SecretKey.draw(),
         drop_single=any(isinstance(part, _BatchNorm) for part in module.modules()),  # as the server does in a simulation
     )
-    site = Site(clients.runtime(in_place=False))
+    site = Site(clients.runtime(undoable=True))
     while True:
         try:
             content = connection.recv_bytes()
@@ -146,6 +147,7 @@ class BytesPool:
     def __init__(self, workers: Workers, comm: Collectives, listener: Any = None) -> None:
         self._workers, self.comm = workers, comm
         self.sent = self.received = 0
+        self._asked: list[int] = []
 
     def _send(self, client: int, message: Any) -> None:
         content = to_bytes(message)
@@ -168,31 +170,23 @@ class BytesPool:
         for client in range(len(self._workers.sizes)):
             self._receive(client)
 
-    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """Single clients side by side, and their reports last first; chains one after another."""
-        single = [order for order in orders if len(order.jobs) == 1]
-        for order in single:
-            self._send(order.jobs[0].client, order)
-        for order in reversed(single):
-            yield self._receive(order.jobs[0].client)
-        for order in orders:
-            if len(order.jobs) > 1:
-                yield self._relay(order)
+    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+        return chains
 
-    def _relay(self, order: TrainOrder) -> ChainReport:
-        start, updates, failures = order.start, list[ClientUpdate](), []
-        for job in order.jobs:
-            last = job is order.jobs[-1]
-            self._send(job.client, TrainOrder(order.version, (job,), start, order.delivers and last))
-            report = self._receive(job.client)
-            failures += report.failures
-            if report.updates:
-                updates = [*(update.without_state() for update in updates), *report.updates]
-                start = updates[-1].snapshot
-        return ChainReport(tuple(updates), tuple(failures))
+    def submit(self, task: ClientTask) -> None:
+        self._send(task.job.client, task)
+        self._asked.append(task.job.client)
 
-    def answer(self) -> Iterator[ChainReport]:
-        return iter(())
+    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+        """Last first."""
+        while self._asked:
+            yield self._receive(self._asked.pop())
+
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        return update
+
+    def drained(self, waiting: int) -> bool:
+        return False
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         reports = []

@@ -124,8 +124,8 @@ def test_what_was_put_after_a_rejected_update_is_taken_back_from_its_file(tmp_pa
     memory.bound(tmp_path, 0)
     memory.put(1, control=torch.ones(5))
     memory.settle(memory.sizes())
-    before = memory.entry(1)
+    memory.undoable = True
     ControlVariates().keep(memory.drawer(1, ""), {"control": torch.ones(5)}, in_place=False)
     assert memory.kept(1)["control"].tolist() == [2.0] * 5
-    memory.restore(1, before)
+    memory.undo(1)
     assert memory.kept(1)["control"].tolist() == [1.0] * 5

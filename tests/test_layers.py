@@ -42,6 +42,7 @@ LAYER = {
     ),
     **dict.fromkeys(("tasks", "data"), 3),
     "settings": 4,
+    "core/loop": 6,
     "clients": 5,
     "plugins": 6,
     "server": 7,

@@ -32,7 +32,7 @@ from fl_lightning.flower.accepted_classes import NOT_ACCEPTED, PARTS, default_cl
 from fl_lightning.flower.audit import AuditLog, read_log
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.site_record import SiteRecord, approve, digest_of
-from fl_lightning.messages import ChainReport, EvalOrder, EvalReport
+from fl_lightning.messages import EvalOrder, EvalReport
 from fl_lightning.types import ClientFailure
 
 
@@ -100,8 +100,7 @@ def test_a_site_may_name_the_models(site, tmp_path):  # noqa: F811
 def test_with_a_required_noise_no_figure_leaves(noise, site, tmp_path):  # noqa: F811
     """With a rate of 1e-30, the exact loss was a counting query per round."""
     site = with_policy(tmp_path, min_noise=noise, evaluations=["training", "validation", "test"])
-    (report,) = again(site, "s", order(), transforms=[noisy()])["replies"]
-    update = report.updates[0]
+    (update,) = again(site, "s", order(), transforms=[noisy()])["replies"]
     assert (update.train_loss is None) == (noise > 0)
     assert (not update.metrics) == (noise > 0)
     assert (update.seconds == 0) == (noise > 0)
@@ -319,10 +318,10 @@ def test_the_log_says_what_left(tmp_path, monkeypatch):
     assert len(texts) == 1
     assert json.loads(texts[0]["text"])["federation"]["local"]["threads"] == 1
     orders = [one for line in lines for one in line.get("orders", ())]
-    assert [one["train"][0]["round"] for one in orders if "train" in one] == [0, 1, 2]
+    assert [one["train"]["round"] for one in orders if "train" in one] == [0, 1, 2]
     assert {one["evaluate"] for one in orders if "evaluate" in one} == {"test"}
     replies = [one for line in lines for one in line.get("replies", ()) if line["direction"] == "out"]
-    updates = [one["updates"][0] for one in replies if one.get("updates")]
+    updates = [one["update"] for one in replies if "update" in one]
     assert [one["round_idx"] for one in updates] == [0, 1, 2]
     assert all(one["train_loss"] > 0 and one["metrics"].keys() >= {"train_loss"} for one in updates)
     assert len([one for one in replies if "value" in one]) == len([one for one in orders if "evaluate" in one])
@@ -335,7 +334,7 @@ def test_answers_from_the_store_and_errors_are_logged(site, tmp_path):  # noqa: 
     lines = entries(tmp_path)
     stored = [line for line in lines if line.get("stored")]
     assert len(stored) == 1
-    assert stored[0]["replies"][0]["updates"][0]["num_examples"] == 24
+    assert stored[0]["replies"][0]["update"]["num_examples"] == 24
     assert [line["error"] for line in lines if line["kind"] == "error"] == ["WireError"]
 
 
@@ -480,5 +479,5 @@ def test_reports_are_logged_in_words():
     from fl_lightning.flower.audit import in_words
 
     assert in_words(EvalReport(0, 0.5)) == {"value": 0.5}
-    assert in_words(ChainReport((), (ClientFailure(0, 1, "OSError (code 1)"),)))["failures"] == ["OSError (code 1)"]
+    assert in_words(ClientFailure(0, 1, "OSError (code 1)"))["failure"] == "OSError (code 1)"
     assert in_words("anything else") == {}

@@ -19,7 +19,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.recipe import Recipe, RefusedError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientJob, EvalOrder, ServerModel, TrainOrder
+from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, ServerModel
 from fl_lightning.types import Pull, Snapshot
 from fl_lightning.wire import to_bytes
 
@@ -81,17 +81,17 @@ def work(site: Any, *orders: Any, model: ServerModel | None = None) -> dict[str,
     return ask(site, "work", parts, session="s", model_version=1, orders=list(orders), settlements=[])
 
 
-def order(client: int = 0, **changes: Any) -> TrainOrder:
+def order(client: int = 0, **changes: Any) -> ClientTask:
     job = {name: value for name, value in changes.items() if name in ("round_idx", "period", "epochs", "slowness", "pull")}
     rest = {name: value for name, value in changes.items() if name not in job}
-    return TrainOrder(1, (ClientJob(client, **{"round_idx": 0, **job}),), **rest)
+    return ClientTask(1, ClientJob(client, **{"round_idx": 0, **job}), **rest)
 
 
 def test_an_honest_server_is_answered(site):
     """The requests of this file are refused for what they attempt, not for their form."""
     assert "error" not in ask(site, "prepare")
     (report,) = work(site, order())["replies"]
-    assert report.updates[0].num_examples == 24
+    assert report.num_examples == 24
 
 
 # ---------------------------------------------------------------- code
@@ -250,7 +250,7 @@ def test_a_server_that_repeats_a_round_gets_other_noise(how, site, tmp_path):
     orders = [order(), order()]
     model = server_model()
     replies = [again(site, f"s{k}", one, sent=model, **settings) for k, one in enumerate(orders)]
-    first, second = (reply["replies"][0].updates[0].model.vector.double() for reply in replies)
+    first, second = (reply["replies"][0].model.vector.double() for reply in replies)
     assert (first - second).norm() > (250 if how == "transforms" else 1.0)
 
 
@@ -368,11 +368,10 @@ def test_a_model_that_does_not_fit_is_refused(tensors, site):
         order(start=Snapshot(torch.zeros(53, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))),
         order(start=Snapshot(torch.zeros(53), torch.zeros(0))),
         order(pull=Pull(torch.zeros(3), 1.0)),
-        TrainOrder(1, ()),
-        TrainOrder(1, (ClientJob(0, 0), ClientJob(0, 0))),
+        ClientTask(1, (ClientJob(0, 0), ClientJob(0, 0))),  # type: ignore[arg-type]
         ClientJob(0, 0),
-        TrainOrder("1", (ClientJob(0, 0),)),  # type: ignore[arg-type]
-        TrainOrder(1, (ClientJob(0, "0"),)),  # type: ignore[arg-type]
+        ClientTask("1", ClientJob(0, 0)),  # type: ignore[arg-type]
+        ClientTask(1, ClientJob(0, "0")),  # type: ignore[arg-type]
         EvalOrder(1, 0, "everything", "evaluation"),  # type: ignore[arg-type]
     ],
 )

@@ -133,7 +133,7 @@ def test_frozen_parts_are_sent_once(tmp_path, monkeypatch):
     begun = []
 
     def restart(name, parts, ask):
-        if name == "north" and b'"TrainOrder"' in parts["order"]:
+        if name == "north" and b'"ClientTask"' in parts["order"]:
             begun.append(name)
             if len(begun) == 3:
                 start_site(tmp_path, name)
@@ -287,7 +287,7 @@ def test_a_repeated_order_is_answered_from_the_store(tmp_path, monkeypatch):
 
 def test_a_lost_site_ends_the_fit_with_the_ways_to_continue(tmp_path, monkeypatch, capsys):
     prepare(tmp_path, monkeypatch)
-    HOOK["hook"] = lambda name, parts, ask: None if name == "south" and b'"TrainOrder"' in parts["order"] else ask()
+    HOOK["hook"] = lambda name, parts, ask: None if name == "south" and b'"ClientTask"' in parts["order"] else ask()
     with pytest.raises(SystemExit):
         federate(configuration())
     said = capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_a_lost_reply_is_asked_for_again(tmp_path, monkeypatch):
 
     def lose(name, parts, ask):
         reply = ask()
-        if b'"TrainOrder"' in parts["order"] and len(lost) < 2 and name not in lost:
+        if b'"ClientTask"' in parts["order"] and len(lost) < 2 and name not in lost:
             lost.append(name)
             return None
         return reply
@@ -322,8 +322,8 @@ def test_an_update_that_was_not_used_leaves_no_trace_at_its_site(tmp_path, monke
         orders = []
 
         def drop(name, parts, ask, trains=trains, orders=orders, folder=folder):
-            orders.append(name) if b'"TrainOrder"' in parts["order"] and name == "south" else None
-            if len(orders) != 2 or name != "south" or b'"TrainOrder"' not in parts["order"]:
+            orders.append(name) if b'"ClientTask"' in parts["order"] and name == "south" else None
+            if len(orders) != 2 or name != "south" or b'"ClientTask"' not in parts["order"]:
                 return ask()
             if trains:
                 ask()
@@ -360,7 +360,7 @@ SKIP = {"faults": {"policy": "skip"}}
 
 def left_out(name, parts, ask):
     """Lose what is sent to one site: a fit that knows the site and gets nothing from it."""
-    return ask() if name != "south" or b'"TrainOrder"' not in parts["order"] else None
+    return ask() if name != "south" or b'"ClientTask"' not in parts["order"] else None
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen before", "never seen"])
@@ -599,7 +599,7 @@ def test_a_site_that_restarts_while_a_fit_starts_is_asked_again(tmp_path, monkey
     lost: list[bytes] = []
 
     def lose(name: str, parts: Any, ask: Callable[[], bytes]) -> bytes | None:
-        if name == "south" and parts["order"] not in lost and b'"TrainOrder"' not in parts["order"]:
+        if name == "south" and parts["order"] not in lost and b'"ClientTask"' not in parts["order"]:
             lost.append(parts["order"])
             return None
         return ask()
@@ -709,7 +709,7 @@ def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
     sent = [line["tensors"] for line in lines if line["direction"] == "out" and line["tensors"]]
     parameters = 6 * 5 + 5 + 5 * 3 + 3
     assert len(sent) == 3
-    assert all(tensors["replies[0].updates[0].model.vector"] == ["float32", parameters] for tensors in sent)
+    assert all(tensors["replies[0].model.vector"] == ["float32", parameters] for tensors in sent)
     assert all(len(line["sha256"]) == 64 for line in lines)
     (folder,) = (tmp_path / "west" / "state" / "federations").iterdir()
     assert {line["federation"] for line in lines if line["kind"] != "describe"} == {folder.name}
@@ -720,13 +720,12 @@ def test_the_audit_log_names_what_crossed_the_border(tmp_path, monkeypatch):
 
 def forged(reply: bytes, **changes: Any) -> bytes:
     """Return a site's reply with another update in it."""
-    (report,) = envelope.opened(reply, ("reply",))["replies"]
-    update = replace(report.updates[0], **changes)
-    return envelope.reply(replies=[replace(report, updates=(update,))], releases={})
+    (update,) = envelope.opened(reply, ("reply",))["replies"]
+    return envelope.reply(replies=[replace(update, **changes)], releases={})
 
 
 def broken_model(reply: bytes, change: Any) -> bytes:
-    model = envelope.opened(reply, ("reply",))["replies"][0].updates[0].model
+    model = envelope.opened(reply, ("reply",))["replies"][0].model
     return forged(reply, model=change(model))
 
 
@@ -736,7 +735,7 @@ def nested(reply: bytes) -> bytes:
 
 
 def badly_compressed(reply: bytes, **changes: Any) -> bytes:
-    model = envelope.opened(reply, ("reply",))["replies"][0].updates[0].model
+    model = envelope.opened(reply, ("reply",))["replies"][0].model
     size = model.vector.numel()
     good = Compressed(torch.zeros(size, dtype=torch.uint8), torch.zeros(0), model.counters, None, torch.ones(1), 8, size)
     return forged(reply, model=None, compressed=replace(good, **changes))
@@ -823,7 +822,7 @@ def silent(tmp_path_factory, monkeypatch):
 
 def round_with(answer: Callable[[Callable[[], bytes]], bytes | None]) -> dict[str, torch.Tensor]:
     """The weights after a round without south, whose replies to orders are replaced."""
-    HOOK["hook"] = lambda name, parts, ask: answer(ask) if name == "south" and b'"TrainOrder"' in parts["order"] else ask()
+    HOOK["hook"] = lambda name, parts, ask: answer(ask) if name == "south" and b'"ClientTask"' in parts["order"] else ask()
     config = configuration(faults={"policy": "skip"})
     config["trainer"]["max_epochs"] = 1
     try:
@@ -861,7 +860,7 @@ def test_a_site_that_does_not_send_what_its_strategy_reads_harms_only_itself(cas
             start_site(tmp_path, name)
         HOOK["hook"] = lambda name, parts, ask, changes=changes: (
             ask()
-            if name != "south" or b'"TrainOrder"' not in parts["order"]
+            if name != "south" or b'"ClientTask"' not in parts["order"]
             else None
             if changes is None
             else forged(ask(), **changes)

@@ -34,6 +34,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.checks import compared, require_claims
 from fl_lightning.flower.policy import Policy
 from fl_lightning.messages import ClientInfo, NameComparison
+from fl_lightning.types import ClientUpdate
 
 
 def one_line(capsys: Any) -> str:
@@ -342,10 +343,9 @@ def claiming(monkeypatch: Any, name: str, **claims: Any) -> None:
     def lie(site: str, parts: Any, ask: Any) -> bytes:
         reply = envelope.opened(ask(), ("reply",))
         reports = reply.get("replies", ())
-        if site != name or not reports or not getattr(reports[0], "updates", ()):
+        if site != name or not reports or not isinstance(reports[0], ClientUpdate):
             return envelope.reply(**{key: value for key, value in reply.items() if key not in ("kind", "version")})
-        (report,) = reports
-        return envelope.reply(replies=[replace(report, updates=(replace(report.updates[0], **claims),))], releases={})
+        return envelope.reply(replies=[replace(reports[0], **claims)], releases={})
 
     monkeypatch.setitem(HOOK, "hook", lie)
 

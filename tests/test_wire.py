@@ -18,9 +18,9 @@ from torch import Tensor
 from fl_lightning.errors import WireError
 from fl_lightning.flower.validation import require_message
 from fl_lightning.messages import (
-    ChainReport,
     ClientInfo,
     ClientJob,
+    ClientTask,
     EvalOrder,
     EvalReport,
     ModelLayout,
@@ -28,7 +28,6 @@ from fl_lightning.messages import (
     Progress,
     ServerModel,
     Settlement,
-    TrainOrder,
 )
 from fl_lightning.types import ClientFailure, ClientUpdate, Compressed, Pull, Snapshot
 from fl_lightning.wire import FORMAT, MESSAGES, from_bytes, to_bytes
@@ -61,10 +60,9 @@ UPDATE = ClientUpdate(
 )
 EXAMPLES: list[Any] = [
     ServerModel(2, 1, {f"t{k}": t for k, t in enumerate(ODD)}, LAYOUT, {"c": ODD[2]}),
-    TrainOrder(
-        2, (ClientJob(0, 1), ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20))), SNAPSHOT, False, 100
-    ),
-    ChainReport((UPDATE.without_state(), UPDATE), (ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),)),
+    ClientTask(2, ClientJob(3, 1, 1, 2, 1.5, Pull(ODD[3], 0.1), True, Progress(4, 20)), SNAPSHOT, False),
+    UPDATE,
+    ClientFailure(1, 1, "OSError: a 'quoted' \n cause", 3),
     EvalOrder(2, 0, "test", "evaluation", SNAPSHOT, False, (ClientJob(0, 7),), 5),
     EvalReport(0, -math.inf),
     Settlement(1, (0, 3), -1),

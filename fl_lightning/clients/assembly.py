@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.clients.chains import ChainTrainer, Listener
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.client_settings import ClientSettings
@@ -24,6 +23,7 @@ from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.core.option import ClientContext
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientJob
@@ -70,7 +70,7 @@ class ClientAssembly:
         memory: the state that clients keep between rounds.
         secret: the key of the noise that protects privacy.
         drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
-        listener: the functions to call while clients train.
+        starts: called with each turn that begins.
         tell: returns the description of a client's error that the server receives.
     """
 
@@ -84,23 +84,24 @@ class ClientAssembly:
         memory: ClientMemory,
         secret: SecretKey,
         drop_single: bool = False,
-        listener: Listener = Listener(),  # noqa: B008 (frozen)
+        starts: Callable[[ClientJob], None] = lambda _: None,
         tell: Callable[[Exception], str] = describe,
     ) -> None:
         self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
-        self._drop_single, self._listener, self._tell = drop_single, listener, tell
+        self._drop_single, self._starts, self._tell = drop_single, starts, tell
         self.resident = ResidentModel(module, settings.local.channels_last)
         privacy = settings.local.privacy
         self._private = None if privacy is None else PrivateSteps(privacy, secret)
         self._engine = self._chosen_engine()
 
-    def runtime(self, in_place: bool = True) -> ClientRuntime:
+    def runtime(self, undoable: bool = False) -> ClientRuntime:
         """Return the runtime that carries out the server's orders.
 
         Args:
-            in_place: whether to change the clients' stored tensors in place, which is safe if no round is ever undone.
+            undoable: whether a round may be undone, so that no stored tensor may be changed in place.
         """
         settings, place = self._settings, self._place
+        self._memory.undoable = undoable or settings.faults.skips
         name_of = getattr(self._data, "client_name", str)  # a site does not know its name
         outbox = Outbox(
             transforms=settings.transforms,
@@ -122,20 +123,19 @@ class ClientAssembly:
         )
         context = ClientContext(num_clients=settings.num_clients, seed=settings.seed, device=place.device)
         trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
-        chains = ChainTrainer(
+        tasks = TaskTrainer(
             trainer=trainer,
             memory=self._memory,
             evaluators=evaluators,
             faults=settings.faults,
-            in_place=in_place and not settings.faults.skips,
-            listener=self._listener,
+            starts=self._starts,
             name_of=name_of,
             tell=self._tell,
         )
         return ClientRuntime(
             resident=self.resident,
             trainer=trainer,
-            chains=chains,
+            tasks=tasks,
             memory=self._memory,
             outbox=outbox,
             hooks=[option.at_clients(context) for option in settings.options],

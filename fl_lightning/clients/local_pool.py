@@ -10,13 +10,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.clients.engines.fastest import choose
 from fl_lightning.clients.outbox import kept_by
+from fl_lightning.clients.pool import Chain
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.scheduling import balanced_shares
-from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
+from fl_lightning.messages import ClientInfo, ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.transforms.base import Transform
-from fl_lightning.types import Snapshot
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
 Trial = Callable[[Sequence[ClientJob]], dict[str, Any]]
@@ -86,29 +87,42 @@ class LocalPool:
                     "FedAvg."
                 )
 
-    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """See :meth:`ClientPool.train`."""
-        mine = [orders[number] for number in self._mine(orders)]
-        self._choose_engine(mine)
-        return self.runtime.train(mine)
-
-    def _mine(self, orders: Sequence[TrainOrder]) -> list[int]:
+    def mine(self, chains: Sequence[Chain]) -> list[Chain]:
         """Return this rank's chains, longest first, balanced by their examples and by the evaluation of their models."""
         # A step costs about three times as much as evaluating its examples: the backward pass costs twice the forward pass.
-        cost = {number: sum(map(self._steps, order.jobs)) + order.scored for number, order in enumerate(orders)}
-        return list(balanced_shares(range(len(orders)), cost, self.comm.size)[self.comm.rank])
+        cost = {number: sum(map(self._steps, chain.jobs)) + chain.scored for number, chain in enumerate(chains)}
+        shares = balanced_shares(range(len(chains)), cost, self.comm.size)
+        mine = [chains[number] for number in shares[self.comm.rank]]
+        self._choose_engine(mine)
+        return mine
+
+    def submit(self, task: ClientTask) -> None:
+        """See :meth:`ClientPool.submit`."""
+        self.runtime.submit(task)
+
+    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+        """See :meth:`ClientPool.results`."""
+        return self.runtime.results()
+
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
+        """See :meth:`ClientPool.deliver`."""
+        return self.runtime.deliver(update)
+
+    def drained(self, waiting: int) -> bool:
+        """See :meth:`ClientPool.drained`."""
+        return self.runtime.drained(self.comm, waiting)
 
     def _steps(self, job: ClientJob) -> int:
         epochs = self._max_epochs if job.epochs is None else job.epochs
         return 3 * epochs * self._data.num_examples(job.client)
 
-    def _choose_engine(self, mine: Sequence[TrainOrder]) -> None:
+    def _choose_engine(self, mine: Sequence[Chain]) -> None:
         """Time the engines once if the fastest one is requested, with the same result on all ranks."""
         if self._trial is None:
             return
         trials, failure = {}, None
         try:
-            trials = self._trial([order.jobs[0] for order in mine])
+            trials = self._trial([chain.jobs[0] for chain in mine])
         except Exception as error:
             failure = error
         everyone = self.comm.gather_or_raise(trials, failure)
@@ -117,10 +131,6 @@ class LocalPool:
             self.runtime.trainer.engine.choose(name)
             self._trial = None
             rank_zero_info(why)
-
-    def answer(self) -> Iterator[ChainReport]:
-        """See :meth:`ClientPool.answer`."""
-        return self.runtime.answer(self.comm) if self.runtime.waits else iter(())
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:
         """See :meth:`ClientPool.evaluate`."""

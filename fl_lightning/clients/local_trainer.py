@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -24,9 +24,23 @@ from fl_lightning.messages import ClientJob, ModelLayout
 from fl_lightning.rules.base import ClientRule, LocalEnd
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 
-_NOTHING = Snapshot(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 Turn = tuple[ClientJob, Snapshot | None]
 """A client's job, and the model that it starts from (None for the global one)."""
+
+
+@dataclass(frozen=True)
+class Remains:
+    """Hold what a client keeps of a training, beside what its rules derive from the update.
+
+    Attributes:
+        own: its personal parameters and buffers, by name.
+        model: the model that it keeps, if it is another one than it sends.
+        tensors: the state of its training and of its rules, by name.
+    """
+
+    own: Mapping[str, Tensor]
+    model: Snapshot | None
+    tensors: Mapping[str, Tensor]
 
 
 class LocalTrainer:
@@ -62,7 +76,6 @@ class LocalTrainer:
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
-        self._unkept: dict[int, tuple[Trained, dict[str, Tensor]]] = {}  # by client, until its update is accepted
 
     @property
     def memory(self) -> ClientMemory:
@@ -74,8 +87,8 @@ class LocalTrainer:
         """Return the names of stored tensors that have the length of the trained parameters."""
         return tuple(name for rule in self._rules for name in rule.kept_like_parameters)
 
-    def train(self, turns: Sequence[Turn]) -> Iterator[ClientUpdate]:
-        """Train clients, and yield each update with its model as soon as it is known.
+    def train(self, turns: Sequence[Turn]) -> Iterator[tuple[ClientUpdate, Remains]]:
+        """Train clients, and yield each update with its model, and what the client keeps, as soon as both are known.
 
         The order may differ from that of the turns if the engine trains clients side by side.
         """
@@ -114,7 +127,7 @@ class LocalTrainer:
         kept = self._memory.kept(job.client)
         return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, personal_part(kept))
 
-    def _update(self, trained: Trained) -> ClientUpdate:
+    def _update(self, trained: Trained) -> tuple[ClientUpdate, Remains]:
         job = trained.job.job
         down, up = self._message_sizes()
         moved = trained.model.moved
@@ -122,10 +135,9 @@ class LocalTrainer:
             refuse_moved(moved, "'federation.local.privacy'")
         up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
         extras, remembered = self._extras(trained)
-        self._unkept[job.client] = replace(trained, model=_NOTHING), remembered
         sent_along = self._resident.server.broadcast.values() if extras else ()
         width = trained.model.vector.element_size()
-        return ClientUpdate(
+        update = ClientUpdate(
             client=job.client,
             round_idx=job.round_idx,
             num_examples=_counted(
@@ -142,6 +154,9 @@ class LocalTrainer:
             model=trained.model,
             extras=extras,
         )
+        packed = {NAME: trained.kept, OWN: trained.own_kept}
+        tensors = remembered | {name: tensor for name, tensor in packed.items() if tensor is not None}
+        return update, Remains(trained.own, trained.kept_model, tensors)
 
     def _extras(self, trained: Trained) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors that the client's rules send with the model, and those that they store."""
@@ -163,27 +178,24 @@ class LocalTrainer:
             self._counted = self._resident.server.layout
         return self._bytes
 
-    def keep(self, update: ClientUpdate, job: ClientJob, in_place: bool) -> None:
-        """Store the client's state after its training.
+    def keep(self, update: ClientUpdate, remains: Remains, job: ClientJob) -> None:
+        """Store the client's state after its training; the memory takes it back if the server does not use the update.
 
         Args:
             update: the client's update, with its model.
+            remains: what the client keeps of its training.
             job: the client's turn.
-            in_place: whether to overwrite the tensors that the client has stored so far.
         """
-        if update.client in self._unkept:
-            trained, remembered = self._unkept.pop(update.client)
-            self._memory.keep_personal(update.client, trained.own)
-            if trained.kept_model is not None:
-                self._memory.keep_model(update.client, trained.kept_model)
-            training = {NAME: trained.kept, OWN: trained.own_kept}
-            kept = remembered | {name: packed for name, packed in training.items() if packed is not None}
-            if kept:
-                self._memory.put(update.client, **kept)
+        memory, client = self._memory, update.client
+        memory.keep_personal(client, remains.own)
+        if remains.model is not None:
+            memory.keep_model(client, remains.model)
+        if remains.tensors:
+            memory.put(client, **remains.tensors)
         if job.own_model:
-            self._memory.keep_model(update.client, update.snapshot)
+            memory.keep_model(client, update.snapshot)
         for rule in self._rules:
-            rule.keep(self._memory.drawer(update.client, ""), update.extras, in_place)
+            rule.keep(memory.drawer(client, ""), update.extras, in_place=not memory.undoable)
 
     def forget(self) -> None:
         """Discard the state of all clients."""

@@ -28,6 +28,9 @@ class ClientMemory:
         self._changed: set[int] = set()
         self._files, self._limit = ClientFiles(Path("client_state")), math.inf
         self._loaded: tuple[StoredState, Kept] | None = None
+        self.undoable = False
+        """Whether changes of a round may be undone, so that no stored tensor may be changed in place."""
+        self._before: dict[int, Kept | StoredState] = {}  # the entries of clients that changed in this round
 
     def bound(self, folder: Path, limit: float) -> None:
         """Set the folder of the files, and the number of bytes that may stay in memory."""
@@ -35,7 +38,7 @@ class ClientMemory:
 
     def forget(self) -> None:
         """Discard all state before the first round."""
-        self._kept, self._changed, self._loaded = {}, set(), None
+        self._kept, self._changed, self._loaded, self._before = {}, set(), None, {}
 
     def last_model(self, client: int) -> Snapshot | None:
         """Return the model that a client has stored; None if it has none."""
@@ -81,18 +84,22 @@ class ClientMemory:
             self._loaded = kept, self._files.read(kept)
         return self._loaded[1]
 
-    def entry(self, client: int) -> Kept | StoredState:
-        """Return the entry to pass to :meth:`restore` later."""
-        kept = self._kept.get(client, {})
-        return kept if isinstance(kept, StoredState) else dict(kept)
+    def undo(self, client: int) -> None:
+        """Restore the state that a client had before this round."""
+        if client in self._before:
+            self._kept[client] = self._before.pop(client)
+            self._changed.add(client)
 
-    def restore(self, client: int, kept: Kept | StoredState) -> None:
-        """Restore a client's earlier state."""
-        self._kept[client] = kept
-        self._changed.add(client)
+    def end_round(self, accepted: Collection[int]) -> None:
+        """Restore the state of the clients whose updates the server did not accept, and keep that of the others."""
+        for client in self._before.keys() - set(accepted):
+            self.undo(client)
+        self._before.clear()
 
     def put(self, client: int, **kept: Tensor) -> None:
         """Store tensors by name."""
+        if self.undoable:
+            self._before.setdefault(client, self._kept.get(client, {}))
         self._kept[client] = self.kept(client) | {name: tensor.cpu() for name, tensor in kept.items()}
         self._loaded = None
         if client not in self._changed and self._in_memory(self._changed) > self._limit:  # clients done in this round

@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, ServerModel, TrainOrder
-from fl_lightning.types import Snapshot
+from fl_lightning.messages import ClientInfo, ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
+from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Ask for the training of a chain of clients.
+
+    Attributes:
+        version: the version of the global model.
+        jobs: the turns, in order.
+        start: the model that the first client starts from; None for the global one.
+        delivers: whether the last model goes to the server, so that attacks, transforms and the score of sent models apply.
+        scored: the number of examples on which the server will evaluate the chain's model, for balancing the ranks' work.
+    """
+
+    version: int
+    jobs: tuple[ClientJob, ...]
+    start: Snapshot | None = None
+    delivers: bool = True
+    scored: int = 0
+
+
+@dataclass(frozen=True)
+class ChainReport:
+    """Report the result of a chain of clients.
+
+    Attributes:
+        updates: the updates of the clients that trained, in order; the last one carries the model for the server.
+        failures: the failures of the other clients, each with its own cause.
+    """
+
+    updates: tuple[ClientUpdate, ...] = ()
+    failures: tuple[ClientFailure, ...] = ()
 
 
 class ClientPool(Protocol):
@@ -40,16 +73,32 @@ class ClientPool(Protocol):
         """
         ...
 
-    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """Train chains of clients, and yield on each rank the reports that arrive there, in any order.
+    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+        """Return the chains of this rank, in the order in which to begin them; ranks may exchange data."""
+        ...
 
-        Exactly one rank reports each chain. No rank waits for another while it reads the reports. Every rank reads all its
-        reports, even after an error, before the ranks exchange anything. Only the call itself may be an exchange.
+    def submit(self, task: ClientTask) -> None:
+        """Take a task, also while :meth:`results` is read."""
+        ...
+
+    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+        """Yield the result of each submitted task, until none is left; no rank waits for another meanwhile."""
+        ...
+
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate | None:
+        """Return the update of a chain as the server receives it; None if it waits until :meth:`drained`.
+
+        Args:
+            task: the task whose result it is, not always the last of its chain.
+            update: the update.
+
+        Raises:
+            ClientError: if the server cannot have it.
         """
         ...
 
-    def answer(self) -> Iterator[ChainReport]:
-        """Yield the reports of updates that waited until all other reports have been read; ranks exchange data."""
+    def drained(self, waiting: int) -> bool:
+        """Learn that all updates that do not wait are delivered, and how many wait; return whether any rank's may wait."""
         ...
 
     def evaluate(self, orders: Sequence[EvalOrder]) -> list[EvalReport]:

@@ -6,11 +6,10 @@ outer Trainer, and no other client's data.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, starmap
 
-from fl_lightning.clients.chains import ChainTrainer
 from fl_lightning.clients.client_evaluators import ClientEvaluators
 from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
@@ -18,10 +17,11 @@ from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.option import ClientHooks
-from fl_lightning.errors import ClientError, add_note
-from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
+from fl_lightning.errors import add_note
+from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.utilities.collectives import Collectives
 
@@ -32,7 +32,7 @@ class ClientRuntime:
     Args:
         resident: the module that clients train.
         trainer: the trainer of single clients.
-        chains: the trainer of chains of clients.
+        tasks: carries out tasks with it.
         memory: the state that clients keep between rounds.
         outbox: the outbox that transforms their updates.
         hooks: the hooks of the options in use, in order, which come before the outbox.
@@ -48,7 +48,7 @@ class ClientRuntime:
         *,
         resident: ResidentModel,
         trainer: LocalTrainer,
-        chains: ChainTrainer,
+        tasks: TaskTrainer,
         memory: ClientMemory,
         outbox: Outbox,
         hooks: Sequence[ClientHooks],
@@ -60,10 +60,10 @@ class ClientRuntime:
         self._name_of = name_of
         self.resident, self.trainer, self.memory, self._outbox = resident, trainer, memory, outbox
         self.hooks = hooks
-        self._chains, self._evaluators, self._private, self._alone = chains, evaluators, private, alone
+        self._trainer_of_tasks, self._evaluators, self._private, self._alone = tasks, evaluators, private, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
-        self._held: list[list[ClientUpdate]] = []
+        self._tasks, self._reading = deque[ClientTask](), False
 
     # ---------------------------------------------------------------- orders
 
@@ -72,35 +72,73 @@ class ClientRuntime:
         self.resident.publish(model)
         self._check = None
 
-    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """Train chains of clients, and yield the report of each one as soon as it is known.
+    def submit(self, task: ClientTask) -> None:
+        """Take a task. One that continues a chain is done before others, unless clients train side by side."""
+        if self._reading and not self._trainer_of_tasks.side_by_side:
+            self._tasks.appendleft(task)  # otherwise the models of all chains would be held
+        else:
+            self._tasks.append(task)
 
-        Chains whose update waits for those of all others report in :meth:`answer` instead.
+    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+        """Yield the result of each task as soon as it is known, until none is left.
 
         Raises:
             ClientError: if a client fails and the policy is ``fatal``. Errors that are not a client's are raised as they are.
         """
+        check, trainer = self._begun(), self._trainer_of_tasks
+        self._reading = True
+        try:
+            while self._tasks:
+                if trainer.side_by_side:
+                    wave, self._tasks = list(self._tasks), deque()
+                    yield from trainer.train_together(wave, check)
+                else:
+                    yield trainer.train(self._tasks.popleft(), check)
+        finally:
+            self._reading = False
+            self._tasks.clear()
+
+    def _begun(self) -> UpdateCheck:
+        """Return the check of updates against the published model, for which the hooks are prepared once."""
         if self._check is None:
             self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of)
             editor = UpdateEditor(self._check)
             for hook in self.hooks:
                 hook.begin(self.resident.server.round_idx, editor)
             self._outbox.begin(self.resident.server.round_idx, editor)
-            self._held = []
-        # A loop's variables would hold the last client's model while the next one trains.
-        yield from chain.from_iterable(starmap(self._report, self._chains.train(orders, self._check)))
+        return self._check
 
-    @property
-    def waits(self) -> bool:
-        """Return whether updates may wait for :meth:`answer`; the same on every rank."""
-        return self._check is not None and any(hook.waits for hook in self.hooks)
+    def deliver(self, update: ClientUpdate) -> ClientUpdate | None:
+        """Return an update as the server receives it; None if it waits for the updates of other clients.
 
-    def answer(self, comm: Collectives) -> Iterator[ChainReport]:
-        """Yield the reports of chains whose update waited for those of all others; ranks exchange data before the first."""
+        Raises:
+            ClientError: if it cannot be aggregated.
+        """
+        sent: ClientUpdate | None = update
         for hook in self.hooks:
-            hook.drained(comm, len(self._held))
-        held, self._held = self._held, []
-        return chain.from_iterable(self._sent(updates, ()) for updates in held)
+            sent = None if sent is None else hook.send(sent)
+        if sent is None:
+            return None
+        sent = self._outbox.send(sent)
+        if not self._evaluators.measures("sent"):
+            return sent
+        try:
+            score = self._evaluators.score(sent.snapshot, "sent", sent.client, "validation")
+        except Exception as error:
+            add_note(error, f"In the evaluation on the validation examples of client {self._name_of(sent.client)}.")
+            raise
+        return replace(sent, local_score=score)
+
+    def failed(self, job: ClientJob, error: Exception) -> ClientFailure:
+        """Return the failure of a client whose update cannot be delivered, or raise the error if the policy is ``fatal``."""
+        return self._trainer_of_tasks.failed(job, error, 1)
+
+    def drained(self, comm: Collectives, waiting: int) -> bool:
+        """Tell the hooks that all updates that do not wait are delivered; return whether some may wait, on any rank."""
+        waits = self._check is not None and any(hook.waits for hook in self.hooks)
+        for hook in self.hooks if waits else ():
+            hook.drained(comm, waiting)
+        return waits
 
     def evaluate(self, order: EvalOrder) -> EvalReport:
         """Evaluate a model on a client's examples, after any turns that the client should first train alone."""
@@ -113,8 +151,8 @@ class ClientRuntime:
             if order.model is None:  # fine-tuning continues from the client's personal part
                 alone.memory.keep_personal(order.client, self.memory.personal(order.client))
             for job in order.jobs:
-                (update,) = alone.train([(job, model)])
-                alone.keep(update, job, in_place=False)
+                ((update, remains),) = alone.train([(job, model)])
+                alone.keep(update, remains, job)
                 model, own = update.snapshot, alone.memory.personal(order.client)
         try:
             value = self._evaluators.score(model, order.metric, order.client, order.part, own)
@@ -129,44 +167,10 @@ class ClientRuntime:
 
     def settle(self, accepted: Collection[int]) -> None:
         """Restore the state of clients whose updates the server did not accept."""
-        self._chains.settle(accepted)
+        self.memory.end_round(accepted)
 
     def close(self) -> None:
         """Release the engines and the last client's data. What clients keep can still be read."""
         for trainer in (self.trainer, *self._alone_trainers.values()):
             trainer.engine.close()
         self.resident.module.trainer = None
-
-    # ---------------------------------------------------------------- one chain
-
-    def _report(
-        self, order: TrainOrder, updates: list[ClientUpdate], failures: Sequence[ClientFailure]
-    ) -> Iterator[ChainReport]:
-        """Yield the report of a chain, unless its update waits."""
-        if updates and order.delivers:
-            yield from self._sent(updates, failures)
-        else:
-            yield ChainReport(tuple(updates), tuple(failures))
-
-    def _sent(self, updates: list[ClientUpdate], failures: Sequence[ClientFailure]) -> Iterator[ChainReport]:
-        """Yield the report of a chain, with the update that the server receives, unless a hook lets it wait."""
-        last: ClientUpdate | None = updates[-1]
-        try:
-            for hook in self.hooks:
-                last = None if last is None else hook.send(last)
-            if last is None:
-                self._held.append(updates)
-                return
-            last = self._outbox.send(last)
-        except ClientError as error:
-            jobs = [ClientJob(update.client, update.round_idx) for update in updates]
-            yield ChainReport((), (*failures, *(self._chains.failed(job, error, 1) for job in jobs)))
-            return
-        if self._evaluators.measures("sent"):
-            try:
-                score = self._evaluators.score(last.snapshot, "sent", last.client, "validation")
-            except Exception as error:
-                add_note(error, f"In the evaluation on the validation examples of client {self._name_of(last.client)}.")
-                raise
-            last = replace(last, local_score=score)
-        yield ChainReport((*updates[:-1], last), tuple(failures))

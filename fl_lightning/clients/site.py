@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fl_lightning.clients.runtime import ClientRuntime
-from fl_lightning.errors import WireError
-from fl_lightning.messages import ChainReport, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.errors import ClientError, WireError
+from fl_lightning.messages import ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
+from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes, to_bytes
 
 
@@ -38,12 +39,12 @@ class Site:
         reply = self.handle(from_bytes(content))
         return b"" if reply is None else to_bytes(reply)
 
-    def handle(self, message: Any) -> ChainReport | EvalReport | None:
+    def handle(self, message: Any) -> ClientUpdate | ClientFailure | EvalReport | None:
         """Return the reply to a decoded message, or None; see :meth:`answer`."""
         if isinstance(message, ServerModel):
             self._publish(message)
             return None
-        if isinstance(message, TrainOrder):
+        if isinstance(message, ClientTask):
             return self._train(message)
         if isinstance(message, EvalOrder):
             return self._runtime.evaluate(message)
@@ -111,14 +112,22 @@ class Site:
         unsettled = -1 if self._unsettled is None else self._unsettled[0]  # a repeated settlement may be of an earlier round
         self._before = {k: kept for k, kept in self._before.items() if k in (needed, unsettled)}
 
-    def _train(self, order: TrainOrder) -> ChainReport:
-        round_idx = order.jobs[0].round_idx
+    def _train(self, task: ClientTask) -> ClientUpdate | ClientFailure:
+        round_idx = task.job.round_idx
         if round_idx not in self._before:
             self._before[round_idx] = self._runtime.memory.state_dict()
             self._next_round = round_idx + 1
-        self._unsettled = round_idx, order.jobs[0].client
-        (report,) = self._runtime.train([order])
-        return report
+        self._unsettled = round_idx, task.job.client
+        self._runtime.submit(task)
+        (result,) = self._runtime.results()
+        if isinstance(result, ClientFailure) or not task.delivers:
+            return result
+        try:
+            sent = self._runtime.deliver(result)
+        except ClientError as error:
+            return self._runtime.failed(task.job, error)
+        assert sent is not None  # options that let updates wait are simulated only
+        return sent
 
 
 def _with_text(state: dict[int, Any]) -> dict[str, Any]:

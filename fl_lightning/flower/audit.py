@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.messages import ChainReport, ClientInfo, EvalOrder, EvalReport, TrainOrder
-from fl_lightning.types import ClientUpdate
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport
+from fl_lightning.types import ClientFailure, ClientUpdate
 
 _START = "0" * 64
 """The digest before the first line."""
@@ -36,14 +36,17 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def in_words(message: Any) -> dict[str, Any]:
     """Return what an order asks for, or what a report tells, as plain values: every number that is no tensor."""
-    if isinstance(message, TrainOrder):
-        return {"train": [{"round": job.round_idx, "period": job.period, "epochs": job.epochs} for job in message.jobs]}
+    if isinstance(message, ClientTask):
+        job = message.job
+        return {"train": {"round": job.round_idx, "period": job.period, "epochs": job.epochs}}
     if isinstance(message, EvalOrder):
         return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.jobs)}
     if isinstance(message, EvalReport):
         return {"value": message.value}
-    if isinstance(message, ChainReport):
-        return {"updates": list(map(_numbers, message.updates)), "failures": [one.cause for one in message.failures]}
+    if isinstance(message, ClientUpdate):
+        return {"update": _numbers(message)}
+    if isinstance(message, ClientFailure):
+        return {"failure": message.cause}
     if isinstance(message, ClientInfo):
         return asdict(message)
     return {}

@@ -128,7 +128,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
         drop_single=check_batch_norm(module, data.whole),
         tell=tell,
     )
-    return Built(module, assembly.runtime(in_place=False), settings)
+    return Built(module, assembly.runtime(undoable=True), settings)
 
 
 def _module(recipe: Recipe, model: Mapping[str, Any], limits: SiteLimits) -> LightningModule:

@@ -12,7 +12,7 @@ from fl_lightning.flower import envelope
 from fl_lightning.flower.transport import Answer, Transport
 from fl_lightning.flower.validation import conforms
 from fl_lightning.functional.digest import Digest
-from fl_lightning.messages import EvalOrder, ServerModel, Settlement, TrainOrder
+from fl_lightning.messages import ClientTask, EvalOrder, ServerModel, Settlement
 from fl_lightning.types import ClientUpdate
 from fl_lightning.wire import to_bytes
 
@@ -92,10 +92,10 @@ class Exchange:
             if self._digests.get(name) != digest.text():
                 self._digests[name], self._changed[name] = digest.text(), model.version
 
-    def send(self, client: int, orders: Sequence[TrainOrder | EvalOrder]) -> None:
+    def send(self, client: int, orders: Sequence[ClientTask | EvalOrder]) -> None:
         """Send orders with what the site must know first; without orders it does not need the model."""
         assert self._model is not None
-        if any(isinstance(order, TrainOrder) for order in orders):
+        if any(isinstance(order, ClientTask) for order in orders):
             self._trained.add(client)  # it may train even if its reply is lost
         content = envelope.request(
             "work",

@@ -4,59 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.clients.failures import UpdateCheck
+from fl_lightning.clients.pool import Chain
 from fl_lightning.errors import ClientError, FederationError
 from fl_lightning.flower.exchange import Exchange, SiteError
 from fl_lightning.flower.replies import Needs, TensorCheck, evaluations_in, update_in
 from fl_lightning.flower.transport import Answer
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalOrder, EvalReport, ServerModel, TrainOrder
+from fl_lightning.messages import ClientInfo, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.types import ClientFailure, ClientUpdate, Snapshot
 from fl_lightning.utilities.collectives import Collectives
 
 UNKNOWN = "the server does not know its data yet; it takes part after the next start of the fit"
 """The cause by which a site is left out that was never online when a fit started."""
-
-
-@dataclass
-class _Chain:
-    """Follow a chain of clients, of which one trains at a time."""
-
-    order: TrainOrder
-    position: int = 0
-    attempt: int = 1
-    updates: list[ClientUpdate] = field(default_factory=list)
-    failures: list[ClientFailure] = field(default_factory=list)
-    start: Snapshot | None = None
-
-    @property
-    def job(self) -> ClientJob:
-        return self.order.jobs[self.position]
-
-    @property
-    def done(self) -> bool:
-        return self.position == len(self.order.jobs)
-
-    def next_order(self) -> TrainOrder:
-        last = self.position == len(self.order.jobs) - 1
-        return TrainOrder(self.order.version, (self.job,), self.start, self.order.delivers and last)
-
-    def take(self, update: ClientUpdate) -> None:
-        """Add the update of the client whose turn it is."""
-        self.updates = [*(earlier.without_state() for earlier in self.updates), update]
-        self.start = update.snapshot
-        self.position, self.attempt = self.position + 1, 1
-
-    def lose(self, cause: str, attempts: int) -> None:
-        """Add the failure of the client whose turn it is."""
-        self.failures.append(ClientFailure(self.job.client, self.job.round_idx, cause, attempts))
-        self.position, self.attempt = self.position + 1, 1
 
 
 _REMEDY = (
@@ -100,6 +65,8 @@ class RemotePool:
         self._between_rounds = False
         self._checks: tuple[TensorCheck, UpdateCheck] | None = None
         self._absent: Mapping[int, str] = {}
+        self._tasks: dict[int, tuple[ClientTask, int]] = {}  # by client, with the number of the attempt
+        self._lost: deque[ClientFailure] = deque()
 
     @property
     def engine(self) -> str:
@@ -117,72 +84,68 @@ class RemotePool:
 
     # ---------------------------------------------------------------- training
 
-    def train(self, orders: Sequence[TrainOrder]) -> Iterator[ChainReport]:
-        """See :meth:`ClientPool.train`."""
+    def mine(self, chains: Sequence[Chain]) -> Sequence[Chain]:
+        """Return all chains, and find out which sites are absent."""
         assert self._model is not None
         if self._checks is None:
             view = self._view()
             self._checks = TensorCheck(view, self._model, self._needs), UpdateCheck(view, self._model)
         self._between_rounds = False
         self._absent = self._missing() if self._faults.skips else {}
-        chains, lost = {}, []
-        for order in orders:
-            chain = _Chain(order, start=order.start)
-            if self._send(chain):
-                chains[chain.job.client] = chain
-            else:
-                lost.append(self._report(chain))
-        return self._reports(chains, lost)
+        self._tasks, self._lost = {}, deque()
+        return chains
 
     def _missing(self) -> Mapping[int, str]:
         """Return the sites that cannot train now, with causes; the others need not wait for the transport to notice."""
         unknown = [client for client, info in enumerate(self._infos) if not info.num_examples]
         return dict(self._exchange.absent()) | dict.fromkeys(unknown, UNKNOWN)
 
-    def _send(self, chain: _Chain) -> bool:
-        """Send the next order of a chain, past absent sites; return False if none is left."""
-        while not chain.done and chain.job.client in self._absent:
-            chain.lose(self._absent[chain.job.client], 1)
-        if not chain.done:
-            self._exchange.send(chain.job.client, [chain.next_order()])
-        return not chain.done
+    def submit(self, task: ClientTask) -> None:
+        """Send a task to its site, unless the site is absent."""
+        client = task.job.client
+        if client in self._absent:
+            self._lost.append(ClientFailure(client, task.job.round_idx, self._absent[client]))
+            return
+        self._tasks[client] = task, 1
+        self._exchange.send(client, [task])
 
-    def _reports(self, chains: dict[int, _Chain], lost: Sequence[ChainReport]) -> Iterator[ChainReport]:
-        yield from lost
+    def results(self) -> Iterator[ClientUpdate | ClientFailure]:
+        """Yield the sites' results as they arrive."""
+        answers = self._exchange.answers()
         try:
-            for answer in self._exchange.answers():
-                chain = chains[answer.client]
-                if not self._advance(chain, answer):
-                    continue
-                del chains[answer.client]
-                if self._send(chain):
-                    chains[chain.job.client] = chain
-                else:
-                    yield self._report(chain)
+            while True:
+                while self._lost:
+                    yield self._lost.popleft()
+                answer = next(answers, None)
+                if answer is None:
+                    return
+                result = self._result(answer)
+                if result is not None:
+                    yield result
+                del result  # it holds a model
         except BaseException:
             self._exchange.forget()
             raise
 
-    def _advance(self, chain: _Chain, answer: Answer) -> bool:
-        """Take an answer, and return whether the chain's client is done; otherwise its request has been sent again."""
+    def _result(self, answer: Answer) -> ClientUpdate | ClientFailure | None:
+        """Return the result in an answer; None if the request has been sent again."""
         exchange, client = self._exchange, answer.client
+        task, attempt = self._tasks[client]
         try:
             found = exchange.opened(answer)
             if found is None:
-                return False
+                return None
             assert self._checks is not None
             info = self._infos[client]
             examples = None if info.streams else info.num_examples
-            update = update_in(found, exchange.who(client), chain.job, examples, *self._checks)
-            chain.take(exchange.sized(update, answer))
+            return exchange.sized(update_in(found, exchange.who(client), task.job, examples, *self._checks), answer)
         except ClientError as error:
-            if answer.content is None and chain.attempt <= self._faults.retries:
-                chain.attempt += 1
+            if answer.content is None and attempt <= self._faults.retries:
+                self._tasks[client] = task, attempt + 1
                 exchange.repeat(client)
-                return False
+                return None
             told = self._skipped(error, answer)
-            chain.lose(told.cause, max(told.attempts, chain.attempt))
-        return True
+            return ClientFailure(client, task.job.round_idx, told.cause, max(told.attempts, attempt))
 
     def _skipped(self, error: ClientError, answer: Answer) -> SiteError:
         """Return the error of a site that is left out, or raise it if the policy does not leave sites out."""
@@ -190,21 +153,19 @@ class RemotePool:
             raise ClientError(f"{error}. {_REMEDY}") if answer.content is None else error
         return error if isinstance(error, SiteError) else SiteError("", str(error))
 
-    def _report(self, chain: _Chain) -> ChainReport:
-        """Return the report of a chain.
+    def deliver(self, task: ClientTask, update: ClientUpdate) -> ClientUpdate:
+        """Return an update, which its site has prepared if it knew that the server gets it.
 
-        If the last client failed, the model of the one before it was not prepared for the server; then the chain is lost.
+        Raises:
+            ClientError: if another site was to train after it, and failed.
         """
-        failed_last = bool(chain.failures) and chain.failures[-1].client == chain.order.jobs[-1].client
-        if failed_last and chain.updates and self._prepares and chain.order.delivers:
-            cause = f"its model was lost with site {self._infos[chain.failures[-1].client].name}"
-            lost = [ClientFailure(update.client, update.round_idx, cause) for update in chain.updates]
-            return ChainReport((), (*lost, *chain.failures))
-        return ChainReport(tuple(chain.updates), tuple(chain.failures))
+        if self._prepares and not task.delivers:
+            raise ClientError("its model was lost with the site that was to train after it")
+        return update
 
-    def answer(self) -> Iterator[ChainReport]:
-        """See :meth:`ClientPool.answer`."""
-        return iter(())
+    def drained(self, waiting: int) -> bool:
+        """Return that no update waits: options that let updates wait are simulated only."""
+        return False
 
     # ---------------------------------------------------------------- evaluation
 

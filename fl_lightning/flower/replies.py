@@ -18,8 +18,8 @@ from fl_lightning.flower.validation import require_message
 from fl_lightning.functional.compression import misfit, restore
 from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ChainReport, ClientInfo, ClientJob, EvalReport, NameComparison, ServerModel
-from fl_lightning.types import ClientUpdate
+from fl_lightning.messages import ClientInfo, ClientJob, EvalReport, NameComparison, ServerModel
+from fl_lightning.types import ClientFailure, ClientUpdate
 
 _MOST_EXAMPLES = 2**36
 """The most training examples that a site may claim; larger weights cannot be summed exactly."""
@@ -145,16 +145,13 @@ def update_in(
     """
     replies = found.get("replies")
     try:
-        (report,) = replies if isinstance(replies, tuple) else ()
-        require_message(report, ChainReport)
+        (result,) = replies if isinstance(replies, tuple) else ()
+        require_message(result, ClientUpdate, ClientFailure)
     except (ValueError, WireError) as error:
-        raise SiteError(who, f"its reply is not a report ({error}).") from error
-    if report.failures:
-        raise SiteError(who, printable(report.failures[0].cause), max(1, report.failures[0].attempts))
-    if not report.updates:
-        raise SiteError(who, "no update")
-    (update,) = report.updates[-1:]
-    update = _restored(update, who, check)
+        raise SiteError(who, f"its reply is not an update ({error}).") from error
+    if isinstance(result, ClientFailure):
+        raise SiteError(who, printable(result.cause), max(1, result.attempts))
+    update = _restored(result, who, check)
     _require_numbers(who, update)
     expected = (job.client, job.round_idx, update.num_examples if examples is None else examples)
     if update.model is None or (update.client, update.round_idx, update.num_examples) != expected:

@@ -126,10 +126,9 @@ def _lines(entries: Sequence[dict[str, Any]]) -> list[str]:
         if "told" in entry:
             found.append(f"  about its data: {_numbers(entry['told'])}")
         for reply in entry.get("replies", ()):
-            found += [
-                f"  update of round {update['round_idx']}{again}: {_numbers(update)}" for update in reply.get("updates", ())
-            ]
-            found += [f"  failure: {cause}" for cause in reply.get("failures", ())]
+            if update := reply.get("update"):
+                found.append(f"  update of round {update['round_idx']}{again}: {_numbers(update)}")
+            found += [f"  failure: {reply['failure']}"] if "failure" in reply else []
             found += [f"  evaluation{again}: {reply['value']}"] if "value" in reply else []
         if "error" in entry:
             found.append(f"  error: {entry['error']}")

@@ -17,7 +17,7 @@ from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import ClientJob, EvalOrder, TrainOrder
+from fl_lightning.messages import ClientJob, ClientTask, EvalOrder
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
@@ -138,7 +138,7 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- orders
 
-    def check_order(self, order: TrainOrder | EvalOrder, local: LocalTraining, batches: float, smallest: int) -> None:
+    def check_order(self, order: ClientTask | EvalOrder, local: LocalTraining, batches: float, smallest: int) -> None:
         """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
 
         Args:
@@ -151,7 +151,7 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        if isinstance(order, TrainOrder) and not order.delivers:
+        if isinstance(order, ClientTask) and not order.delivers:
             in_steps = 0.0 if local.privacy is None else local.privacy.noise_multiplier
             if in_steps < policy.min_noise:
                 raise RefusedError(
@@ -159,7 +159,7 @@ class SiteLimits:
                     "policy requires. Use the route ServerRoute, or 'federation.local.privacy'."
                 )
         own = order.epochs if isinstance(order, EvalOrder) else None
-        for job in order.jobs:
+        for job in (order.job,) if isinstance(order, ClientTask) else order.jobs:
             turn = local if own is None else replace(local, max_epochs=own, max_steps=-1)
             self.check_turn(job, turn, batches, None if isinstance(order, EvalOrder) else smallest)
         if isinstance(order, EvalOrder):

@@ -26,9 +26,9 @@ from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.flower.site_record import SiteRecord, digest_of
 from fl_lightning.flower.site_state import SiteStore, require_id
 from fl_lightning.flower.validation import require_message, require_model, require_order
-from fl_lightning.messages import ChainReport, ClientJob, EvalOrder, EvalReport, ServerModel, Settlement, TrainOrder
+from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel, Settlement
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.types import ClientUpdate
+from fl_lightning.types import ClientFailure, ClientUpdate
 from fl_lightning.wire import from_bytes
 
 Parts = Mapping[str, bytes]
@@ -202,7 +202,7 @@ class SiteServer:
         known = work.model if model is None else model
         if orders and (known is None or known.version != asked.get("model_version")):
             return self._sent(work, envelope.reply(needs="model"), ())
-        self._record.count_turns(work.federation, sum(isinstance(order, TrainOrder) for order in orders))
+        self._record.count_turns(work.federation, sum(isinstance(order, ClientTask) for order in orders))
         for settlement in settlements:
             work.site.handle(settlement)
         if model is not None:
@@ -213,7 +213,7 @@ class SiteServer:
         releases = work.built.runtime.releases()
         told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
         reply = self._sent(work, envelope.reply(replies=replies, releases=told), replies)
-        final = all(not one.failures for one in replies if isinstance(one, ChainReport))
+        final = not any(isinstance(one, ClientFailure) for one in replies)
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
 
@@ -222,7 +222,7 @@ class SiteServer:
             require_message(settlement, Settlement)
         local = work.built.settings.local
         for order in orders:
-            require_message(order, TrainOrder, EvalOrder)
+            require_message(order, ClientTask, EvalOrder)
             self._limits.check_order(order, local, *self._batches(local))
 
     def _batches(self, local: LocalTraining) -> tuple[float, int]:
@@ -250,7 +250,7 @@ class SiteServer:
         require_model(model, work.built.module)
         return model  # type: ignore[no-any-return]
 
-    def _one(self, work: _Work, order: TrainOrder | EvalOrder) -> ChainReport | EvalReport:
+    def _one(self, work: _Work, order: ClientTask | EvalOrder) -> ClientUpdate | ClientFailure | EvalReport:
         resident = work.built.runtime.resident
         client = self._data.number
         assert client is not None
@@ -259,12 +259,9 @@ class SiteServer:
         self._limits.check_buffers(settings.transforms, settings.local, resident.view())
         result = work.site.handle(order)
         assert result is not None
-        if isinstance(result, ChainReport):
-            sent = (self._limits.without_figures(_as_sent(update)) for update in result.updates)
-            result = replace(result, updates=tuple(sent))
-        if isinstance(order, TrainOrder):
-            self._say(f"Round {order.jobs[0].round_idx}: {'failed' if not result.updates else 'trained'}.")  # type: ignore[union-attr]
-        return result
+        if isinstance(order, ClientTask):
+            self._say(f"Round {order.job.round_idx}: {'failed' if isinstance(result, ClientFailure) else 'trained'}.")
+        return self._limits.without_figures(_as_sent(result)) if isinstance(result, ClientUpdate) else result
 
 
 def _as_sent(update: ClientUpdate) -> ClientUpdate:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.errors import WireError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.messages import EvalOrder, ServerModel, TrainOrder
+from fl_lightning.messages import ClientTask, EvalOrder, ServerModel
 from fl_lightning.types import Snapshot
 
 LARGEST_INT = 2**63
@@ -95,7 +95,7 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         raise WireError(f"The layout names a part '{min(unknown)[:100]}' that the model here does not have.")
 
 
-def require_order(order: TrainOrder | EvalOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
+def require_order(order: ClientTask | EvalOrder, state: ModelState, broadcast: Mapping[str, Tensor], client: int) -> None:
     """Refuse an order for another client, or with tensors that do not fit the model.
 
     Args:
@@ -107,16 +107,16 @@ def require_order(order: TrainOrder | EvalOrder, state: ModelState, broadcast: M
     Raises:
         WireError: saying what does not fit.
     """
-    jobs = order.jobs
+    jobs = (order.job,) if isinstance(order, ClientTask) else order.jobs
     asked = {job.client for job in jobs} | ({order.client} if isinstance(order, EvalOrder) else set())
-    if asked != {client} or (isinstance(order, TrainOrder) and len(jobs) != 1):
+    if asked != {client}:
         raise WireError(f"The order is for the clients {sorted(asked)}, but this site is client {client}.")
     for job in jobs:
         if job.period < 0 or (job.epochs is not None and job.epochs < 0) or not 1 <= job.slowness < 1e9:
             raise WireError("The order has a period, epochs or slowness outside its range.")
         if job.pull is not None:
             _require_vector(job.pull.anchor, state.num_parameters, "anchor")
-    start = order.start if isinstance(order, TrainOrder) else order.model
+    start = order.start if isinstance(order, ClientTask) else order.model
     if start is not None:
         _require_snapshot(start, state)
     for name, tensor in broadcast.items():

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.clients.assembly import ClientAssembly, Workplace
-from fl_lightning.clients.chains import Listener
 from fl_lightning.clients.client_settings import client_settings
 from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
@@ -75,14 +74,7 @@ class Assembly:
             memory=run.memory,
             secret=run.account.secret,
             drop_single=check_batch_norm(module, self._data),
-            listener=self._listener(),
-        )
-
-    def _listener(self) -> Listener:
-        trainer = self._trainer
-        return Listener(
             starts=lambda job: announce(trainer, "on_client_start", job.round_idx, job.client),
-            passes_on=lambda update: announce(trainer, "on_client_end", update),
         )
 
     def local_pool(self) -> ClientPool:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.clients.failures import refuse_moved
+from fl_lightning.clients.pool import ChainReport
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.messages import ChainReport, ClientJob, Progress
+from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.routes.base import Chains
 from fl_lightning.server.round import FederationRound
 from fl_lightning.server.sampling import ClientSampler, RoundPlan
@@ -145,7 +146,7 @@ class AsynchronousRound(FederationRound):
                 model = self.start_models.of(start, self._server)
                 self._version, self._start = self.federation.publish(model).version, start_vector(model, self._server)
             orders = self._orders([chain for chain in chains if starts[chain[0]] == start], scored=scored)
-            error = self._drain(self._pool.train(orders), self._receive)
+            error = self._drain(self._loop.run(orders), self._receive)
             self._error = self._error or error
         if self.round_idx not in starts.values():
             self._version = None  # the clients have an earlier model

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.pool import Chain, ChainReport
+from fl_lightning.core.loop import Loop
 from fl_lightning.core.option import ServerHooks
 from fl_lightning.errors import ClientError, FederationError, add_note
 from fl_lightning.functional.exact_sum import magnitude, to_float64
-from fl_lightning.messages import ChainReport, ClientJob, Progress, TrainOrder
+from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
@@ -54,6 +56,7 @@ class FederationRound(Cohort):
         self.clients = self.plan.clients
         self.num_examples = tuple(self.federation.data.indices.sizes.tolist())
         self._comm, self._pool, self._server = self.federation.comm, self.federation.pool, self.federation.server
+        self._loop = Loop(self._pool, self.federation.faults.skips, self._announce_end)
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
         self._failures: list[ClientFailure] = []  # of this rank
@@ -74,8 +77,8 @@ class FederationRound(Cohort):
         self._start_strategy([sum(map(self.federation.data.num_examples, chain)) for chain in chains])
         self._chains = chains
         orders = self._orders(chains, scored=self._scored())
-        self._error = self._drain(self._pool.train(orders), self._receive)
-        error = self._drain(self._pool.answer(), self._receive)
+        self._error = self._drain(self._loop.run(orders), self._receive)
+        error = self._drain(self._loop.answer(), self._receive)
         self._error = self._error or error
 
     def _scored(self) -> int:
@@ -94,11 +97,11 @@ class FederationRound(Cohort):
         def take(report: ChainReport) -> None:
             self._failures += report.failures
             if report.updates:
-                announce(self.federation.trainer, "on_client_end", report.updates[-1])
+                self._announce_end(report.updates[-1])
             mine.extend(report.updates)
 
         orders = self._orders(chains, starts or {}, period, pulled or {}, delivers=False)
-        error = self._drain(self._pool.train(orders), take)
+        error = self._drain(self._loop.run(orders), take)
         trained = {update.client: update for update in self._comm.gather_updates(mine, error)}
         return [trained[client] for chain in chains for client in chain if client in trained]
 
@@ -161,19 +164,22 @@ class FederationRound(Cohort):
         pulled: Mapping[int, Pull] | None = None,
         delivers: bool = True,
         scored: int = 0,
-    ) -> list[TrainOrder]:
+    ) -> list[Chain]:
         """Return the orders of the chains, and charge the privacy that they may spend."""
-        starts, pulled, orders = starts or {}, pulled or {}, list[TrainOrder]()
+        starts, pulled, orders = starts or {}, pulled or {}, list[Chain]()
         progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
         for chain in chains:
             jobs = tuple(
                 self._job(self.plan.job(client, self.round_idx, period, pulled.get(client), self.from_own_models, progress))
                 for client in chain
             )
-            orders.append(TrainOrder(self._published(), jobs, starts.get(chain[0]), delivers, scored))
+            orders.append(Chain(self._published(), jobs, starts.get(chain[0]), delivers, scored))
             self.jobs += jobs
         self._privacy.charge([job for order in orders for job in order.jobs])
         return orders
+
+    def _announce_end(self, update: ClientUpdate) -> None:
+        announce(self.federation.trainer, "on_client_end", update)
 
     def _job(self, job: ClientJob) -> ClientJob:
         for hook in self.hooks:
@@ -198,7 +204,7 @@ class FederationRound(Cohort):
             return
         weighed = self._take(as_one(report.updates))
         self._updates += shared_out(weighed, report.updates)
-        announce(self.federation.trainer, "on_client_end", weighed)
+        self._announce_end(weighed)
 
     def _start_strategy(self, examples: Sequence[int]) -> None:
         """Start the round of the strategy.

@@ -57,7 +57,7 @@ def time_engines(
         for _ in range(2):
             begun = time.perf_counter()
             groups = [turns] if together else [[turn] for turn in turns]
-            steps = sum(update.num_steps for group in groups for update in other.train(group))
+            steps = sum(update.num_steps for group in groups for update, _ in other.train(group))
             seconds = time.perf_counter() - begun
         return seconds / max(1, steps)
 
