@@ -17,6 +17,7 @@ _NAMES = {
         "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
         "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
     ),
+    "core": "ClientContext ClientHooks Option ServerContext ServerHooks",
     "data": (
         "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule CellSite FashionMNISTDataModule FederatedDataModule "
         "ImageDataModule ImageFolderDataModule LabelAveraging MNISTDataModule RandomCropFlip SVHNDataModule "
@@ -36,13 +37,13 @@ _NAMES = {
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
-    "options": "Attackers",
+    "options": "Attackers SecureAggregation",
     "plugins": "AtomicCheckpointIO",
     "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
         "Asynchronous Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork "
-        "PersonalPart SecureAggregation ServerEvaluation"
+        "PersonalPart ServerEvaluation"
     ),
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "

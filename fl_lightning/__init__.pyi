@@ -72,6 +72,21 @@ from fl_lightning.callbacks import (
 from fl_lightning.callbacks import (
     TransferLearning as TransferLearning,
 )
+from fl_lightning.core import (
+    ClientContext as ClientContext,
+)
+from fl_lightning.core import (
+    ClientHooks as ClientHooks,
+)
+from fl_lightning.core import (
+    Option as Option,
+)
+from fl_lightning.core import (
+    ServerContext as ServerContext,
+)
+from fl_lightning.core import (
+    ServerHooks as ServerHooks,
+)
 from fl_lightning.data import (
     CellFolderDataModule as CellFolderDataModule,
 )
@@ -210,6 +225,9 @@ from fl_lightning.optimizers import (
 from fl_lightning.options import (
     Attackers as Attackers,
 )
+from fl_lightning.options import (
+    SecureAggregation as SecureAggregation,
+)
 from fl_lightning.partitioners import (
     AdaFedSimulation1 as AdaFedSimulation1,
 )
@@ -313,9 +331,6 @@ from fl_lightning.settings import (
 )
 from fl_lightning.settings import (
     PersonalPart as PersonalPart,
-)
-from fl_lightning.settings import (
-    SecureAggregation as SecureAggregation,
 )
 from fl_lightning.settings import (
     ServerEvaluation as ServerEvaluation,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from federations import Blobs, Consecutive, Plain, weights
+from own_option import DropNumbers
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
@@ -377,6 +378,11 @@ ALGORITHMS: dict[str, Callable[[], dict[str, Any]]] = {
         "more": 8,
     },
     "last client": lambda: {"strategy": LastClient()},
+    "own option": lambda: {
+        "options": [DropNumbers(0.5)],
+        "attackers": Attackers(clients=[1], model=ALIE(1.0)),
+        "clients_per_round": 3,
+    },
     "clients' parts": lambda: {
         "data": {"client_test": 0.3, "server_set": "clients", "public_share": 0.1, "feature_noise": 0.2},
         "client_evaluation": ClientEvaluation(2, "val_acc", personal_epochs=1, compare_alone=True),

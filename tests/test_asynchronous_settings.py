@@ -74,7 +74,10 @@ def test_a_value_outside_its_range(build, message):
         ({"route": FedCyclic()}, "On the route FedCyclic clients wait for each other, which 'federation.asynchronous'"),
         ({"strategy": FedAsync(), "asynchronous": Asynchronous(3, 2)}, f"mixes every update .* '{BUFFER}' is 2. Set it to 1"),
         ({"clients_per_round": 2}, r"'federation.clients_per_round' \(2\) does not work .*: no round draws a cohort. Set"),
-        ({"secure_aggregation": SecureAggregation()}, "'federation.secure_aggregation' does not work with .* agree on masks"),
+        (
+            {"secure_aggregation": SecureAggregation()},
+            "'federation.secure_aggregation' lets the clients of a round agree on masks, but with",
+        ),
         (
             {"strategy": FedAvg("uniform"), "transforms": [ClientPrivacy(1.0, 1.0)]},
             "ClientPrivacy with noise at the server does not work with .* drawn from all clients. Set its 'noise' to local",

@@ -1,4 +1,4 @@
-"""Nothing but signatures, exports and words for readers knows an option."""
+"""Nothing but signatures, exports and words for readers knows an option; and options from outside the package."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from command_line import small
+from federations import SIZES, Plain, every_round, federate, same_bits, weights
+from own_option import DropNumbers
 
 import fl_lightning
+from fl_lightning import ConfigurationError, FedAvg, FederationCallback, Option, Scaffold, TopK
 
 ROOT = Path(fl_lightning.__file__).parent
-OPTIONS = {"attackers": ("attack", "backdoor", "poison", "mislabel")}
+OPTIONS = {
+    "attackers": ("attack", "backdoor", "poison", "mislabel"),
+    "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
+}
 """The folder of each option, and the parts of names that belong to it."""
-LEAVES = {"attackers": ("attacks",)}
-"""Further folders that belong to an option."""
+LEAVES = {"attackers": ("attacks",), "secure_aggregation": ("strategies", "functional")}
+"""Further folders that belong to an option, or whose messages name it."""
 MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py"}
 """The exports, and the signature of the callback."""
 WORDS = ("cli/", "studies/", "starter/")
@@ -53,3 +61,94 @@ def test_an_option_is_one_folder(option):
         if hits:
             found[name] = hits
     assert not found
+
+
+# ------------------------------------------------------------------ an option from outside the package
+
+
+class Watch(FederationCallback):
+    def __init__(self) -> None:
+        self.logged, self.times = [], []
+
+    def on_aggregated(self, trainer, pl_module, updates):
+        self.times.append([update.metrics["times"] for update in updates])
+
+    def on_round_end(self, trainer, pl_module, round_idx):
+        self.logged.append(float(trainer.callback_metrics["federation/dropped_so_far"]))
+
+
+def test_clients_that_drop_everything_leave_the_model_as_it_was():
+    module, watch = Plain(), Watch()
+    before, parameters = weights(module), sum(parameter.numel() for parameter in module.parameters())
+    federate(module, 2, watch, options=[DropNumbers(1.0)])
+    assert same_bits(before, weights(module))
+    assert watch.logged == [parameters * len(SIZES), 2 * parameters * len(SIZES)]
+    assert watch.times == [[1.0] * len(SIZES), [2.0] * len(SIZES)]
+
+
+def test_clients_that_drop_nothing_train_as_without_the_option():
+    one, other = Plain(), Plain()
+    other.load_state_dict(one.state_dict())
+    federate(one, 2, strategy=FedAvg(), options=[DropNumbers(0.0)])
+    federate(other, 2, strategy=FedAvg())
+    assert same_bits(weights(one), weights(other))
+
+
+def test_options_act_in_order_before_the_transforms():
+    """Of the numbers that are left, TopK sends the largest."""
+    module = Plain()
+    before = torch.cat([tensor.flatten() for tensor in weights(module).values()])
+    federate(module, 1, options=[DropNumbers(0.9), DropNumbers(0.9)], transforms=[TopK(1.0, error_feedback=False)])
+    after = torch.cat([tensor.flatten() for tensor in weights(module).values()])
+    moved = float((after != before).double().mean())
+    assert 0.01 < moved < 1 - 0.9 ** len(SIZES)  # two draws of one client are the same, those of different clients differ
+
+
+def test_the_state_of_an_option_is_resumed(tmp_path):
+    whole, halves = Watch(), Watch()
+    federate(Plain(), 3, whole, options=[DropNumbers(0.3)])
+    module = Plain()
+    federate(module, 1, halves, every_round(tmp_path), options=[DropNumbers(0.3)], flags={"enable_checkpointing": True})
+    federate(Plain(), 3, halves, options=[DropNumbers(0.3)], ckpt_path=str(tmp_path / "last.ckpt"))
+    assert halves.times == whole.times
+    assert halves.logged[0] < halves.logged[1] < halves.logged[2]
+    assert halves.logged == whole.logged
+
+
+def test_a_changed_option_is_not_resumed(tmp_path):
+    federate(Plain(), 1, every_round(tmp_path), options=[DropNumbers(0.3)], flags={"enable_checkpointing": True})
+    with pytest.raises(fl_lightning.CheckpointError, match=r"federation\.options"):
+        federate(Plain(), 2, options=[DropNumbers(0.4)], ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+def test_an_option_in_a_configuration(fl, tmp_path):
+    options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: 0.2}}]"
+    folder = [f"--trainer.default_root_dir={tmp_path}", f"--last_checkpoint.dirpath={tmp_path}"]
+    status, text = small(fl, *folder, options)
+    assert status == 0, text
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
+    assert state["options"]["options.0"]["total"] > 0
+
+
+def test_a_wrong_setting_of_an_own_option_is_named(fl, tmp_path):
+    options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: 2}}]"
+    status, text = small(fl, f"--trainer.default_root_dir={tmp_path}", options)
+    assert status != 0
+    assert "'federation.options.share' must be from 0 to 1, but is 2" in text
+    assert "Traceback" not in text
+
+
+def test_what_is_no_option_is_refused():
+    with pytest.raises(ConfigurationError, match="'options' must be"):
+        fl_lightning.FederatedOrchestrator(options=[Scaffold()])
+
+
+def test_an_option_that_defines_nothing_does_nothing():
+    class Nothing(Option):
+        """An option without hooks."""
+
+    one, other = Plain(), Plain()
+    other.load_state_dict(one.state_dict())
+    federate(one, 1, options=[Nothing()])
+    federate(other, 1)
+    assert same_bits(weights(one), weights(other))

@@ -34,6 +34,7 @@ from fl_lightning import (
 )
 from fl_lightning.functional import Sums
 from fl_lightning.functional.secret_sharing import PRIME, agreed_key, join_shares, public_key, split_secret
+from fl_lightning.options.secure_aggregation.protocol import MaskedRound
 
 
 @given(st.integers(0, PRIME - 1), st.integers(1, 12), st.data())
@@ -62,7 +63,7 @@ def test_two_agree_on_a_key(one, other):
 
 def messages(cohort, values, threshold=0.6):
     """What each client sends, and the protocol of the round."""
-    masked = SecureAggregation(threshold).begin_round(cohort, 7, 2)
+    masked = MaskedRound(tuple(cohort), SecureAggregation(threshold).least(len(cohort)), 7, 2)
     sent = {}
     for client in cohort:
         sent[client] = Sums()
@@ -209,7 +210,7 @@ def test_a_cohort_of_one_has_no_sum():
 def test_the_warm_start_would_bypass_it():
     """Its first rounds pass models from client to client."""
     for settings in ({"secure_aggregation": SecureAggregation()}, {"transforms": [ClipUpdate(0.1)]}):
-        with pytest.raises(ConfigurationError, match="on the route WarmStart clients pass models to each other"):
+        with pytest.raises(ConfigurationError, match="On the route WarmStart clients pass models to each other"):
             federate(Plain(), 1, route=WarmStart(1), strategy=FedAvg("uniform"), **settings)
 
 
@@ -226,8 +227,8 @@ def test_a_round_with_too_few_ends_the_run():
         (["strategy=LastClient"], "LastClient keeps one client's model, but with 'federation.secure_aggregation'"),
         (["strategy=FedMedian"], "FedMedian needs every client's model to combine them"),
         (["strategy={class_path: Krum, init_args: {attackers: 1}}"], "Krum needs every client's model"),
-        (["strategy=FedAvg", "route=FedCyclic"], "on the route FedCyclic clients pass models to each other or keep them"),
-        (["strategy=FedAvg", "route=LocalOnly"], "on the route LocalOnly clients pass models to each other or keep them"),
+        (["strategy=FedAvg", "route=FedCyclic"], "On the route FedCyclic clients pass models to each other or keep them"),
+        (["strategy=FedAvg", "route=LocalOnly"], "On the route LocalOnly clients pass models to each other or keep them"),
         (["secure_aggregation=true"], "It takes settings, or null for none: {threshold: ...}."),
         (["attackers.backdoor=3"], "It takes settings, or null for none: {target: ..., share: ..., size: ..., value: ...}."),
         (

@@ -16,7 +16,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.option import Option, ServerContext
+from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -25,6 +25,7 @@ from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.options.attackers import Attackers
+from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
 from fl_lightning.reporting.wandb import plot_over_rounds, tag_run
@@ -32,6 +33,7 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
+from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
 from fl_lightning.server.checks.federation import check_federation
@@ -65,7 +67,6 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
-from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.strategies.fedavg import FedAvg
@@ -110,6 +111,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         clock: the simulated durations of clients' training, logged as ``federation/ticks``; none by default.
         client_columns: the largest number of clients for which the log has columns for each client; with more clients, it has
             the quantiles over the clients of a round. >= 0.
+        options: options of your own, in order, after those above; see :class:`~fl_lightning.Option`. None by default.
         seed: the seed of cohorts, shuffling and the clients' random numbers.
         enabled: whether to federate; false trains the module centrally on the union of the clients' examples.
         resume_changed: whether a resumed run may have settings that differ from its checkpoint, which is otherwise refused.
@@ -128,7 +130,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     """
 
     on_resume = ResumeRule(
-        stays="strategy route transforms personal personal_start clients_per_round asynchronous seed",
+        stays="strategy route transforms personal personal_start clients_per_round asynchronous options seed",
         free="faults pool memory_limit client_columns enabled resume_changed trusted_classes",
         on_purpose="local attackers secure_aggregation availability clock client_evaluation server_evaluation server_optimizer",
     )
@@ -155,6 +157,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         asynchronous: Asynchronous | None = None,
         clock: Clock | None = None,
         client_columns: int = 20,
+        options: list[Option] | None = None,
         seed: int = 0,
         enabled: bool = True,
         resume_changed: bool = False,
@@ -180,6 +183,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self.asynchronous, self.clock = asynchronous, clock
         require(client_columns >= 0, "federation.client_columns", "0 or above", client_columns)
         self.client_columns = client_columns
+        self.options = options or []
         self.seed = seed
         self.enabled, self.resume_changed = enabled, resume_changed
         self._run = RunState(self)
@@ -219,10 +223,11 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         without_validation(self, trainer, self._cleanup)
         self._begin_run(trainer, data)
         self._cleanup.callback(data.serve_rounds, False)
-        context = ServerContext(trainer=trainer, data=data, seed=self.seed)
-        self._hooks = [option.at_server(context) for option in self.options]
-        for hook in self._hooks:
+        context = ServerContext(trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed)
+        hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
+        for hook in hooks.values():
             self._cleanup.callback(hook.close)
+        self._run.hooks = hooks
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         requeue_whole_rounds(trainer, self._cleanup)
@@ -267,7 +272,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             federation=federation,
             sampler=assembly.sampler(),
             evaluator=assembly.evaluator(federation),
-            hooks=self._hooks,
+            hooks=[*self._run.hooks.values()],
             termination=Termination(trainer, self._cleanup),
         )
 
@@ -322,9 +327,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._rounds.warn_if_none()
 
     @property
-    def options(self) -> tuple[Option, ...]:
+    def active_options(self) -> tuple[OptionSettings, ...]:
         """Return the options in use, in the order of their hooks."""
-        return tuple(option for option in (self.attackers,) if option.active)
+        given: tuple[OptionSettings | None, ...] = (self.attackers, self.secure_aggregation, *self.options)
+        return tuple(option for option in given if option is not None and option.active)
 
     @property
     def clients_elsewhere(self) -> bool:

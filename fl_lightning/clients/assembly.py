@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -24,7 +25,7 @@ from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
-from fl_lightning.core.option import ClientContext
+from fl_lightning.core.option import ClientContext, ClientHooks, by_name
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules import ClientRule
@@ -121,7 +122,6 @@ class ClientAssembly:
             outer=place.outer,
             inference_mode=place.inference_mode,
         )
-        context = ClientContext(num_clients=settings.num_clients, seed=settings.seed, device=place.device)
         trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
         tasks = TaskTrainer(
             trainer=trainer,
@@ -138,12 +138,26 @@ class ClientAssembly:
             tasks=tasks,
             memory=self._memory,
             outbox=outbox,
-            hooks=[option.at_clients(context) for option in settings.options],
+            hooks=self._hooks(),
             evaluators=evaluators,
             private=self._private,
             alone=self._alone_for,
             name_of=name_of,
         )
+
+    def _hooks(self) -> list[ClientHooks]:
+        """Return the hooks of the options in use, each with tensors of its own that clients keep."""
+        settings = self._settings
+        common: dict[str, Any] = {
+            "num_clients": settings.num_clients,
+            "seed": settings.seed,
+            "device": self._place.device,
+        }
+
+        def context(name: str) -> ClientContext:
+            return ClientContext(kept=lambda client: self._memory.drawer(client, f"option {name} "), **common)
+
+        return [option.at_clients(context(name)) for name, option in by_name(settings.options).items()]
 
     @property
     def engine(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.clients.client_evaluators import STRATEGY_METRIC, Metrics
-from fl_lightning.core.option import Option
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.federation import FederationSettings
@@ -34,7 +34,7 @@ class ClientSettings:
     rule: ClientRule | None = None
     metrics: Metrics = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
-    options: Sequence[Option] = ()
+    options: Sequence[OptionSettings] = ()
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     num_clients: int = 1
@@ -65,7 +65,7 @@ def client_settings(settings: FederationSettings, num_clients: int) -> ClientSet
         rule=settings.strategy.client_rule(),
         metrics=client_metrics(settings),
         transforms=settings.transforms,
-        options=settings.options,
+        options=settings.active_options,
         faults=settings.faults,
         seed=settings.seed,
         num_clients=num_clients,

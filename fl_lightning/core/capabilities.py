@@ -17,6 +17,7 @@ class Capability(Enum):
     WHOLE_ROUNDS = "the updates of a round belong to the same model"
     OPEN_CHANGES = "clients' exact changes may be read before they are sent"
     GLOBAL_STARTS = "no other part gives a client a complete model of its own"
+    SINGLE_UPDATES = "the server sees each client's update"
     COMPLETE_MODEL = "the server's model is complete"
 
 
@@ -72,6 +73,11 @@ class Unassuming:
     def removes(self) -> Iterable[Removal]:
         """Return what the part takes away from the others."""
         return ()
+
+
+def takes_away(parts: Iterable[Part], capability: Capability) -> bool:
+    """Return whether one of the parts takes a capability away."""
+    return any(removal.capability is capability for part in parts for removal in part.removes())
 
 
 def check_parts(parts: Iterable[Part]) -> None:

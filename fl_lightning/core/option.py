@@ -6,23 +6,29 @@ clients train. The federation calls the hooks of all options in one order, and k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
 
 from fl_lightning.core.capabilities import Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.messages import ClientJob
 from fl_lightning.types import ClientUpdate
+from fl_lightning.utilities.argument_types import ChecksTypes
 
 if TYPE_CHECKING:
     from fl_lightning.clients.update_editor import UpdateEditor
     from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.round_result import RoundResult
+    from fl_lightning.server.round_sums import RoundSums
+    from fl_lightning.server.sampling import RoundPlan
     from fl_lightning.utilities.collectives import Collectives
 
 
@@ -33,11 +39,13 @@ class ServerContext:
     Attributes:
         trainer: the user's Trainer.
         data: the data, divided among the clients.
+        cohort: the number of clients in a round.
         seed: the seed of the federation.
     """
 
     trainer: Trainer
     data: FederatedDataModule
+    cohort: int
     seed: int
 
 
@@ -49,11 +57,14 @@ class ClientContext:
         num_clients: the number of clients in the federation.
         seed: the seed of the federation.
         device: the device on which they train.
+        kept: returns a client's tensors of this option, by name, for reading and writing. They are in checkpoints, and are
+            taken back if the server does not use the client's update.
     """
 
     num_clients: int
     seed: int
     device: torch.device
+    kept: Callable[[int], MutableMapping[str, Tensor]]
 
 
 class ServerHooks:
@@ -66,9 +77,20 @@ class ServerHooks:
         """Return the job that a client gets instead of the given one; without exchange between ranks."""
         return job
 
+    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums | None:
+        """Return what adds up the updates of a round, for a strategy that needs only sums; None for plain sums."""
+        return None
+
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return metrics of a round, logged as ``federation/<name>``, after the global model has been set."""
         return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a resumed run needs, as tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
 
     def close(self) -> None:
         """Release what the option holds at the end of a fit, also after an error."""
@@ -104,17 +126,19 @@ class ClientHooks:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Option:
-    """Hold the settings of an option; a subclass is a frozen dataclass, whose fields are its YAML.
+class OptionSettings:
+    """Hold the settings of an option of this package; a subclass is a frozen dataclass, whose fields are its YAML.
 
     Attributes:
         setting: its name among the federation's settings.
         simulated_only: whether it cannot be used with clients at sites of their own.
+        protects: whether it protects clients, so that a training without a federation warns that it does not.
         on_resume: what a resumed run may change.
     """
 
     setting: ClassVar[str]
     simulated_only: ClassVar[bool] = False
+    protects: ClassVar[bool] = False
     on_resume: ClassVar[ResumeRule]
 
     @property
@@ -141,3 +165,31 @@ class Option:
     def at_clients(self, context: ClientContext) -> ClientHooks:
         """Return the hooks where clients train."""
         return ClientHooks()
+
+
+class Option(OptionSettings, ChecksTypes, ABC):
+    """Extend a federation by hooks at the server and where clients train; the base of an option of your own.
+
+    The arguments of its constructor are its YAML, under ``federation.options``. Keep them under their own names.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from fl_lightning import ClientHooks, FederatedOrchestrator, Option, ServerHooks
+        >>> class CountSteps(Option, ServerHooks):
+        ...     def at_server(self, context):
+        ...         return self
+        ...     def after_round(self, federation, round_idx, result):
+        ...         return {"steps": float(sum(update.num_steps for update in result.updates))}
+        >>> federation = FederatedOrchestrator(options=[CountSteps()])  # logs federation/steps
+    """
+
+    setting = "options"
+    simulated_only = True
+
+
+def by_name(options: Iterable[OptionSettings]) -> dict[str, OptionSettings]:
+    """Return options by the names under which their state is kept."""
+    own, found = count(), dict[str, OptionSettings]()
+    for option in options:
+        found[f"{option.setting}.{next(own)}" if isinstance(option, Option) else option.setting] = option
+    return found

@@ -37,8 +37,8 @@ def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def in_words(message: Any) -> dict[str, Any]:
     """Return what an order asks for, or what a report tells, as plain values: every number that is no tensor."""
     if isinstance(message, ClientTask):
-        job = message.job
-        return {"train": {"round": job.round_idx, "period": job.period, "epochs": job.epochs}}
+        names = {"round": "round_idx", "period": "period", "epochs": "epochs"}
+        return {"train": {word: getattr(message.job, name, None) for word, name in names.items()}}  # it is not checked yet
     if isinstance(message, EvalOrder):
         return {"evaluate": message.part, "metric": message.metric, "turns_alone": len(message.jobs)}
     if isinstance(message, EvalReport):

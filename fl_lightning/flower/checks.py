@@ -34,11 +34,10 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     """
     local, route = settings.local, settings.route
     refused = not_at_sites(settings) | {
-        **{f"federation.{option.setting}": option.simulated_only for option in settings.options},
+        **{f"federation.{option.setting}": option.simulated_only for option in settings.active_options},
         "federation.availability": settings.availability != Availability(),
         "federation.asynchronous": settings.asynchronous is not None,
         "federation.clock": settings.clock is not None,
-        "federation.secure_aggregation": settings.secure_aggregation is not None,
         "federation.local.callbacks": bool(local.callbacks),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),

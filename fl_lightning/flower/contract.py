@@ -97,7 +97,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     """
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
-    owner: Any = SimpleNamespace(**built, options=(), seed=contract["seed"], rounds=contract["rounds"])
+    owner: Any = SimpleNamespace(**built, active_options=(), seed=contract["seed"], rounds=contract["rounds"])
     owner.transforms = owner.transforms or []
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:

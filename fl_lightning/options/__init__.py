@@ -1,5 +1,6 @@
 """Options of a federation, each in a file or folder of its own. Nothing else knows of them but the orchestrator's signature."""
 
 from fl_lightning.options.attackers import Attackers
+from fl_lightning.options.secure_aggregation import SecureAggregation
 
-__all__ = ["Attackers"]
+__all__ = ["Attackers", "SecureAggregation"]

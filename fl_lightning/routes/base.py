@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Removal, Unassuming
+from fl_lightning.core.capabilities import Capability, Need, Removal, Unassuming
 from fl_lightning.types import ClientUpdate, Pull, Snapshot
 from fl_lightning.utilities.argument_types import ChecksTypes
 
@@ -119,11 +119,19 @@ class Route(Unassuming, ChecksTypes, ABC):
         """Return whether models bypass the server; see the class."""
         return self.passes_models or self.single_model or self.keeps_models
 
+    def needs(self) -> Iterator[Need]:
+        """Return what the route needs of other parts of a federation."""
+        if self.bypasses_server:
+            yield Need(Capability.SINGLE_UPDATES, self._bypass[0].upper() + self._bypass[1:], "Use the route ServerRoute")
+
     def removes(self) -> Iterator[Removal]:
         """Return what the route takes away from other parts of a federation."""
         if self.bypasses_server:
-            why = f"on the route {type(self).__name__} clients pass models to each other or keep them"
-            yield Removal(Capability.DELIVERED_UPDATES, why, "use the route ServerRoute")
+            yield Removal(Capability.DELIVERED_UPDATES, self._bypass, "use the route ServerRoute")
+
+    @property
+    def _bypass(self) -> str:
+        return f"on the route {type(self).__name__} clients pass models to each other or keep them"
 
     @abstractmethod
     def run(self, cohort: Cohort) -> None:

@@ -12,6 +12,7 @@ from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
+from fl_lightning.core.capabilities import Capability, takes_away
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
@@ -136,7 +137,7 @@ class Assembly:
             seed=settings.seed,
             transforms=settings.transforms,
             faults=settings.faults,
-            secure_aggregation=settings.secure_aggregation,
+            hides_updates=takes_away(settings.active_options, Capability.SINGLE_UPDATES),
             memory_limit=settings.memory_limit * 2**30,
             privacy=self._run.account,
         )

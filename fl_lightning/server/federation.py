@@ -23,7 +23,6 @@ from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.start_models import StartModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
@@ -47,7 +46,7 @@ class Federation:
         seed: the seed of the federation.
         transforms: the transforms of the clients' updates, in order.
         faults: how to handle clients that fail.
-        secure_aggregation: the masks of the clients' updates, or None.
+        hides_updates: whether an option hides single updates from the server.
         memory_limit: the memory in bytes for the models of a round, for a strategy that needs all of them at once.
         privacy: the key of the noise, and the account of the privacy spent.
         session: the id of the fit, different for each one.
@@ -63,7 +62,7 @@ class Federation:
     seed: int = 0
     transforms: Sequence[Transform] = ()
     faults: Faults = field(default_factory=Faults)
-    secure_aggregation: SecureAggregation | None = None
+    hides_updates: bool = False
     memory_limit: float = math.inf
     privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
     session: str = field(default_factory=lambda: uuid4().hex)
@@ -137,7 +136,7 @@ class Federation:
     @property
     def shows_updates(self) -> bool:
         """Return whether the server sees individual changes, without masks or noise added at the server."""
-        return self.secure_aggregation is None and not any(map(_acts_at_the_server, self.transforms))
+        return not self.hides_updates and not any(map(_acts_at_the_server, self.transforms))
 
     @property
     def examples_to_score(self) -> int:

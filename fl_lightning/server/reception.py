@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from fl_lightning.functional.exact_sum import to_float64
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.exact_sum import magnitude, to_float64
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.server.checks.ranks import require_same_state
@@ -26,6 +29,7 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
 
     Raises:
         ConfigurationError: if the strategy or a transform returned another shape or dtype, or if ranks differ.
+        ClientError: if the result is not finite.
     """
     method = "combine" if isinstance(parts.strategy, JointStrategy) else "aggregate"
     source = f"{type(parts.strategy).__name__}.{method}"
@@ -44,4 +48,9 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
         remedy = "Return one number for each number of 'change', in float64."
         require_vector(changed, size, f"{type(transform).__name__}.receive returned", remedy, torch.float64)
         aggregate = torch.cat([start.to(changed) + changed, aggregate[size:]])
+    if not math.isfinite(magnitude(aggregate)):
+        raise ClientError(
+            f"{type(parts.strategy).__name__} returned values that are not finite in round {round_idx}. Lower the clients' "
+            "learning rate, or clip with 'federation.local.gradient_clip_val'."
+        )
     return aggregate

@@ -13,19 +13,20 @@ from torchmetrics import Metric
 from fl_lightning.clients.pool import Chain, ChainReport
 from fl_lightning.core.loop import Loop
 from fl_lightning.core.option import ServerHooks
-from fl_lightning.errors import ClientError, FederationError, add_note
-from fl_lightning.functional.exact_sum import magnitude, to_float64
+from fl_lightning.errors import FederationError, add_note
+from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.privacy.round import RoundPrivacy
 from fl_lightning.server.reception import receive
-from fl_lightning.server.round_result import RoundResult, as_one, shared_out, state_and_weights, too_few, with_shares
+from fl_lightning.server.round_result import RoundResult, as_one, shared_out, too_few, with_shares
 from fl_lightning.server.round_scores import RoundScores
+from fl_lightning.server.round_sums import RoundSums
 from fl_lightning.server.sampling import RoundPlan
 from fl_lightning.server.update_buffer import UpdateBuffer
-from fl_lightning.strategies.base import JointStrategy, RunningStrategy
+from fl_lightning.strategies.base import JointStrategy
 from fl_lightning.types import ClientFailure, ClientUpdate, Pull, RoundStart, Snapshot
 from fl_lightning.utilities.collectives import no_counters
 
@@ -60,7 +61,7 @@ class FederationRound(Cohort):
         self._counters = no_counters(self._server.counters())
         self._updates: list[ClientUpdate] = []  # of this rank, without states
         self._failures: list[ClientFailure] = []  # of this rank
-        self._buffer = UpdateBuffer(self.federation, self.plan, self.round_idx)
+        self._gathered = self._gathering()
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
@@ -178,6 +179,14 @@ class FederationRound(Cohort):
         self._privacy.charge([job for order in orders for job in order.jobs])
         return orders
 
+    def _gathering(self) -> UpdateBuffer | RoundSums:
+        """Return what gathers the updates: all of them, or their sums, plainly or as an option adds them up."""
+        federation = self.federation
+        if isinstance(federation.strategy, JointStrategy):
+            return UpdateBuffer(federation, federation.strategy, len(self.clients))
+        found = (hook.round_sums(federation, self.round_idx, self.plan) for hook in self.hooks)
+        return next(filter(None, found), None) or RoundSums(federation)
+
     def _announce_end(self, update: ClientUpdate) -> None:
         announce(self.federation.trainer, "on_client_end", update)
 
@@ -215,7 +224,7 @@ class FederationRound(Cohort):
         size, state = self._server.num_parameters, self._server.vector()
         start = RoundStart(self.round_idx, self.clients, self.federation.data.num_clients, state, size)
         self.federation.strategy.start_round(start)
-        self._buffer.begin(examples)
+        self._gathered.begin(examples)
 
     def _take(self, update: ClientUpdate) -> ClientUpdate:
         """Score a model, and pass it to the strategy."""
@@ -227,7 +236,7 @@ class FederationRound(Cohort):
         if not self.federation.shows_updates:
             update = replace(update, update_norm=None)
         try:
-            return self._buffer.add(update)
+            return self._gathered.add(update)
         except FederationError as error:
             name = self.federation.data.client_name(update.client)
             if name != str(update.client):  # which the strategies know
@@ -253,20 +262,10 @@ class FederationRound(Cohort):
         if self._chosen is not None:
             chosen = self._chosen
             return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved)
-        strategy, moved = self.federation.strategy, dict[str, Tensor]()
-        if isinstance(strategy, JointStrategy):
-            aggregate, updates, moved = self._combine(strategy, updates)
-        else:
-            assert isinstance(strategy, RunningStrategy)
-            sums = self._buffer.total()
-            moved = self._buffer.moved(updates)
-            aggregate = strategy.aggregate(sums)
+        strategy = self.federation.strategy
+        delivered = self._delivered({update.client for update in updates})
+        aggregate, updates, moved = self._gathered.aggregate(updates, delivered, self._worth)
         aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
-        if not math.isfinite(magnitude(aggregate)):
-            raise ClientError(
-                f"{type(strategy).__name__} returned values that are not finite in round {self.round_idx}. Lower the clients' "
-                "learning rate, or clip with 'federation.local.gradient_clip_val'."
-            )
         counters = self._comm.elementwise_maximum(self._counters)
         return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved)
 
@@ -302,26 +301,14 @@ class FederationRound(Cohort):
             raise too_few(self.round_idx, good, drawn, needed, failures, name_of)
         return failures
 
+    def _worth(self, models: Sequence[Callable[[], Tensor]]) -> list[float]:
+        """Score models that a strategy has made, on the server's set."""
+        strategy, counters = self.federation.strategy, self._server.counters()
+        assert isinstance(strategy, JointStrategy)
+        assert strategy.worth_metric is not None
+        self._published()
+        return self._scores.spread([lambda m=model: Snapshot(m(), counters) for model in models], strategy.worth_metric)  # type: ignore[misc]
+
     def close(self) -> None:
         """Delete the files of the round, however it ended."""
-        self._buffer.close()
-
-    def _combine(
-        self, strategy: JointStrategy, updates: list[ClientUpdate]
-    ) -> tuple[Tensor, list[ClientUpdate], dict[str, Tensor]]:
-        everyone = self._buffer.everyone()
-        counters = self._server.counters()
-
-        def scorer(models: Sequence[Callable[[], Tensor]]) -> list[float]:
-            assert strategy.worth_metric is not None
-            self._published()
-            snapshots = [lambda m=model: Snapshot(m(), counters) for model in models]
-            return self._scores.spread(snapshots, strategy.worth_metric)
-
-        aggregate, weights = state_and_weights(strategy, everyone, strategy.combine(everyone, scorer))
-        moved = self._buffer.moved_together(everyone, weights)
-        self._buffer.wait_until_read()
-        handed = {update.client: weight / update.num_examples for update, weight in zip(everyone, weights, strict=True)}
-        delivered = self._delivered({update.client for update in updates})
-        per_example = {client: handed[chain[-1]] for chain in delivered for client in chain}
-        return aggregate, [replace(u, weight=per_example[u.client] * u.num_examples) for u in updates], moved
+        self._gathered.close()

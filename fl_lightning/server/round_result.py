@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -31,6 +31,20 @@ class RoundResult:
     updates: list[ClientUpdate]
     failures: list[ClientFailure]
     moved: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Aggregate(NamedTuple):
+    """Hold what a strategy makes of a round's updates, the same on every rank.
+
+    Attributes:
+        state: the new state, float64, shape (d,).
+        updates: the updates with their weights.
+        moved: the new values of frozen tensors that clients changed, by name.
+    """
+
+    state: Tensor
+    updates: list[ClientUpdate]
+    moved: dict[str, Tensor]
 
 
 def as_one(chain: Sequence[ClientUpdate]) -> ClientUpdate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.core.resume_rule import Kind
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.event_queue import EventQueue
@@ -60,6 +61,8 @@ class RunState:
         self.account = PrivacyAccount()
         self.client_scores = ClientScores()
         self.totals = Totals()
+        self.hooks: Mapping[str, ServerHooks] = {}
+        """The hooks of the options in use, by name."""
         self.queue, self.starts = EventQueue(), StartModels()
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
@@ -129,6 +132,7 @@ class RunState:
             "last_scores": dict(self.last_scores),
             "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
+            "options": {name: hook.state_dict() for name, hook in self.hooks.items()},
             "queue": self.queue.state_dict(),
             "starts": self.starts.state_dict(),
             "engine": self.engine,
@@ -157,6 +161,8 @@ class RunState:
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state["totals"])
+        for name in self.hooks.keys() & state["options"].keys():
+            self.hooks[name].load_state_dict(state["options"][name])
         self.queue = EventQueue.from_state(state.get("queue", {}))
         self.starts.load_state_dict(state.get("starts", {}))
         self.engine = state.get("engine")

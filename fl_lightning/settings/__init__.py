@@ -9,7 +9,6 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.partial_work import PartialWork
 from fl_lightning.settings.personal import PersonalPart
-from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 
 __all__ = [
@@ -22,6 +21,5 @@ __all__ = [
     "LocalTraining",
     "PartialWork",
     "PersonalPart",
-    "SecureAggregation",
     "ServerEvaluation",
 ]

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fl_lightning.core.option import Option
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.availability import Availability
@@ -16,7 +16,6 @@ from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
-from fl_lightning.settings.secure_aggregation import SecureAggregation
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
@@ -29,7 +28,6 @@ class FederationSettings(Protocol):
     route: Route
     local: LocalTraining
     transforms: list[Transform]
-    secure_aggregation: SecureAggregation | None
     faults: Faults
     availability: Availability
     client_evaluation: ClientEvaluation
@@ -51,7 +49,7 @@ class FederationSettings(Protocol):
         ...
 
     @property
-    def options(self) -> tuple[Option, ...]:
+    def active_options(self) -> tuple[OptionSettings, ...]:
         """Return the options in use, in the order of their hooks."""
         ...
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Removal, Unassuming
+from fl_lightning.core.capabilities import Capability, Need, Removal, Unassuming
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.returned import as_number
@@ -21,6 +21,7 @@ from fl_lightning.types import ClientUpdate, RoundStart
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 ModelGrid = Callable[[float | None], Grid | None]
+ONLY_SUMS = "Use a strategy that needs only sums, such as FedAvg, FedAvgM, FedNova, FedLoss or Scaffold"
 
 
 class ModelScorer(Protocol):
@@ -99,6 +100,12 @@ class Strategy(Unassuming, ChecksTypes):
     def least_epochs(self) -> int:
         """Return 1, or more if the rule is defined only for more local epochs."""
         return 1
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the strategy needs of other parts of a federation."""
+        if self.metric is not None:
+            why = f"{type(self).__name__} weighs every client's model by its score at the server"
+            yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
 
     def removes(self) -> Iterator[Removal]:
         """Return what the strategy takes away from other parts of a federation."""
@@ -212,6 +219,12 @@ class JointStrategy(Strategy, ABC):
     """
 
     worth_metric: str | Metric | None = None
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the strategy needs of other parts of a federation."""
+        why = f"{type(self).__name__} needs every client's model to combine them"
+        yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
+        yield from super().needs()
 
     @abstractmethod
     def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:

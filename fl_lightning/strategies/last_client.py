@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from fl_lightning.core.capabilities import Capability, Need
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.functional.sums import Sums
-from fl_lightning.strategies.base import RunningStrategy
+from fl_lightning.strategies.base import ONLY_SUMS, RunningStrategy
 from fl_lightning.types import ClientUpdate, RoundStart
 
 
@@ -34,6 +35,11 @@ class LastClient(RunningStrategy):
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the strategy needs of other parts of a federation."""
+        yield Need(Capability.SINGLE_UPDATES, "LastClient keeps one client's model", ONLY_SUMS)
+        yield from super().needs()
 
     def start_round(self, start: RoundStart) -> None:
         """Draw the last client."""

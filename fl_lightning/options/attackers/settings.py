@@ -12,7 +12,7 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.option import ClientContext, Option, ServerContext
+from fl_lightning.core.option import ClientContext, OptionSettings, ServerContext
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
@@ -26,7 +26,7 @@ _REMOVE = "Remove 'federation.attackers."
 
 @checks_types
 @dataclass(frozen=True)
-class Attackers(Option):
+class Attackers(OptionSettings):
     """Choose which clients misbehave, and how. Each switch works with any strategy.
 
     AdaFed's Simulation 3 (section 4.0.3) adds two clients, 6 and 7. They hold the distributions of clients 2 and 3 with half

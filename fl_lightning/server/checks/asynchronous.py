@@ -93,10 +93,6 @@ def _check_rounds(owner: FederationSettings) -> None:
             owner.clients_per_round != 1.0,
             "no round draws a cohort. Set 'federation.asynchronous.concurrency' instead, and remove it.",
         ),
-        "'federation.secure_aggregation'": (
-            owner.secure_aggregation is not None,
-            "clients that start at different times cannot agree on masks. Remove one of them.",
-        ),
         "ClientPrivacy with noise at the server": (
             central,
             "its epsilon assumes cohorts that are drawn from all clients. Set its 'noise' to local, or remove one of them.",

@@ -27,7 +27,7 @@ def parts_of(settings: FederationSettings) -> Iterator[Part]:
     """Yield the parts of a federation, which say what they need and what they take away."""
     yield from (settings.strategy, settings.route)
     yield from settings.transforms
-    yield from settings.options
+    yield from settings.active_options
     yield from settings.personal[:1]
     if settings.asynchronous is not None:
         yield settings.asynchronous

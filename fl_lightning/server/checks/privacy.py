@@ -16,16 +16,12 @@ from fl_lightning.clients.private_checks import (
     private_transforms,
 )
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.functional.scheduling import cohort_size
-from fl_lightning.routes.base import Route
 from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.settings.secure_aggregation import SecureAggregation
-from fl_lightning.strategies.base import JointStrategy, Strategy
-from fl_lightning.strategies.last_client import LastClient
+from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
 from fl_lightning.transforms.client_privacy import ClientPrivacy
 
@@ -36,11 +32,9 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
     Raises:
         ConfigurationError: if the settings break privacy; it names them.
     """
-    cohort = cohort_size(data.num_clients, owner.clients_per_round)
     check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
     _check_clients(owner.transforms, owner.strategy, owner.availability)
     _check_data(owner.transforms, owner.local, data)
-    _check_secrecy(owner.secure_aggregation, owner.strategy, owner.route, cohort)
     _check_noise_seeds(owner.transforms, owner.local)
     _check_personal_start(owner)
 
@@ -61,7 +55,7 @@ def warn_unprotected(owner: FederationSettings) -> None:
     """Warn if a training without a federation leaves out settings that were to protect the clients."""
     named = {
         "'federation.local.privacy'": owner.local.privacy is not None,
-        "'federation.secure_aggregation'": owner.secure_aggregation is not None,
+        **{f"'federation.{option.setting}'": option.protects for option in owner.active_options},
         "ClientPrivacy in 'federation.transforms'": bool(private_transforms(owner.transforms)),
     }
     unused = [name for name, used in named.items() if used]
@@ -167,27 +161,4 @@ def _check_personal_start(owner: FederationSettings) -> None:
         raise ConfigurationError(
             "'federation.personal_start' is 'mean', which passes the mean of the clients' personal parts to the server and to "
             f"clients that have not trained yet, but {privacy} does not cover personal parts. Set it to first."
-        )
-
-
-def _check_secrecy(secure: SecureAggregation | None, strategy: Strategy, route: Route, cohort: int) -> None:
-    """Refuse strategies and routes that need individual updates."""
-    if secure is None:
-        return
-    least = "2 clients or more with 'federation.secure_aggregation', because the sum over one client is its update"
-    require(cohort >= 2, "federation.clients_per_round", least, cohort)
-    name = type(strategy).__name__
-    why = ""
-    if isinstance(strategy, JointStrategy):
-        why = f"{name} needs every client's model to combine them"
-    elif isinstance(strategy, LastClient):
-        why = f"{name} keeps one client's model"
-    elif strategy.metric is not None:
-        why = f"{name} weighs every client's model by its score at the server"
-    elif route.bypasses_server:
-        why = f"on the route {type(route).__name__} clients pass models to each other or keep them"
-    if why:
-        raise ConfigurationError(
-            f"{why}, but with 'federation.secure_aggregation' the server only learns the sum of the models. Use FedAvg, "
-            "FedAvgM, FedNova, FedLoss or Scaffold on the route ServerRoute, or remove 'federation.secure_aggregation'."
         )

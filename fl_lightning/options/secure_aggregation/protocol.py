@@ -1,18 +1,15 @@
-"""Simulated secure aggregation: the server learns the sum of the clients' messages and no single one (Bonawitz et al. 2017)."""
+"""The protocol of masks that cancel in the sum (Bonawitz et al. 2017), for clients and server of a simulation."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.errors import ClientError, ConfigurationError, require
+from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.secret_sharing import (
     PRIME,
     SHARE_BYTES,
@@ -23,34 +20,6 @@ from fl_lightning.functional.secret_sharing import (
 )
 from fl_lightning.functional.seeding import derive_seed, generator
 from fl_lightning.functional.sums import Sums
-from fl_lightning.utilities.argument_types import checks_types
-
-
-@checks_types
-@dataclass(frozen=True)
-class SecureAggregation:
-    """Mask what clients send. The masks cancel in the sum exactly; a run without them may round its sums a little more.
-
-    Every two clients of a cohort agree on a mask that one adds and the other subtracts, and each client adds one of its own.
-    The keys are shared among the cohort, so that the masks of clients that drop out can be removed if enough clients remain.
-
-    Args:
-        threshold: share of the cohort that must deliver, above 0.5 and at most 1, rounded up to at least two clients; fewer
-            clients together learn nothing.
-
-    Raises:
-        ConfigurationError: for a value outside its range.
-    """
-
-    threshold: float = 0.6
-    on_resume = ResumeRule(on_purpose="threshold")
-
-    def __post_init__(self) -> None:
-        require(0.5 < self.threshold <= 1, "federation.secure_aggregation.threshold", "above 0.5 and at most 1", self.threshold)
-
-    def begin_round(self, cohort: Sequence[int], seed: int, round_idx: int) -> MaskedRound:
-        """Return the protocol of one round; it is the same on every rank."""
-        return MaskedRound(tuple(cohort), max(2, math.ceil(self.threshold * len(cohort) - 1e-9)), seed, round_idx)
 
 
 class MaskedRound:
