@@ -15,6 +15,7 @@ import torch
 from against_hand import assert_follows, clients_of
 from by_hand import averaged, build, flat
 from command_line import ROOT, SMALL
+from federations import Plain, federate
 
 import fl_lightning
 from fl_lightning.config.files import find, names
@@ -161,3 +162,16 @@ def test_few_blocks_are_not_run_each_for_a_reason():
     for path, which, reason in SKIPS:
         assert which == "next", path
         assert re.fullmatch(r' "[^"]{10,}" ', reason), path
+
+
+def test_a_round_runs_through_the_files_that_the_page_on_architecture_names():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"^\| \d+ \| \[[\w/.]+\]\(\.\./(fl_lightning/[\w/.]+\.py)\)", page, re.MULTILINE))
+    assert len(named) == 12
+    ran = set()
+    sys.setprofile(lambda frame, event, arg: ran.add(frame.f_code.co_filename))
+    try:
+        federate(Plain(), 1)
+    finally:
+        sys.setprofile(None)
+    assert not {path for path in named if str(ROOT / path) not in ran}

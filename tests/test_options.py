@@ -13,7 +13,17 @@ from federations import SIZES, Plain, every_round, federate, same_bits, weights
 from own_option import DropNumbers
 
 import fl_lightning
-from fl_lightning import ConfigurationError, FedAvg, FederationCallback, Option, Scaffold, TopK
+from fl_lightning import (
+    ConfigurationError,
+    FedAvg,
+    FedCyclic,
+    FederationCallback,
+    LocalOnly,
+    Option,
+    Scaffold,
+    TopK,
+    WarmStart,
+)
 
 ROOT = Path(fl_lightning.__file__).parent
 OPTIONS = {
@@ -141,6 +151,13 @@ def test_a_wrong_setting_of_an_own_option_is_named(fl, tmp_path):
 def test_what_is_no_option_is_refused():
     with pytest.raises(ConfigurationError, match="'options' must be"):
         fl_lightning.FederatedOrchestrator(options=[Scaffold()])
+
+
+@pytest.mark.parametrize("route", [FedCyclic(), LocalOnly("val_acc"), WarmStart(1)])
+def test_an_option_is_refused_where_no_update_would_pass_it(route):
+    expected = r"DropNumbers acts on the updates .* but on the route .* pass models to each other"
+    with pytest.raises(ConfigurationError, match=expected):
+        federate(Plain(), 1, route=route, options=[DropNumbers()])
 
 
 def test_an_option_that_defines_nothing_does_nothing():

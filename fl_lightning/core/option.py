@@ -7,7 +7,7 @@ clients train. The federation calls the hooks of all options in one order, and k
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from fl_lightning.core.capabilities import Need, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.messages import ClientJob
 from fl_lightning.types import ClientUpdate
@@ -185,6 +185,13 @@ class Option(OptionSettings, ChecksTypes, ABC):
 
     setting = "options"
     simulated_only = True
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the option needs: with hooks at the clients, that every update passes through the server."""
+        if type(self).at_clients is not OptionSettings.at_clients:
+            name = type(self).__name__
+            why = f"{name} acts on the updates that clients send to the server"
+            yield Need(Capability.DELIVERED_UPDATES, why, f"Remove {name} from 'federation.options'")
 
 
 def by_name(options: Iterable[OptionSettings]) -> dict[str, OptionSettings]:
