@@ -133,10 +133,10 @@ def test_a_changed_option_is_not_resumed(tmp_path):
 
 def test_an_option_in_a_configuration(fl, tmp_path):
     options = "--federation.options=[{class_path: own_option.DropNumbers, init_args: {share: 0.2}}]"
-    folder = [f"--trainer.default_root_dir={tmp_path}", f"--last_checkpoint.dirpath={tmp_path}"]
+    folder = [f"--trainer.default_root_dir={tmp_path}", f"--last_checkpoint.dirpath={tmp_path}/saved"]
     status, text = small(fl, *folder, options)
     assert status == 0, text
-    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
+    state = torch.load(tmp_path / "saved" / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
     assert state["options"]["options.0"]["total"] > 0
 
 

@@ -210,7 +210,7 @@ def test_a_cohort_of_one_has_no_sum():
 def test_the_warm_start_would_bypass_it():
     """Its first rounds pass models from client to client."""
     for settings in ({"secure_aggregation": SecureAggregation()}, {"transforms": [ClipUpdate(0.1)]}):
-        with pytest.raises(ConfigurationError, match="On the route WarmStart clients pass models to each other"):
+        with pytest.raises(ConfigurationError, match="n the route WarmStart clients pass models to each other"):
             federate(Plain(), 1, route=WarmStart(1), strategy=FedAvg("uniform"), **settings)
 
 

@@ -128,8 +128,8 @@ class Messages:
 
     def _repeatable(self, message: Any) -> Any:
         """Return a message without times and the session's id, and with versions, which a process counts, from 1."""
-        if hasattr(message, "updates"):
-            return replace(message, updates=tuple(replace(update, seconds=0.0) for update in message.updates))
+        if hasattr(message, "seconds"):
+            return replace(message, seconds=0.0)
         changes: Record = {"session": ""} if hasattr(message, "session") else {}
         if hasattr(message, "version"):
             self._first = message.version if self._first is None else self._first
