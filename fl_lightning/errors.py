@@ -39,6 +39,10 @@ class CheckpointError(FederationError, RuntimeError):
     """A checkpoint is missing, unreadable, or belongs to another federation."""
 
 
+class VersionError(FederationError, ImportError):
+    """An installed release of another package lacks what a feature needs."""
+
+
 class WireError(FederationError, ValueError):
     """Bytes between a server and its clients are not a message, or a value cannot be sent."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import fl_lightning
-from fl_lightning.compat import installed
+from fl_lightning.compat.private import installed
 
 ROOT = Path(fl_lightning.__file__).parent
 _LOOKS_UP = {"getattr", "setattr", "hasattr", "delattr", "attrgetter"}

@@ -232,8 +232,7 @@ def test_validation_before_it_is_due():
 
     def look(fitting: Trainer, module: Any) -> None:
         found.append(fitting.val_dataloaders)
-        of_lightning.set_up_validation(fitting)
-        found.append(fitting.val_dataloaders)
+        found.append(of_lightning.validation_loaders(fitting))
 
     trainer(callbacks=[Hook("on_fit_start", look)]).fit(BoringModel())
     assert found[0] is None

@@ -15,8 +15,8 @@ ROOT = Path(fl_lightning.__file__).parent
 LAYER = {
     "errors": 0,
     "types": 0,
+    "compat": 0.1,
     "messages": 0.5,
-    "compat": 0,
     "core": 0.6,
     "utilities": 0.2,
     "__init__": 1,

@@ -14,12 +14,14 @@ from federations import Plain, federate
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.loops import evaluation_loop, training_epoch_loop
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer import call as calls
+from lightning.pytorch.trainer import trainer as trainer_file
 from test_compat_lightning import trainer
 
 from fl_lightning import AdaFed, FedAvg, LocalTraining
-from fl_lightning.compat.lightning_hooks import IDLE, evaluation_loop, lean_hooks, trainer_file, training_epoch_loop
-from fl_lightning.compat.lightning_hooks import call as calls
+from fl_lightning.compat.lightning_hooks import IDLE, lean_hooks
 
 OTHERS = ("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "backward", "setup", "teardown")
 HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") and "checkpoint" not in name)

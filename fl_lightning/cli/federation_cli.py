@@ -30,9 +30,10 @@ from fl_lightning.callbacks.partition_report import PartitionReport
 from fl_lightning.callbacks.predictions import PredictionFile
 from fl_lightning.cli.messages import refuse_second_callbacks, refuse_wrong_sections
 from fl_lightning.cli.output import describe_model, drop_deprecated, without_tips
+from fl_lightning.cli.own_types import own_types
 from fl_lightning.cli.parser import FederationParser
 from fl_lightning.cli.trainer import FederationTrainer
-from fl_lightning.compat.jsonargparse import entry_of, prefer_classes, subcommand_parsers
+from fl_lightning.compat.jsonargparse import entry_of, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.config.null_settings import refuse_null
 from fl_lightning.data.federated import FederatedDataModule
@@ -46,13 +47,6 @@ from fl_lightning.utilities.checkpoint_file import checked, require_trusted, unr
 from fl_lightning.utilities.collectives import lost_rank
 from fl_lightning.utilities.folder_lock import lock_folder
 from fl_lightning.utilities.source_version import source_version
-
-# typing treats Union[int, float] and Union[float, int] as equal and keeps the one that was written first in the process.
-# If that is the latter, the parser would read '2' batches as the share 2.0.
-for _limit in ("train", "val", "test", "predict"):
-    inspect.unwrap(Trainer.__init__).__annotations__[f"limit_{_limit}_batches"] = int | float | None
-
-prefer_classes({name: f"fl_lightning.{name}" for name in fl_lightning.__all__})
 
 _LIGHTNING = str(Path(inspect.getfile(lightning)).parent)
 CONFIG_VERSION = 1
@@ -96,19 +90,20 @@ class FederationCLI(OpenCLI):
     def __init__(self, args: ArgsType = None) -> None:
         typed = sys.argv[1:2] if args is None else args[:1] if isinstance(args, list) else []
         self._typed = next((command for command in typed if command in self.subcommands()), None)
-        super().__init__(
-            LightningModule,
-            FederatedDataModule,
-            trainer_class=FederationTrainer,
-            subclass_mode_model=True,
-            save_config_callback=SaveRunConfig,
-            seed_everything_default=0,
-            trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
-            parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__, "allow_abbrev": False},
-            parser_class=FederationParser,
-            auto_configure_optimizers=False,
-            args=args,
-        )
+        with own_types():
+            super().__init__(
+                LightningModule,
+                FederatedDataModule,
+                trainer_class=FederationTrainer,
+                subclass_mode_model=True,
+                save_config_callback=SaveRunConfig,
+                seed_everything_default=0,
+                trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
+                parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__, "allow_abbrev": False},
+                parser_class=FederationParser,
+                auto_configure_optimizers=False,
+                args=args,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:

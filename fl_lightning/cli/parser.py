@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fl_lightning.cli.help import TopicHelp, nested_class_help
 from fl_lightning.cli.messages import explain
+from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, subcommand_parsers
 from fl_lightning.config.arguments import behind_subcommand, config_files, expand
 from fl_lightning.config.files import without_base
@@ -30,7 +31,7 @@ class FederationParser(Completable, LightningArgumentParser):
         nested = subcommand_parsers(self)
         given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
-        with reading_utf8():
+        with reading_utf8(), own_types():
             parsed: Namespace = super().parse_args(given, namespace, **settings)
         return parsed
 

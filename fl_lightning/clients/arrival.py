@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.clients.engines.base import EngineJob
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.compat.torch import BatchNorm, buffers_of, parts_of
+from fl_lightning.compat.torch import buffers_of, is_batch_norm, parts_of
 from fl_lightning.functional.description import is_users
 from fl_lightning.functional.model_state import ModelState
 
@@ -46,7 +46,7 @@ class Arrival:
             return
         if hook == "on_train_start" and job.start is None and not (job.job.round_idx or job.job.period):
             return
-        found = [buffers_of(part) for part in parts_of(module).values() if not isinstance(part, BatchNorm)]
+        found = [buffers_of(part) for part in parts_of(module).values() if not is_batch_norm(part)]
         kept = [(buffer, buffer.detach().clone()) for buffers in found for buffer in buffers.values() if buffer is not None]
         self._resident.fill(state, job.start, job.own)
         for buffer, value in kept:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.compat.opacus import forget_samples
-from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import KeyedStream, SecretKey
@@ -43,7 +43,7 @@ def check_private_module(module: LightningModule) -> None:
 
 def _mixes(part: nn.Module) -> bool:
     """Return whether a layer is BatchNorm, a recurrent layer that Opacus replaces, or a term whose gradient it would drop."""
-    return (isinstance(part, BatchNorm) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
+    return (is_batch_norm(part) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
 
 
 class PrivateSteps(Callback):

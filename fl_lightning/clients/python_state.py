@@ -163,7 +163,7 @@ class PythonState:
         for owner, children in self._children:
             if children_of(owner).keys() != children.keys():
                 for name in children_of(owner).keys() - children.keys():
-                    del children_of(owner)[name]  # training created it
+                    delattr(owner, name)  # training created it
         parts, generators = self._parts(), dict[str, Any]()
         for (prefix, name), value in self._attributes(parts):
             if (prefix, name) in self._beginning:

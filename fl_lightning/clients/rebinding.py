@@ -30,8 +30,9 @@ def rebound_copy(module: Module, shared: dict[int, Any]) -> Module:
         module: the module.
         shared: objects that the copy shares with the module, or their copies, by id.
     """
-    memo, references = dict(shared), _References(module)
-    with copying(references.of_function, references.of_weak_reference):
+    references = _References(module)
+    with copying(references.of_function, references.of_weak_reference) as memo_of:
+        memo = memo_of(shared)
         result = copy.deepcopy(module, memo)
         theirs, mine = (parameters_of(one).values() for one in (module, result))
         for parameter, own in zip(theirs, mine, strict=True):

@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import functools
+import locale
 import pathlib
 import re
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest.mock import patch
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
 
-from fl_lightning.compat import private_names_of
+from fl_lightning.compat.private import MISSING, Private, look_up
 
-with private_names_of("Python"):
-    HelpAction = argparse._HelpAction
-    """The action of ``--help``, which argparse knows as ``action="help"`` and not as a class to derive from."""
-    _VersionAction = argparse._VersionAction
+if TYPE_CHECKING:
+    from argparse import _VersionAction
 
-with private_names_of("jsonargparse"):
-    from jsonargparse import _paths, _typehints
+    class HelpAction(argparse._HelpAction):
+        """Stand for argparse's action of '--help' in type checks."""
 
+else:
+    # The actions of '--help' and '--version', which argparse knows by these words and not as classes to derive from.
+    HelpAction, _VersionAction = (
+        type(argparse.ArgumentParser(add_help=False).add_argument("--it", action=word)) for word in ("help", "version")
+    )
+
+_ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for a parser's options in its attributes")
+_TYPE = Private("jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "shows fewer types in help and messages")
+_READS = Private("jsonargparse", "jsonargparse._paths", "Path.read_text", "reads configurations in the encoding of the locale")
+_SUBCOMMANDS = Private("jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for them among the options")
+_RESOLVES = Private(
+    "jsonargparse",
+    "jsonargparse._typehints",
+    "resolve_class_path_by_name",
+    "needs the dotted path of a class if another package has one of the same name",
+)
 _BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Return all options of a parser; argparse can print them, but not list them."""
-    return parser._actions
+    found: Any = _ACTIONS.get(None, parser)
+    if found is None:
+        lists = [value for value in vars(parser).values() if isinstance(value, list)]
+        found = max((one for one in lists if all(isinstance(item, argparse.Action) for item in one)), key=len, default=[])
+    options: list[argparse.Action] = found
+    return options
 
 
 def is_setting(action: argparse.Action) -> bool:
@@ -39,38 +62,54 @@ def is_setting(action: argparse.Action) -> bool:
 
 def type_of(action: argparse.Action) -> Any:
     """Return the type of a setting; jsonargparse keeps it apart from ``action.type``, without a public name."""
-    return getattr(action, "_typehint", action.type)
+    if type(action).__name__ == "ActionTypeHint":
+        return _TYPE.get(action.type, action)
+    return getattr(action, _TYPE.name, action.type)
 
 
 @contextmanager
 def reading_utf8() -> Iterator[None]:
     """Let jsonargparse read configuration files as UTF-8, as this package writes them, and not in the locale's encoding."""
-    known = _paths.Path.read_text
+    known: Any = look_up(_READS, MISSING)
+    if known is MISSING:
+        if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+            _READS.tell()
+        yield
+        return
+    paths = import_module(_READS.owner)
 
     def read_text(self: Any) -> str:
         path = pathlib.Path(str(self.absolute))
         return path.read_text(encoding="utf-8") if path.is_file() else str(known(self))  # a URL or a pipe
 
-    _paths.Path.read_text = read_text  # type: ignore[method-assign]
-    try:
+    with patch.object(paths.Path, "read_text", read_text):
         yield
-    finally:
-        _paths.Path.read_text = known  # type: ignore[method-assign]
 
 
 def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:
     """Return a jsonargparse parser's subcommands; None where it has none. Its public methods only add them."""
-    subcommands = parser._subcommands_action
+    subcommands: Any = _SUBCOMMANDS.get(MISSING, parser)
+    if subcommands is MISSING:
+        with_parsers = (
+            action
+            for action in actions_of(parser)
+            if isinstance(action.choices, Mapping) and all(isinstance(one, type(parser)) for one in action.choices.values())
+        )
+        subcommands = next(with_parsers, None)
     return None if subcommands is None else subcommands.choices
 
 
-def prefer_classes(paths: Mapping[str, str]) -> None:
-    """Let bare names mean these classes where other packages have some of the same name, which jsonargparse refuses.
+@contextmanager
+def preferring(paths: Mapping[str, str]) -> Iterator[None]:
+    """Let bare names in a block mean these classes where others have the same name, which jsonargparse refuses.
 
     Args:
         paths: the dotted path of each class by its name.
     """
-    of_one_name = _typehints.resolve_class_path_by_name
+    of_one_name: Any = _RESOLVES.get(None)
+    if of_one_name is None:
+        yield
+        return
 
     def resolve(cls: Any, name: str) -> str:
         try:
@@ -81,7 +120,8 @@ def prefer_classes(paths: Mapping[str, str]) -> None:
             return paths[name]
         return found
 
-    _typehints.resolve_class_path_by_name = resolve
+    with patch.object(import_module(_RESOLVES.owner), _RESOLVES.name, resolve):
+        yield
 
 
 def is_parsed_factory(value: object) -> bool:

@@ -12,15 +12,28 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.compat import private_names_of
+from fl_lightning.compat.private import MISSING, Private
 from fl_lightning.compat.torch import add_to_each
 
-with private_names_of("torch"):
-    # The public backward pass checks its arguments in Python, for longer than a small network's takes.
-    from torch.autograd.graph import _engine_run_backward as run_backward
-
-    # Hooks on the steps of all optimizers can be registered, but not listed.
-    from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+# The public backward pass checks its arguments in Python, for longer than a small network's takes.
+_BACKWARD = Private(
+    "torch", "torch.autograd.graph", "_engine_run_backward", "calls 'backward', which first checks its arguments"
+)
+_PROFILES = Private(
+    "torch", "torch.autograd.profiler", "_is_profiler_enabled", "makes every step and 'zero_grad' as if the profiler ran"
+)
+# Hooks on the steps of all optimizers can be registered, but not listed.
+_ALL_HOOKS = tuple(
+    Private("torch", "torch.optim.optimizer", f"_global_optimizer_{when}_hooks", "makes every step as if hooks watched it")
+    for when in ("pre", "post")
+)
+_STEP_HOOKS = tuple(
+    (
+        Private("torch", "torch.optim.Optimizer", f"_optimizer_step_{when}_hooks", "finds hooks by registering another one"),
+        f"register_step_{when}_hook",
+    )
+    for when in ("pre", "post")
+)
 
 
 def backward_lightly(loss: Tensor) -> None:
@@ -28,12 +41,24 @@ def backward_lightly(loss: Tensor) -> None:
     if type(loss) is not Tensor or not loss.requires_grad or loss.dim() or not loss.is_floating_point():
         loss.backward()  # type: ignore[no-untyped-call]  # a subclass, an error, ...
         return
-    run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    run: Any = _BACKWARD.get(None)
+    if run is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether hooks are registered on an optimizer; torch can register them, but not list them."""
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    for private, register in _STEP_HOOKS:
+        hooks: Any = private.get(MISSING, optimizer)
+        if hooks is MISSING:
+            handle = getattr(optimizer, register)(lambda *_: None)
+            hooks = handle.hooks_dict_ref()
+            handle.remove()
+        if hooks:
+            return True
+    return False
 
 
 def step_lightly(optimizer: Optimizer) -> None:
@@ -68,7 +93,7 @@ def step_lightly(optimizer: Optimizer) -> None:
 
         def zero_grad(set_to_none: bool = True) -> None:
             own: Any = reference()
-            if not set_to_none or profiler._is_profiler_enabled:
+            if not set_to_none or _PROFILES.get(True, profiler):
                 Optimizer.zero_grad(own, set_to_none)
                 return
             for group in own.param_groups:
@@ -80,8 +105,8 @@ def step_lightly(optimizer: Optimizer) -> None:
 
 def _is_watched(optimizer: Optimizer) -> bool:
     """Return whether anything listens to an optimizer's steps."""
-    everywhere = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    return bool(profiler._is_profiler_enabled or has_step_hooks(optimizer) or everywhere)
+    everywhere = any(name.get(True) for name in _ALL_HOOKS)
+    return bool(_PROFILES.get(True, profiler) or has_step_hooks(optimizer) or everywhere)
 
 
 _settings_of = itemgetter("momentum", "weight_decay", "maximize", "differentiable", "foreach", "fused")

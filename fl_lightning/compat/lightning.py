@@ -1,46 +1,32 @@
-"""Private names of Lightning; those of its command line are in :mod:`fl_lightning.compat.lightning_cli`."""
+"""Private names of Lightning's Trainer and loops. Those of other parts have files of their own, and are found here as well."""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.plugins import CheckpointIO
+from lightning.fabric.utilities.seed import pl_worker_init_function
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins import LayerSync
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.utilities.rank_zero import WarningCache
-from torch.optim import Optimizer
+from lightning.pytorch.strategies import ParallelStrategy
 
-from fl_lightning.compat import private_names_of
-
-with private_names_of("lightning"):
-    # A DataLoader outside of a Trainer gets no seeded workers. This does what 'seed_everything(workers=True)' asks for.
-    from lightning.fabric.utilities.data import _auto_add_worker_init_fn as seed_workers
-
-    # A Trainer tells a loader's samplers the epoch, if they have 'set_epoch'.
-    from lightning.fabric.utilities.data import _set_sampler_epoch as set_sampler_epoch
-    from lightning.pytorch.core.optimizer import (
-        _configure_optimizers,
-        _configure_schedulers_automatic_opt,
-        _validate_scheduler_api,
-    )
-    from lightning.pytorch.loops.fit_loop import _FitLoop
-    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-    from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
-    from lightning.pytorch.trainer.connectors.logger_connector import result as _results
-    from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
-
-    # A classmethod that refuses to be called on an instance, where 'load_from_checkpoint' would lose its result.
-    from lightning.pytorch.utilities.model_helpers import _restricted_classmethod as class_only
-
-    # (hook, on_step, on_epoch) to (on_step, on_epoch): the levels of 'self.log' in a hook, which only a Trainer looks up.
-    logging_levels = _FxValidator.check_logging_and_get_default_levels
-    # Only set below: without this look-up, a release that has renamed it would go unnoticed.
-    _results.warning_cache  # noqa: B018
+from fl_lightning.compat.lightning_checkpoints import FindsLastCheckpoint, checkpoint_of, innermost_checkpoint_io
+from fl_lightning.compat.lightning_logs import in_place_results, logging_levels, swap_logging_advice
+from fl_lightning.compat.lightning_modules import (
+    class_only,
+    forget_compiled,
+    forget_metric_names,
+    is_compiled,
+    wandb_run,
+    wandb_settings,
+)
+from fl_lightning.compat.lightning_optimizers import OffersOptimizers, configured, configured_parts, stepping_through
+from fl_lightning.compat.private import MISSING, Private
 
 __all__ = [
     "FindsLastCheckpoint",
@@ -62,118 +48,113 @@ __all__ = [
     "logging_levels",
     "seed_workers",
     "set_sampler_epoch",
-    "set_up_validation",
     "slurm_environment",
     "stepping_through",
     "swap_logging_advice",
     "synchronises_batch_norm",
+    "validation_loaders",
     "wandb_run",
     "wandb_settings",
 ]
 
-# ---------------------------------------------------------------- optimizers
+# ---------------------------------------------------------------- data
 
 
-def configured_parts(answer: Any) -> tuple[list[Optimizer], list[Any], str | None]:
-    """Return the optimizers, schedulers and monitor in what ``configure_optimizers`` returned; only a Trainer can read it."""
-    optimizers, schedulers, monitor = _configure_optimizers(answer)
-    return optimizers, schedulers, monitor
+def seed_workers(loader: Any, rank: int) -> None:
+    """Do for a DataLoader outside of a Trainer what ``seed_everything(workers=True)`` asks for."""
+    if int(os.environ.get("PL_SEED_WORKERS", 0)) and getattr(loader, "worker_init_fn", MISSING) is None:
+        loader.worker_init_fn = partial(pl_worker_init_function, rank=rank)
 
 
-def configured(answer: Any, module: LightningModule) -> tuple[list[Optimizer], list[Any]]:
-    """Return the optimizers and the schedulers' configurations in what ``configure_optimizers`` returned, and check them.
-
-    Stands in for a Trainer, the only one that can do so in public.
-
-    Args:
-        answer: what the method returned.
-        module: whose method it is; optimizes automatically.
-    """
-    optimizers, schedulers, monitor = _configure_optimizers(answer)
-    configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    _validate_scheduler_api(configs, module)
-    return optimizers, configs
+def set_sampler_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader's samplers the epoch, if they have ``set_epoch``."""
+    found: tuple[Any, Any] = (
+        getattr(loader, "sampler", None),
+        getattr(getattr(loader, "batch_sampler", None), "sampler", None),
+    )
+    for sampler in {id(one): one for one in found}.values():
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
 
 
-def stepping_through(optimizer: Optimizer, strategy: Any) -> Any:
-    """Wrap an optimizer as for a module's ``optimizer_step``; only a Trainer's strategy can be wrapped in public.
-
-    Args:
-        optimizer: any.
-        strategy: whose ``optimizer_step(optimizer, closure, **kwargs)`` runs when the wrapper is told to step.
-    """
-    wrapped = LightningOptimizer(optimizer)
-    wrapped._strategy = strategy
-    return wrapped
-
-
-class OffersOptimizers:
-    """Answer a module's ``self.optimizers()`` in place of a Trainer's strategy, which has no public name for it."""
-
-    def wrapped_optimizers(self) -> list[LightningOptimizer]:
-        """Return the optimizers of the fit, each in Lightning's wrapper."""
-        raise NotImplementedError
-
-    @property
-    def _lightning_optimizers(self) -> list[LightningOptimizer]:
-        return self.wrapped_optimizers()
+def validation_loaders(trainer: Trainer) -> Any:
+    """Return a fit's loaders of the validation set before the first validation; ``val_dataloaders`` is None until then."""
+    loop: Any = trainer.fit_loop.epoch_loop.val_loop
+    set_up: Any = _SET_UP.get(None, loop)
+    if set_up is not None:
+        set_up()
+        return trainer.val_dataloaders
+    data: Any = getattr(trainer, "datamodule", None) or trainer.lightning_module
+    return data.val_dataloader()
 
 
 # ---------------------------------------------------------------- a Trainer and its loops
 
+_TRAINER, _LOOP = "lightning.pytorch.Trainer", "lightning.pytorch.loops.fit_loop._FitLoop"
+_SET_UP = Private("lightning", f"{_LOOP}.epoch_loop.val_loop", "setup_data", "builds the validation set's loader once more")
+_CONNECTOR = Private(
+    "lightning", _TRAINER, "_accelerator_connector.cluster_environment", "asks the strategy and SLURM's variables"
+)
+_ANOMALY = Private("lightning", _TRAINER, "_detect_anomaly", "does not pass 'detect_anomaly' on to the clients' fits")
+_SYNC = Private(
+    "lightning", "lightning.pytorch.strategies.ParallelStrategy", "_layer_sync", "looks for it in the strategy's attributes"
+)
+_EPOCHS = Private("lightning", _LOOP, "epoch_progress.total.completed", "counts an epoch that broke as a whole one")
+_AUTOMATIC = Private(
+    "lightning",
+    _LOOP,
+    "epoch_loop.automatic_optimization.optim_progress.optimizer.step.total",
+    "sets the progress of a fit through the loops' 'state_dict'",
+)
+_MANUAL = Private(
+    "lightning",
+    _LOOP,
+    "epoch_loop.manual_optimization.optim_step_progress.total",
+    "sets the progress of a fit through the loops' 'state_dict'",
+)
+_STEP_KEYS = (
+    ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed"),
+    ("epoch_loop.manual_optimization.optim_step_progress", "total", "completed"),
+)
+
 
 def fresh_loops(trainer: Trainer) -> None:
     """Give a Trainer that has fitted new loops with the old limits; in public, only a new Trainer has those."""
-    old = trainer.fit_loop
-    trainer.fit_loop = _FitLoop(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
-    trainer.fit_loop.epoch_loop = _TrainingEpochLoop(
-        trainer, min_steps=old.epoch_loop.min_steps, max_steps=old.epoch_loop.max_steps
-    )
-
-
-class _InPlaceMetric(_results._ResultMetric):
-    """Move only what is on another device: Lightning rebuilds every attribute of a logged value in each ``self.log``."""
-
-    def to(self, device: torch.device | str, *others: Any, **settings: Any) -> _results._ResultMetric:  # type: ignore[override]
-        """Move the value, as Lightning does, unless it is there."""
-        value = getattr(self, "value", None)
-        if value is not None and value.device == torch.device(device):
-            return self
-        return super().to(device, *others, **settings)
-
-
-class _InPlaceResults(_results._ResultCollection):
-    """Hold the values that a module logs as :class:`_InPlaceMetric`."""
-
-    def __setitem__(self, key: str, metric: _results._ResultMetric) -> None:
-        metric.__class__ = _InPlaceMetric
-        super().__setitem__(key, metric)
-
-
-def in_place_results(trainer: Trainer) -> None:
-    """Make ``self.log`` cheaper in a Trainer's loops, which create what collects the values themselves."""
-    steps = trainer.fit_loop.epoch_loop
-    steps._results = _InPlaceResults(training=True)
-    for loop in (steps.val_loop, trainer.validate_loop):
-        loop._results = _InPlaceResults(training=False)
+    old, steps = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    trainer.fit_loop = type(old)(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
+    trainer.fit_loop.epoch_loop = type(steps)(trainer, min_steps=steps.min_steps, max_steps=steps.max_steps)
 
 
 def slurm_environment(trainer: Trainer) -> SLURMEnvironment | None:
     """Return the environment of a Trainer that SLURM has started; a Trainer does not show it."""
-    found = trainer._accelerator_connector.cluster_environment
+    found: Any = _CONNECTOR.get(MISSING, trainer)
+    if found is MISSING:
+        found = getattr(trainer.strategy, "cluster_environment", None) or (SLURMEnvironment.detect() and SLURMEnvironment())
     return found if isinstance(found, SLURMEnvironment) else None
 
 
 def continue_global_step(trainer: Trainer) -> None:
     """Let ``trainer.global_step`` continue after a switch from manual to automatic optimization; it cannot be set."""
-    loop = trainer.fit_loop.epoch_loop
-    steps = loop.manual_optimization.optim_step_progress.total.completed
-    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
+    loop: Any = trainer.fit_loop
+    if _MANUAL.exists(loop) and _AUTOMATIC.exists(loop):
+        steps = loop.epoch_loop.manual_optimization.optim_step_progress.total.completed
+        loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = steps
+    else:
+        automatic, manual = _STEP_KEYS
+        _load_progress(loop, lambda state: [(automatic, functools.reduce(_entry, manual, state))])
 
 
 def continue_from(trainer: Trainer, epoch: int, step: int) -> None:
     """Let a fit that is about to begin count from an epoch and a step; in public, only a checkpoint can do so."""
-    loop = trainer.fit_loop
+    loop: Any = trainer.fit_loop
+    if not (_MANUAL.exists(loop) and _AUTOMATIC.exists(loop) and _EPOCHS.exists(loop)):
+        epochs = [
+            ("epoch_progress", part, name)
+            for part in ("total", "current")
+            for name in loop.state_dict()["epoch_progress"][part]
+        ]
+        _load_progress(loop, lambda _: [*((keys, epoch) for keys in epochs), *((keys, step) for keys in _STEP_KEYS)])
+        return
     for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
         counts.reset()
         counts.increment_by(epoch)
@@ -183,96 +164,36 @@ def continue_from(trainer: Trainer, epoch: int, step: int) -> None:
     loop._resuming_from_checkpoint = True  # the first epoch's iterator exists: a second one would draw other numbers
 
 
+def _load_progress(loop: Any, changes: Callable[[Any], list[tuple[tuple[str, ...], int]]]) -> None:
+    """Change numbers in the state that a checkpoint holds of a loop, and load it."""
+    state = loop.state_dict()
+    try:
+        for keys, number in changes(state):
+            functools.reduce(_entry, keys[:-1], state)[keys[-1]] = number
+    except KeyError:
+        _AUTOMATIC.refuse("A fit that continues another one")
+    loop.load_state_dict(state)
+
+
+def _entry(state: Any, key: str) -> Any:
+    return state[key]
+
+
 def has_whole_epoch(trainer: Trainer) -> bool:
     """Return whether a fit has completed an epoch, in this process or before; ``current_epoch`` also counts one that broke."""
-    return bool(trainer.fit_loop.epoch_progress.total.completed)
-
-
-def set_up_validation(trainer: Trainer) -> None:
-    """Let a fit load its validation set before the first validation; ``trainer.val_dataloaders`` is None until then."""
-    trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    return bool(_EPOCHS.get(trainer.current_epoch, trainer.fit_loop))
 
 
 def detects_anomalies(trainer: Trainer) -> bool:
     """Return the flag ``detect_anomaly``, which a Trainer does not show."""
-    return trainer._detect_anomaly
+    return bool(_ANOMALY.get(torch.is_anomaly_enabled(), trainer))
 
 
 def synchronises_batch_norm(trainer: Trainer) -> bool:
     """Return the flag ``sync_batchnorm``, which a Trainer does not show; strategies for one process have none."""
-    return getattr(trainer.strategy, "_layer_sync", None) is not None
-
-
-# ---------------------------------------------------------------- checkpoints
-
-
-def checkpoint_of(trainer: Trainer, weights_only: bool) -> dict[str, Any]:
-    """Return what ``trainer.save_checkpoint`` would write, which in public goes to a file only."""
-    checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(weights_only)
-    return checkpoint
-
-
-def innermost_checkpoint_io(trainer: Trainer) -> tuple[CheckpointIO, Any]:
-    """Return the plugin that writes a Trainer's checkpoints, and a function that replaces it.
-
-    A plugin that wraps another, such as AsyncCheckpointIO, shows the other, but has no public base class, and its other is
-    set only once.
-    """
-    used, replace = trainer.strategy.checkpoint_io, partial(setattr, trainer.strategy, "checkpoint_io")
-    while isinstance(used, _WrappingCheckpointIO) and used.checkpoint_io is not None:
-        used, replace = used.checkpoint_io, partial(setattr, used, "_checkpoint_io")
-    return used, replace
-
-
-class FindsLastCheckpoint(ModelCheckpoint):
-    """Let subclasses say which checkpoints ``ckpt_path="last"`` chooses from; ModelCheckpoint has a private method for it."""
-
-    def find_last(self, trainer: Trainer) -> set[str]:
-        """Return the paths of checkpoints that may be the last one. Stands in for ``_find_last_checkpoints``."""
-        return super()._find_last_checkpoints(trainer)
-
-    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
-        return self.find_last(trainer)
-
-
-# ---------------------------------------------------------------- modules
-
-
-def is_compiled(module: LightningModule) -> bool:
-    """Return whether ``torch.compile`` replaced methods on a module; Lightning's ``to_uncompiled`` tells only by an error."""
-    return getattr(module, "_compiler_ctx", None) is not None
-
-
-def forget_compiled(module: LightningModule) -> None:
-    """Undo ``torch.compile`` on the copy of a module; ``to_uncompiled`` would give it the original's methods."""
-    module._compiler_ctx = None
-    for name in ("forward", "training_step", "validation_step", "test_step", "predict_step"):
-        vars(module).pop(name, None)
-
-
-def forget_metric_names(module: LightningModule) -> None:
-    """Let the copy of a module find its metrics' names anew: Lightning keeps them by the ids of the original's metrics."""
-    module._metric_attributes = None
-
-
-# ---------------------------------------------------------------- logging
-
-
-def swap_logging_advice(cache: WarningCache) -> WarningCache:
-    """Replace what gives Lightning's once-only advice on ``self.log``, and return the one before.
-
-    Advice that a filter for warnings drops counts as given, and there is no public way to keep it for later.
-    """
-    before, _results.warning_cache = _results.warning_cache, cache
-    return before
-
-
-def wandb_run(logger: WandbLogger) -> Any:
-    """Return a logger's run if it has begun; the public ``experiment`` begins one."""
-    return None if logger._experiment is None else logger.experiment
-
-
-def wandb_settings(logger: WandbLogger) -> dict[str, Any]:
-    """Return what a logger will pass to ``wandb.init``, to be changed in place; it shows that only through its run."""
-    settings: dict[str, Any] = getattr(logger, "_wandb_init", {})
-    return settings
+    if not isinstance(trainer.strategy, ParallelStrategy):
+        return getattr(trainer.strategy, _SYNC.name, None) is not None
+    found: Any = _SYNC.get(MISSING, trainer.strategy)
+    if found is MISSING:
+        return any(isinstance(value, LayerSync) for value in vars(trainer.strategy).values())
+    return found is not None

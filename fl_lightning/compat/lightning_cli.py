@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch import seed_everything
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+
+from fl_lightning.compat.private import Private
+
+_CLI = "lightning.pytorch.cli.LightningCLI"
+_SLOWLY = "builds the settings of all subcommands, also those that were not typed"
+_PREPARE = Private("lightning", _CLI, "_prepare_subcommand_parser", _SLOWLY)
+_ARGUMENTS = Private("lightning", _CLI, "_subcommand_method_arguments", _SLOWLY)
+_READ = Private("lightning", _CLI, "_parse_ckpt_path", "reads the model's settings in 'ckpt_path' itself")
+_SEED = Private("lightning", _CLI, "_set_seed", "seeds the process itself")
+_DUMP = Private("lightning", _CLI, "_dump_config", "lets Lightning write the settings again for each class")
+_RUN = Private("lightning", _CLI, "_run_subcommand")
 
 
 class OpenCLI(LightningCLI):
     """Let subclasses replace steps of the command line, for which LightningCLI has private methods only."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _RUN.require("The command line", LightningCLI)
+        for name in (_PREPARE, _DUMP):
+            name.exists(LightningCLI)
+        super().__init__(*args, **kwargs)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse as Lightning does, and take the steps that follow if Lightning takes them under other names."""
+        super().parse_arguments(parser, args)
+        if not _READ.exists(LightningCLI):
+            self.read_checkpoint_settings()
+        if not _SEED.exists(LightningCLI):
+            self.subcommand = self.config.get("subcommand")
+            self.set_seed()
 
     def prepare_subcommand(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Return the parser of a subcommand. Stands in for ``_prepare_subcommand_parser``."""
@@ -17,16 +46,38 @@ class OpenCLI(LightningCLI):
 
     def bare_subcommand(self, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         """Return a parser without settings for a subcommand, to return from :meth:`prepare_subcommand`."""
-        self._subcommand_method_arguments[subcommand] = []
+        arguments: Any = _ARGUMENTS.get(None, self)
+        if arguments is None:
+            trainer_class: Any = self.trainer_class
+            return super()._prepare_subcommand_parser(trainer_class, subcommand, **kwargs)
+        arguments[subcommand] = []
         return self.init_parser(**kwargs)
 
     def read_checkpoint_settings(self) -> None:
         """Take the model's settings from ``ckpt_path``. Stands in for ``_parse_ckpt_path``."""
-        super()._parse_ckpt_path()
+        if _READ.exists(LightningCLI):
+            super()._parse_ckpt_path()
+            return
+        command = self.config.get("subcommand")
+        path = command and self.config[command].get("ckpt_path")
+        if not path or not Path(path).is_file():
+            return
+        settings = torch.load(path, weights_only=True, map_location="cpu").get("hyper_parameters", {})
+        settings.pop("_instantiator", None)
+        if "_class_path" in settings:
+            settings = {"class_path": settings.pop("_class_path"), "dict_kwargs": settings}
+        if settings:
+            self.config = self.parser.parse_object({command: {"model": settings}}, self.config)
 
     def set_seed(self) -> None:
         """Seed the process. Stands in for ``_set_seed``."""
-        super()._set_seed()
+        if _SEED.exists(LightningCLI):
+            super()._set_seed()
+            return
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        if config.seed_everything is not False:
+            seed = None if config.seed_everything is True else config.seed_everything
+            config.seed_everything = seed_everything(seed, workers=True)
 
     def run_command(self, subcommand: str) -> None:
         """Run the subcommand, with what goes before and after it. Stands in for ``_run_subcommand``."""

@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
-from fl_lightning.compat import private_names_of
-
-with private_names_of("lightning"):
-    from lightning.pytorch.loops import evaluation_loop, training_epoch_loop
-    from lightning.pytorch.trainer import call
-    from lightning.pytorch.trainer import trainer as trainer_file
-
-    # Only replaced below: without these look-ups, a release that has renamed one would go unnoticed.
-    _looked_up = (
-        call._call_callback_hooks,
-        call._call_lightning_module_hook,
-        call._call_strategy_hook,
-        training_epoch_loop.is_param_in_hook_signature,
-        evaluation_loop.is_param_in_hook_signature,
-        trainer_file.isolate_rng,
-    )
+from fl_lightning.compat.private import MISSING, Private, look_up
 
 __all__ = ["IDLE", "lean_hooks"]
 
@@ -41,7 +27,22 @@ IDLE = {
     )
 }
 """The hooks of a module that do nothing unless they are overridden, by name."""
-_NAME = "_current_fx_name"
+_SLOWLY = "lets clients' Trainers do Lightning's work around hooks that do nothing"
+_FX = "_current_fx_name"
+_NAME = Private("lightning", "lightning.pytorch.LightningModule", _FX, _SLOWLY)
+_CALLS, _LOOPS, _TRAINER = "lightning.pytorch.trainer.call", "lightning.pytorch.loops", "lightning.pytorch.trainer.trainer"
+_CALL_CALLBACKS = Private("lightning", _CALLS, "_call_callback_hooks", _SLOWLY)
+_CALL_MODULE = Private("lightning", _CALLS, "_call_lightning_module_hook", _SLOWLY)
+_CALL_STRATEGY = Private("lightning", _CALLS, "_call_strategy_hook", _SLOWLY)
+_TRAINS = Private("lightning", f"{_LOOPS}.training_epoch_loop", "is_param_in_hook_signature", _SLOWLY)
+_EVALUATES = Private("lightning", f"{_LOOPS}.evaluation_loop", "is_param_in_hook_signature", _SLOWLY)
+_ISOLATES = Private("lightning", _TRAINER, "isolate_rng", _SLOWLY)
+
+
+@cache
+def _new_module() -> LightningModule:
+    """Return a module that has the attributes with which all begin."""
+    return LightningModule()
 
 
 @contextmanager
@@ -53,21 +54,20 @@ def lean_hooks() -> Iterator[None]:
     every step. Only for Trainers with neither a profiler nor a sanity check, as those of clients are: nothing of this can be
     set in public. What hooks see and return is the same.
     """
-    instead: list[tuple[Any, str, Any]] = [
-        (call, "_call_callback_hooks", _call_callbacks),
-        (call, "_call_lightning_module_hook", _call_module),
-        (call, "_call_strategy_hook", _call_strategy),
-        (training_epoch_loop, "is_param_in_hook_signature", cache(training_epoch_loop.is_param_in_hook_signature)),
-        (evaluation_loop, "is_param_in_hook_signature", cache(evaluation_loop.is_param_in_hook_signature)),
-        (trainer_file, "isolate_rng", nullcontext),  # around a sanity check that is not done
-    ]
-    before = [getattr(owner, name) for owner, name, _ in instead]
+    found = {name: look_up(name, MISSING) for name in (*_STAND_INS, _TRAINS, _EVALUATES)}
+    missing = [name for name, value in (*found.items(), (_NAME, look_up(_NAME, _new_module()))) if value is MISSING]
+    if missing:
+        missing[0].tell()
+        yield
+        return
+    cached = {name: cache(found[name]) for name in (_TRAINS, _EVALUATES)}
+    instead = [(import_module(name.owner), name.name, stand_in) for name, stand_in in {**_STAND_INS, **cached}.items()]
     for owner, name, stand_in in instead:
         setattr(owner, name, stand_in)
     try:
         yield
     finally:
-        for (owner, name, _), value in zip(instead, before, strict=True):
+        for (owner, name, _), value in zip(instead, found.values(), strict=True):
             setattr(owner, name, value)
 
 
@@ -102,8 +102,16 @@ def _named(module: LightningModule | None, hook: str, method: Any, args: tuple[A
     if module is None:
         return method(*args, **kwargs)
     attributes = vars(module)  # torch's own way to set an attribute searches the module's tensors first
-    before = attributes[_NAME]
-    attributes[_NAME] = hook
+    before = attributes[_FX]
+    attributes[_FX] = hook
     output = method(*args, **kwargs)
-    attributes[_NAME] = before
+    attributes[_FX] = before
     return output
+
+
+_STAND_INS = {
+    _CALL_CALLBACKS: _call_callbacks,
+    _CALL_MODULE: _call_module,
+    _CALL_STRATEGY: _call_strategy,
+    _ISOLATES: nullcontext,  # around a sanity check that is not done
+}

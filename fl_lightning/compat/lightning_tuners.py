@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
-from fl_lightning.compat import private_names_of
+from fl_lightning.compat.private import MISSING, Private
 
-with private_names_of("lightning"):
-    from lightning.pytorch.utilities.exceptions import _TunerExitException
+_ENDS = Private(
+    "lightning",
+    "lightning.pytorch.callbacks.LearningRateFinder",
+    "_early_exit",
+    "ends a fit for tuning by limiting it to no batches, and trains after 'Tuner(trainer).lr_find(...)' as after a fit's tuner",
+)
+_EXIT = Private("lightning", "lightning.pytorch.utilities.exceptions", "_TunerExitException")
 
 
 def belongs_to_tuner(callback: BatchSizeFinder | LearningRateFinder) -> bool:
     """Return whether a ``Tuner`` added a callback for a fit that ends after tuning."""
-    return bool(callback._early_exit)
+    return bool(_ENDS.get(False, callback))
+
+
+class _EndAfterTuning(Callback):
+    """Let a fit end before its first batch, after the hooks in which tuners work."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Allow no batches."""
+        trainer.limit_train_batches = 0
 
 
 def tune(
     callback: BatchSizeFinder | LearningRateFinder, trainer: Trainer, module: LightningModule, data: LightningDataModule
 ) -> None:
     """Fit with a Trainer that has a tuning callback, only until it has found its value."""
-    before, callback._early_exit = callback._early_exit, True
+    before: Any = _ENDS.get(MISSING, callback)
+    if before is MISSING:
+        trainer.callbacks.append(_EndAfterTuning())  # type: ignore[attr-defined]
+        trainer.fit(module, datamodule=data)
+        return
+    callback._early_exit = True
     try:
         trainer.fit(module, datamodule=data)
     finally:
@@ -31,4 +49,4 @@ def tune(
 
 def end_of_tuning() -> NoReturn:
     """End a fit without an error, as the callback of a ``Tuner`` does."""
-    raise _TunerExitException
+    raise _EXIT.require("Tuner(trainer) in a federation")

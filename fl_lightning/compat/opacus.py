@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 SAMPLE_ATTRIBUTES = ("grad_sample", "summed_grad", "_forward_counter")
-"""What Opacus's hooks and optimizer write onto parameters."""
+"""What Opacus's hooks and optimizer write onto parameters. One that a release does not write needs no removal."""
 LAYER_ATTRIBUTES = ("activations",)
 """What its hooks write onto layers."""
 

@@ -1,34 +1,32 @@
-"""Private names of torch."""
+"""Private names of torch. Those of its modules and of its trees have files of their own, and are found here as well."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from torch.utils.data import DataLoader
 
-from fl_lightning.compat import private_names_of
-
-with private_names_of("torch"):
-    # No public base class covers all BatchNorm layers, SyncBatchNorm included.
-    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
-
-    # torch.func is public, but the trees that vmap takes are not.
-    from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
-
-    # No public function computes with a whole list of tensors in one kernel. These are torch's own, without a call in between.
-    subtract_each = torch._foreach_sub
-    add_to_each = torch._foreach_add_
-    copy_to_each = torch._foreach_copy_
-    raise_each_to = torch._foreach_clamp_min_
-    lower_each_to = torch._foreach_clamp_max_
+from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.torch_modules import (
+    Hooks,
+    buffers_of,
+    children_of,
+    hooks_of,
+    is_batch_norm,
+    parameters_of,
+    parts_of,
+    unsaved_buffers,
+)
+from fl_lightning.compat.trees import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
-    "BatchNorm",
     "Hooks",
     "TreeSpec",
     "add_to_each",
@@ -38,6 +36,7 @@ __all__ = [
     "copy_to_each",
     "count_as_stepped",
     "hooks_of",
+    "is_batch_norm",
     "lower_each_to",
     "outside_autocast",
     "overflowed",
@@ -57,6 +56,83 @@ __all__ = [
     "without_process_group",
 ]
 
+# ---------------------------------------------------------------- lists of tensors
+
+# No public function computes with a whole list of tensors in one kernel.
+_SUB, _ADD, _COPY, _CLAMP_MIN, _CLAMP_MAX = (
+    Private("torch", "torch", f"_foreach_{name}", "computes with one tensor after another")
+    for name in ("sub", "add_", "copy_", "clamp_min_", "clamp_max_")
+)
+
+
+def subtract_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the differences of tensors at the same place of two lists."""
+    kernel: Any = _SUB.get(None, torch)
+    if kernel is None:
+        return [tensor - other for tensor, other in zip(tensors, others, strict=True)]
+    found: Sequence[Tensor] = kernel(tensors, others)
+    return found
+
+
+def add_to_each(tensors: Sequence[Tensor], others: Sequence[Any], alpha: float = 1) -> None:
+    """Add ``alpha`` times the tensors of another list to those of a list, in place."""
+    kernel: Any = _ADD.get(None, torch)
+    if kernel is not None:
+        kernel(tensors, others, alpha=alpha)
+        return
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.add_(other, alpha=alpha)
+
+
+def copy_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Copy the tensors of another list into those of a list."""
+    kernel: Any = _COPY.get(None, torch)
+    if kernel is not None:
+        kernel(tensors, others)
+        return
+    for tensor, other in zip(tensors, others, strict=True):
+        tensor.copy_(other)
+
+
+def raise_each_to(tensors: Sequence[Tensor], least: Any) -> None:
+    """Raise what is less than a number, or than the tensor at the same place of a list, to it; in place."""
+    _clamp(_CLAMP_MIN, tensors, "min", least)
+
+
+def lower_each_to(tensors: Sequence[Tensor], most: Any) -> None:
+    """Lower what is more than a number, or than the tensor at the same place of a list, to it; in place."""
+    _clamp(_CLAMP_MAX, tensors, "max", most)
+
+
+def _clamp(private: Private, tensors: Sequence[Tensor], which: str, limit: Any) -> None:
+    kernel: Any = private.get(None, torch)
+    if kernel is not None:
+        kernel(tensors, limit)
+        return
+    limits = limit if isinstance(limit, list | tuple) else [limit] * len(tensors)
+    for tensor, own in zip(tensors, limits, strict=True):
+        tensor.clamp_(**{which: own})
+
+
+_VERSION = Private("torch", "torch.Tensor", "_version", "compares the values of tensors to see which have changed")
+
+
+def times_changed(tensor: Tensor) -> float:
+    """Return how often a tensor was changed in place, which autograd counts; NaN for one that was made without autograd."""
+    if tensor.is_inference():
+        return float("nan")
+    counted: Any = _VERSION.get(None, tensor)
+    return hash(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()) if counted is None else counted
+
+
+# ---------------------------------------------------------------- contexts
+
+_NESTING = tuple(
+    Private("torch", "torch", name)
+    for name in ("autocast_increment_nesting", "autocast_decrement_nesting", "set_autocast_enabled", "clear_autocast_cache")
+)
+_IS_ENABLED = Private("torch", "torch", "is_autocast_enabled", "multiplies two numbers to see whether autocast is on")
+
 
 @contextmanager
 def outside_autocast(device: str) -> Iterator[None]:
@@ -65,18 +141,35 @@ def outside_autocast(device: str) -> Iterator[None]:
     ``torch.autocast(enabled=False)`` would be one more context around those within the block, and torch forgets the weights
     that it has cast only when the outermost one ends: after a step, they would be stale.
     """
-    enabled = torch.is_autocast_enabled(device)
-    depth = torch.autocast_increment_nesting() - 1
+    enabled, missing = _autocasts(device), next((name for name in _NESTING if look_up(name, torch) is MISSING), None)
+    if missing is not None:
+        if enabled:
+            missing.refuse("Mixed precision in the Trainer around a federation")
+        yield
+        return
+    enter, leave, enable, forget = (look_up(name, torch) for name in _NESTING)
+    depth = enter() - 1
     for _ in range(depth + 1):
-        torch.autocast_decrement_nesting()
-    torch.set_autocast_enabled(device, False)
-    torch.clear_autocast_cache()
+        leave()
+    enable(device, False)
+    forget()
     try:
         yield
     finally:
-        torch.set_autocast_enabled(device, enabled)
+        enable(device, enabled)
         for _ in range(depth):
-            torch.autocast_increment_nesting()
+            enter()
+
+
+def _autocasts(device: str) -> bool:
+    asked: Any = _IS_ENABLED.get(None, torch)
+    if asked is not None:
+        return bool(asked(device))
+    one = torch.ones(1, 1, device=device)
+    return (one @ one).dtype != one.dtype
+
+
+_WORLD = Private("torch", "torch.distributed.GroupMember", "WORLD", "hides only is_initialized() from clients")
 
 
 @contextmanager
@@ -85,86 +178,41 @@ def without_process_group() -> Iterator[None]:
     if not (distributed.is_available() and distributed.is_initialized()):
         yield
         return
-    group, distributed.GroupMember.WORLD = distributed.GroupMember.WORLD, None
+    owner: Any = getattr(distributed, "GroupMember", None)
+    if not _WORLD.exists(owner):
+        with patch.object(distributed, "is_initialized", return_value=False):
+            yield
+        return
+    group, owner.WORLD = owner.WORLD, None
     try:
         yield
     finally:
-        distributed.GroupMember.WORLD = group
+        owner.WORLD = group
 
 
-Hooks = dict[Any, Any]
-"""A register of hooks, which torch can add to and cannot show."""
+# ---------------------------------------------------------------- optimizers and schedulers
 
-
-def hooks_of(owner: nn.Module | nn.Parameter) -> list[Hooks | None]:
-    """Return the registers of the hooks on a module's forward and backward pass, or on a parameter's gradient.
-
-    A parameter has two, for hooks before and after its gradient is accumulated, each None before the first hook.
-    """
-    if isinstance(owner, nn.Parameter):
-        return [owner._backward_hooks, owner._post_accumulate_grad_hooks]
-    return [owner._forward_hooks, owner._forward_pre_hooks, owner._backward_hooks, owner._backward_pre_hooks]
-
-
-def times_changed(tensor: Tensor) -> float:
-    """Return how often a tensor was changed in place, which autograd counts; NaN for one that was made without autograd."""
-    return float("nan") if tensor.is_inference() else tensor._version
-
-
-def children_of(part: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the register of a module's children, which can be compared at once; torch's generator yields one after another."""
-    return part._modules
-
-
-def buffers_of(part: nn.Module) -> dict[str, Tensor | None]:
-    """Return the register of a module's own buffers, with those that have no tensor yet."""
-    return part._buffers
-
-
-def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return a module and its parts by name, as ``dict(module.named_modules())``, but without hashing them.
-
-    torch's generator puts every part into a set, and the hash of a torchmetrics metric reads all its states.
-    """
-    found = {"": module}
-    _add_parts(module, "", found, {id(module)})
-    return found
-
-
-def parameters_of(module: nn.Module, parts: Mapping[str, nn.Module] | None = None) -> dict[str, nn.Parameter]:
-    """Return all parameters of a module by name, as ``dict(module.named_parameters())`` in half the time.
-
-    Args:
-        module: the module; it may override ``named_parameters`` and leave some out.
-        parts: its :func:`parts_of`, if they are known.
-    """
-    found: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for prefix, part in (parts_of(module) if parts is None else parts).items():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                found[f"{prefix}.{name}" if prefix else name] = parameter
-    return found
-
-
-def _add_parts(owner: nn.Module, prefix: str, found: dict[str, nn.Module], seen: set[int]) -> None:
-    for name, part in owner._modules.items():
-        if part is not None and id(part) not in seen:
-            seen.add(id(part))
-            found[prefix + name] = part
-            if part._modules:
-                _add_parts(part, f"{prefix}{name}.", found, seen)
+_FUSED = Private("torch", "torch.optim.Optimizer", "_step_supports_amp_scaling", "takes the setting 'fused' for it")
+_SCALED = Private("torch", "torch.amp.GradScaler", "_per_optimizer_states", "looks for infinite gradients itself")
+_SCHEDULES = Private("torch", "torch.optim.lr_scheduler.SequentialLR", "_schedulers", "looks for them in its attributes")
+_STARTS = Private("torch", "torch.optim.lr_scheduler.SequentialLR", "_milestones", "looks for them in its attributes")
+_RATES = Private("torch", "torch.optim.lr_scheduler.LRScheduler", "_last_lr", "leaves 'get_last_lr' as it is until a step")
 
 
 def count_as_stepped(optimizer: Optimizer) -> None:
-    """Let schedulers believe that an optimizer has stepped; torch has no way to switch off their warning."""
+    """Let schedulers believe that an optimizer has stepped; torch has no way to switch off their warning.
+
+    A release that asks for another attribute gives the warning, and everything else stays the same.
+    """
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def unscales_in_step(optimizer: Optimizer) -> bool:
     """Return whether an optimizer divides by the loss scale inside its step, as fused ones do; torch does not say so."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    fused = any(group.get("fused") for group in optimizer.param_groups)
+    if fused:
+        return bool(_FUSED.get(fused, optimizer))
+    return bool(getattr(optimizer, _FUSED.name, False))
 
 
 def overflowed(scaler: Any, optimizer: Optimizer) -> bool:
@@ -174,36 +222,60 @@ def overflowed(scaler: Any, optimizer: Optimizer) -> bool:
         scaler: a ``torch.amp.GradScaler``.
         optimizer: the one that it has unscaled, not Lightning's wrapper.
     """
-    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-    return any(bool(value) for value in found.values())
+    states: Any = _SCALED.get(None, scaler)
+    if states is None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        values = (gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients)
+        return not all(bool(torch.isfinite(value).all()) for value in values)
+    return any(bool(value) for value in states[id(optimizer)]["found_inf_per_device"].values())
 
 
 def chained_schedules(scheduler: Any) -> Sequence[Any]:
     """Return the schedules that SequentialLR or ChainedScheduler consists of; torch does not show them. Others have none."""
-    parts: Sequence[Any] = getattr(scheduler, "_schedulers", ())
-    return parts
+    if not isinstance(scheduler, SequentialLR | ChainedScheduler):
+        others: Sequence[Any] = getattr(scheduler, _SCHEDULES.name, ())
+        return others
+    parts: Any = _SCHEDULES.get(None, scheduler)
+    return _list_of(LRScheduler, scheduler) if parts is None else parts
 
 
 def schedule_starts(scheduler: Any) -> list[int]:
     """Return the step at which each part of SequentialLR or ChainedScheduler begins; torch does not show it."""
     parts = chained_schedules(scheduler)
-    return [0, *getattr(scheduler, "_milestones", [0] * (len(parts) - 1))] if parts else []
+    if not isinstance(scheduler, SequentialLR):
+        return [0, *getattr(scheduler, _STARTS.name, [0] * (len(parts) - 1))] if parts else []
+    starts: Any = _STARTS.get(None, scheduler)
+    return [0, *(_list_of(int, scheduler, len(parts) - 1) if starts is None else starts)]
+
+
+def _list_of(kind: type, owner: Any, length: int | None = None) -> list[Any]:
+    """Return the attribute of an object that is a list of this kind, and of this length if one is given."""
+    lists = [list(value) for value in vars(owner).values() if isinstance(value, list | tuple) and value]
+    fit = [one for one in lists if all(isinstance(item, kind) for item in one) and length in (None, len(one))]
+    return fit[0] if fit else []
 
 
 def update_last_rates(scheduler: Any) -> None:
     """Let a scheduler's ``get_last_lr`` return the current rates; torch sets them only when it steps."""
-    if hasattr(scheduler, "_last_lr"):
+    known = _RATES.exists(scheduler) if isinstance(scheduler, LRScheduler) else hasattr(scheduler, _RATES.name)
+    if known:
         scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
-def unsaved_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return a module's own buffers that ``state_dict`` leaves out; ``named_buffers`` does not tell them from others."""
-    return {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}
+# ---------------------------------------------------------------- data
+
+_ITERATOR = Private("torch", "torch.utils.data.DataLoader", "_iterator", "leaves workers until their loader is collected")
+_SHUT_DOWN = Private(
+    "torch", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter", "_shutdown_workers", "lets Python collect them"
+)
 
 
 def stop_workers(loader: DataLoader[Any]) -> None:
     """End the processes of a DataLoader with persistent workers; torch ends them only when it collects the loader."""
-    iterator: Any = loader._iterator
-    if iterator is not None:
-        iterator._shutdown_workers()
-        loader._iterator = None
+    iterator: Any = _ITERATOR.get(None, loader)
+    if iterator is None:
+        return
+    shut_down: Any = _SHUT_DOWN.get(None, iterator)
+    loader._iterator = None
+    if shut_down is not None:
+        shut_down()

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fl_lightning.compat.private import MISSING, Private, look_up
+
+_TO_MODEL = Private("wandb-workspaces", "wandb_workspaces.workspaces.Workspace", "_to_model")
+_SPARINGLY = "sends a chart's table to W&B once for each chart"
+_CHART = Private("wandb", "wandb.plot.custom_chart", "CustomChart", _SPARINGLY)
+_TABLE_KEY = Private("wandb", "wandb.plot.custom_chart", "CustomChartSpec.table_key", _SPARINGLY)
+
 
 def workspace_specification(workspace: Any) -> dict[str, Any]:
     """Return what a workspace sends to W&B, which wandb-workspaces can only send.
 
     Args:
         workspace: a ``wandb_workspaces.workspaces.Workspace``.
+
+    Raises:
+        VersionError: if wandb-workspaces has another way.
     """
-    specification: dict[str, Any] = json.loads(workspace._to_model().model_dump_json(by_alias=True, exclude_none=True))
+    model = _TO_MODEL.require("'fl-lightning dashboard'", workspace)()
+    specification: dict[str, Any] = json.loads(model.model_dump_json(by_alias=True, exclude_none=True))
     return specification
 
 
@@ -26,6 +37,12 @@ def chart_of_table(table: Any, key: str, chart: str, fields: dict[str, str], tex
         fields: columns of the table, by the fields of the chart.
         texts: texts, by the strings of the chart.
     """
+    for name in (_CHART, _TABLE_KEY):
+        if look_up(name, MISSING) is MISSING:
+            name.tell()
+            import wandb
+
+            return wandb.plot_table(chart, table, fields, texts)
     from wandb.plot.custom_chart import CustomChart, CustomChartSpec
 
     class OfTable(CustomChartSpec):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import DataError
 
@@ -18,7 +18,7 @@ def check_batch_norm(module: nn.Module, data: FederatedDataModule) -> bool:
     Raises:
         DataError: if a client has a single example; it names the client.
     """
-    trains = any(isinstance(part, BatchNorm) and part.training for part in module.modules())
+    trains = any(is_batch_norm(part) and part.training for part in module.modules())
     sizes = data.indices.sizes + data.splits.public.numel()
     if trains and int(sizes.min()) == 1 and data.has_one_set:  # the sizes of streams are not known yet
         client = int(sizes.argmin())

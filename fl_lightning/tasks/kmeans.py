@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor, nn
 
-from fl_lightning.compat.lightning import set_up_validation
+from fl_lightning.compat.lightning import validation_loaders
 from fl_lightning.errors import ClientError, ConfigurationError, DataError, require
 from fl_lightning.functional.kmeans import cluster_sums, kmeans_plus_plus, nearest_centroids
 from fl_lightning.functional.seeding import generator
@@ -255,8 +255,7 @@ def _validation_loaders(trainer: Trainer, data: Any) -> list[Any]:
     if hasattr(data, "server_view"):
         loaders = data.server_view().val_dataloader() if data.has_validation_set else []
     elif trainer.enable_validation:
-        set_up_validation(trainer)
-        loaders = trainer.val_dataloaders
+        loaders = validation_loaders(trainer)
     else:
         return []
     if isinstance(loaders, dict):

@@ -21,7 +21,7 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from fl_lightning.compat.lightning import class_only
-from fl_lightning.compat.python import MODULES_TODAY
+from fl_lightning.compat.python import modules_today
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
@@ -179,7 +179,7 @@ def _runs_code(name: str, found: Any) -> bool:
 def _name_today(name: str) -> str:
     """Return a dotted path with Python 3's name of a module; pickle writes Python 2's, such as commands for subprocess."""
     module, _, attribute = name.rpartition(".")
-    return f"{MODULES_TODAY.get(module, module)}.{attribute}" if module else name
+    return f"{modules_today().get(module, module)}.{attribute}" if module else name
 
 
 def _refuse_untrusted(file: IO[bytes], source: Source) -> None:

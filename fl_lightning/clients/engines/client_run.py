@@ -189,7 +189,9 @@ class _Strategy(OffersOptimizers):
         """Refuse an attribute that only a strategy has."""
         if name.startswith("__"):
             raise AttributeError(name)
-        self._run.refuse(f"strategy.{name}")
+        if self.asks_for_optimizers(name):
+            return self.wrapped_optimizers()
+        return self._run.refuse(f"strategy.{name}")
 
     def wrapped_optimizers(self) -> list[LightningOptimizer]:
         """Return the optimizers, for the module's ``self.optimizers()``."""

@@ -13,7 +13,7 @@ from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.engines.client_run import ClientRun
 from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch, configured_optimizers
 from fl_lightning.clients.turn import TurnPlan
-from fl_lightning.compat.torch import BatchNorm, chained_schedules, count_as_stepped, schedule_starts
+from fl_lightning.compat.torch import chained_schedules, count_as_stepped, is_batch_norm, schedule_starts
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.seeding import isolated_rng
@@ -91,7 +91,7 @@ def _remedy(rounds: int, first: int | None, each: bool) -> str:
 def _most_batches(owner: FederationSettings, module: LightningModule, data: FederatedDataModule) -> int:
     """Return the number of batches in an epoch of the largest client."""
     largest = int(data.indices.sizes.argmax())
-    drops = any(isinstance(part, BatchNorm) and part.training for part in module.modules())
+    drops = any(is_batch_norm(part) and part.training for part in module.modules())
     loader: Any = data.client(largest, 0, owner.local.full_batch, drops).train_dataloader()
     return batches_per_epoch(len(loader), owner.local, False)
 

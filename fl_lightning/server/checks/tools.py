@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks.throughput_monitor import ThroughputMonitor
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.compat.torch import BatchNorm
+from fl_lightning.compat.torch import is_batch_norm
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_parts import constant_modules
 from fl_lightning.settings.local_training import LocalTraining
@@ -83,7 +83,7 @@ def refuse_tools(trainer: Trainer, module: LightningModule, remote: bool = False
                 raise ConfigurationError(f"The callback {name} {reason}")
         if isinstance(callback, _TUNERS):
             _refuse_tuner(callback, trainer.world_size, remote)
-        norms = any(isinstance(part, BatchNorm) for part in module.modules())
+        norms = any(is_batch_norm(part) for part in module.modules())
         if isinstance(callback, StochasticWeightAveraging) and norms:
             raise ConfigurationError(
                 f"The callback {name} updates BatchNorm's statistics in an extra pass over the training data, which for a "

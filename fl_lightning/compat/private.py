@@ -1,0 +1,159 @@
+"""Look up the private names of other packages when they are used, and say what changes where a release lacks one.
+
+A package may rename or change a private name in any release. So each is looked up at its use, never when a module of
+fl_lightning is imported. Where it is missing, a public and slower way takes its place, with one warning. If no public way
+exists, only the feature that needs the name is refused.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, NoReturn, TypeVar
+
+from fl_lightning.errors import VersionError
+
+T = TypeVar("T")
+
+
+class _Missing:
+    """Stand for a name that does not exist."""
+
+
+MISSING = _Missing()
+NAMES: list[Private] = []
+"""All private names that imported modules of this folder use."""
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Private:
+    """Describe a private name of another package.
+
+    Attributes:
+        package: the package's name at the package index, or Python.
+        owner: the dotted path of the module or class that has the name.
+        name: the name; with dots for an attribute of an attribute.
+        instead: what fl_lightning does without it, after 'so fl_lightning'; if empty, its feature is refused.
+        path: the dotted path of the name.
+        parts: the name, split at its dots.
+    """
+
+    package: str
+    owner: str
+    name: str
+    instead: str = ""
+    path: str = field(init=False)
+    parts: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", f"{self.owner}.{self.name}")
+        object.__setattr__(self, "parts", tuple(self.name.split(".")))
+        NAMES.append(self)
+
+    def get(self, default: T, owner: Any = MISSING) -> T:
+        """Return what has the name; the default, after one warning, if nothing has it.
+
+        Args:
+            default: what takes its place.
+            owner: the object that has the name; by default, what the dotted path of the owner means.
+        """
+        found = look_up(self, owner)
+        if found is MISSING:
+            self.tell()
+            return default
+        value: T = found
+        return value
+
+    def exists(self, owner: Any = MISSING) -> bool:
+        """Return whether something has the name; tell once if nothing has it."""
+        return self.get(MISSING, owner) is not MISSING
+
+    def require(self, feature: str, owner: Any = MISSING) -> Any:
+        """Return what has the name.
+
+        Args:
+            feature: the beginning of the message if nothing has it, such as 'Tuning the learning rate'.
+            owner: as for :meth:`get`.
+
+        Raises:
+            VersionError: if nothing has it.
+        """
+        found = look_up(self, owner)
+        return self.refuse(feature) if found is MISSING else found
+
+    def refuse(self, feature: str) -> NoReturn:
+        """Refuse a feature that cannot do without the name.
+
+        Raises:
+            VersionError: always.
+        """
+        raise VersionError(
+            f"{feature} needs '{self.path}', which {self.package} {installed(self.package)} does not have. Install "
+            f"{supported(self.package)}, or a newer fl_lightning."
+        )
+
+    def tell(self) -> None:
+        """Warn that the name is missing, once in this process."""
+        if self.path not in _told:
+            _told.add(self.path)
+            warnings.warn(
+                f"{self.package} {installed(self.package)} has no '{self.path}', so fl_lightning {self.instead}. It was tested "
+                f"with {supported(self.package)}.",
+                stacklevel=2,
+            )
+
+
+def look_up(private: Private, owner: Any) -> Any:
+    """Return what has a private name, or ``MISSING``."""
+    try:
+        found = _imported(private.owner) if owner is MISSING else owner
+        for part in private.parts:
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return MISSING
+    return found
+
+
+@cache
+def _imported(path: str) -> Any:
+    """Return the module or the class with a dotted path."""
+    try:
+        return import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        if not module:
+            raise
+        return getattr(import_module(module), name)
+
+
+def installed(package: str) -> str:
+    """Return the installed version of a package."""
+    from importlib.metadata import PackageNotFoundError, version  # needed for a message only
+
+    if package == "Python":
+        return platform.python_version()
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(version unknown)"
+
+
+def supported(package: str) -> str:
+    """Return a package with the versions that fl_lightning was tested with, as in its own requirements."""
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    try:
+        own = metadata("fl_lightning")
+    except PackageNotFoundError:
+        return f"the previous release of {package}"
+    if package == "Python":
+        return f"Python {own['Requires-Python']}"
+    wanted = [line.partition(";")[0].strip() for line in own.get_all("Requires-Dist", ())]
+    pattern = re.compile(rf"{re.escape(package)}(\[.*\])?(?P<versions>[^\w\[-].*)", re.IGNORECASE)
+    found = [match["versions"].strip() for match in map(pattern.fullmatch, wanted) if match]
+    return f"{package}{found[0]}" if found else f"the previous release of {package}"
