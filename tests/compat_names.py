@@ -17,8 +17,8 @@ from fl_lightning.compat.private import installed
 
 ROOT = Path(fl_lightning.__file__).parent
 _LOOKS_UP = {"getattr", "setattr", "hasattr", "delattr", "attrgetter"}
-_NO_SECRETS = {"_replace", "_asking", "_time_was_read"}
-"""A named tuple's documented method, and keys of our own ClientRun."""
+_NO_SECRETS = {"_replace", "_fields", "_asking", "_time_was_read"}
+"""A named tuple's documented names, and keys of our own ClientRun."""
 
 
 def is_private(name: object) -> bool:
@@ -60,7 +60,7 @@ def used(tree: ast.AST, here: set[str], anywhere: set[str]) -> Iterator[str]:
                 yield node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in _LOOKS_UP:
             texts = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            yield from (text for text in texts if is_private(text) and text not in here)
+            yield from (text for text in texts if is_private(text) and text not in here | _NO_SECRETS)
 
 
 def foreign_names() -> set[str]:

@@ -9,6 +9,7 @@ import locale
 import pathlib
 import re
 import traceback
+import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -17,7 +18,7 @@ from unittest.mock import patch
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # documented, but not in __all__
 
-from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.private import MISSING, Private
 
 if TYPE_CHECKING:
     from argparse import _VersionAction
@@ -32,7 +33,9 @@ else:
     )
 
 _ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for a parser's options in its attributes")
-_TYPE = Private("jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "shows fewer types in help and messages")
+_TYPE = Private(
+    "jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "looks for it in the option's attributes"
+)
 _READS = Private("jsonargparse", "jsonargparse._paths", "Path.read_text", "reads configurations in the encoding of the locale")
 _SUBCOMMANDS = Private("jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for them among the options")
 _RESOLVES = Private(
@@ -63,14 +66,21 @@ def is_setting(action: argparse.Action) -> bool:
 def type_of(action: argparse.Action) -> Any:
     """Return the type of a setting; jsonargparse keeps it apart from ``action.type``, without a public name."""
     if type(action).__name__ == "ActionTypeHint":
-        return _TYPE.get(action.type, action)
+        found: Any = _TYPE.get(MISSING, action)
+        known = vars(argparse.Action([], "")).keys()
+        added = (value for name, value in vars(action).items() if name not in known)
+        return next(filter(_is_type, added), action.type) if found is MISSING else found
     return getattr(action, _TYPE.name, action.type)
+
+
+def _is_type(value: object) -> bool:
+    return isinstance(value, type) or typing.get_origin(value) is not None
 
 
 @contextmanager
 def reading_utf8() -> Iterator[None]:
     """Let jsonargparse read configuration files as UTF-8, as this package writes them, and not in the locale's encoding."""
-    known: Any = look_up(_READS, MISSING)
+    known: Any = _READS.look_up()
     if known is MISSING:
         if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
             _READS.tell()

@@ -112,6 +112,9 @@ _MANUAL = Private(
     "epoch_loop.manual_optimization.optim_step_progress.total",
     "sets the progress of a fit through the loops' 'state_dict'",
 )
+_RESUMES = Private(
+    "lightning", _LOOP, "_resuming_from_checkpoint", "sets the progress of a fit through the loops' 'state_dict'"
+)
 _STEP_KEYS = (
     ("epoch_loop.automatic_optimization.optim_progress", "optimizer", "step", "total", "completed"),
     ("epoch_loop.manual_optimization.optim_step_progress", "total", "completed"),
@@ -147,7 +150,7 @@ def continue_global_step(trainer: Trainer) -> None:
 def continue_from(trainer: Trainer, epoch: int, step: int) -> None:
     """Let a fit that is about to begin count from an epoch and a step; in public, only a checkpoint can do so."""
     loop: Any = trainer.fit_loop
-    if not (_MANUAL.exists(loop) and _AUTOMATIC.exists(loop) and _EPOCHS.exists(loop)):
+    if not all(name.exists(loop) for name in (_MANUAL, _AUTOMATIC, _EPOCHS, _RESUMES)):
         epochs = [
             ("epoch_progress", part, name)
             for part in ("total", "current")

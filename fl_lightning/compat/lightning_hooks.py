@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
 
-from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.private import MISSING, Private
 
 __all__ = ["IDLE", "lean_hooks"]
 
@@ -54,8 +54,8 @@ def lean_hooks() -> Iterator[None]:
     every step. Only for Trainers with neither a profiler nor a sanity check, as those of clients are: nothing of this can be
     set in public. What hooks see and return is the same.
     """
-    found = {name: look_up(name, MISSING) for name in (*_STAND_INS, _TRAINS, _EVALUATES)}
-    missing = [name for name, value in (*found.items(), (_NAME, look_up(_NAME, _new_module()))) if value is MISSING]
+    found = {name: name.look_up() for name in (*_STAND_INS, _TRAINS, _EVALUATES)}
+    missing = [name for name, value in (*found.items(), (_NAME, _NAME.look_up(_new_module()))) if value is MISSING]
     if missing:
         missing[0].tell()
         yield

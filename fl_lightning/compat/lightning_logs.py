@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import WarningCache
 
-from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.private import MISSING, Private
 
 __all__ = ["in_place_results", "logging_levels", "swap_logging_advice"]
 
@@ -114,8 +114,8 @@ def in_place_results(trainer: Trainer) -> None:
     """Make ``self.log`` cheaper in a Trainer's loops, which create what collects the values themselves."""
     steps: Any = trainer.fit_loop.epoch_loop
     loops = (steps, steps.val_loop, trainer.validate_loop)
-    metric, collection = look_up(_METRIC, MISSING), look_up(_COLLECTION, MISSING)
-    for name, found in ((_METRIC, metric), (_COLLECTION, collection), *((_RESULTS, look_up(_RESULTS, loop)) for loop in loops)):
+    metric, collection = _METRIC.look_up(), _COLLECTION.look_up()
+    for name, found in ((_METRIC, metric), (_COLLECTION, collection), *((_RESULTS, _RESULTS.look_up(loop)) for loop in loops)):
         if found is MISSING:
             name.tell()
             return

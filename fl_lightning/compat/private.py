@@ -55,14 +55,28 @@ class Private:
         object.__setattr__(self, "parts", tuple(self.name.split(".")))
         NAMES.append(self)
 
+    def look_up(self, owner: Any = MISSING) -> Any:
+        """Return what has the name, or ``MISSING``; tell nothing.
+
+        Args:
+            owner: the object that has the name; by default, what the dotted path of the owner means.
+        """
+        try:
+            found = _imported(self.owner) if owner is MISSING else owner
+            for part in self.parts:
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            return MISSING
+        return found
+
     def get(self, default: T, owner: Any = MISSING) -> T:
         """Return what has the name; the default, after one warning, if nothing has it.
 
         Args:
             default: what takes its place.
-            owner: the object that has the name; by default, what the dotted path of the owner means.
+            owner: as for :meth:`look_up`.
         """
-        found = look_up(self, owner)
+        found = self.look_up(owner)
         if found is MISSING:
             self.tell()
             return default
@@ -78,12 +92,12 @@ class Private:
 
         Args:
             feature: the beginning of the message if nothing has it, such as 'Tuning the learning rate'.
-            owner: as for :meth:`get`.
+            owner: as for :meth:`look_up`.
 
         Raises:
             VersionError: if nothing has it.
         """
-        found = look_up(self, owner)
+        found = self.look_up(owner)
         return self.refuse(feature) if found is MISSING else found
 
     def refuse(self, feature: str) -> NoReturn:
@@ -106,17 +120,6 @@ class Private:
                 f"with {supported(self.package)}.",
                 stacklevel=2,
             )
-
-
-def look_up(private: Private, owner: Any) -> Any:
-    """Return what has a private name, or ``MISSING``."""
-    try:
-        found = _imported(private.owner) if owner is MISSING else owner
-        for part in private.parts:
-            found = getattr(found, part)
-    except (ImportError, AttributeError):
-        return MISSING
-    return found
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from torch.utils.data import DataLoader
 
-from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.private import MISSING, Private
 from fl_lightning.compat.torch_modules import (
     Hooks,
     buffers_of,
@@ -141,13 +141,13 @@ def outside_autocast(device: str) -> Iterator[None]:
     ``torch.autocast(enabled=False)`` would be one more context around those within the block, and torch forgets the weights
     that it has cast only when the outermost one ends: after a step, they would be stale.
     """
-    enabled, missing = _autocasts(device), next((name for name in _NESTING if look_up(name, torch) is MISSING), None)
+    enabled, missing = _autocasts(device), next((name for name in _NESTING if name.look_up(torch) is MISSING), None)
     if missing is not None:
         if enabled:
             missing.refuse("Mixed precision in the Trainer around a federation")
         yield
         return
-    enter, leave, enable, forget = (look_up(name, torch) for name in _NESTING)
+    enter, leave, enable, forget = (name.look_up(torch) for name in _NESTING)
     depth = enter() - 1
     for _ in range(depth + 1):
         leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fl_lightning.compat.private import MISSING, Private, look_up
+from fl_lightning.compat.private import MISSING, Private
 
 _TO_MODEL = Private("wandb-workspaces", "wandb_workspaces.workspaces.Workspace", "_to_model")
 _SPARINGLY = "sends a chart's table to W&B once for each chart"
@@ -38,7 +38,7 @@ def chart_of_table(table: Any, key: str, chart: str, fields: dict[str, str], tex
         texts: texts, by the strings of the chart.
     """
     for name in (_CHART, _TABLE_KEY):
-        if look_up(name, MISSING) is MISSING:
+        if name.look_up() is MISSING:
             name.tell()
             import wandb
 

@@ -1,0 +1,281 @@
+"""Each private name of another package, where a release lacks it: a public way gives the same result, with one warning.
+
+That a name is missing is simulated for our look-up only, because the packages use most of the names themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import pkgutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import private_uses_of_lightning as lightning
+import private_uses_of_others as others
+import private_uses_of_torch as of_torch
+import pytest
+import torch
+from compat_names import ROOT, defined, used
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+import fl_lightning.compat
+from fl_lightning.clients.engines.client_run import _Strategy
+from fl_lightning.compat import private
+from fl_lightning.compat.private import MISSING, NAMES, Private, installed, supported
+from fl_lightning.errors import VersionError
+
+for _found in pkgutil.iter_modules(fl_lightning.compat.__path__, "fl_lightning.compat."):
+    if not _found.name.startswith("fl_lightning.compat.flower"):  # its names belong to one minor version
+        import_module(_found.name)
+
+_MODULE, _LOOPS, _CLI = "torch.nn.Module", "lightning.pytorch.loops", "lightning.pytorch.cli.LightningCLI"
+_LOGS, _TRAINER = "lightning.pytorch.trainer.connectors.logger_connector", "lightning.pytorch.Trainer"
+_CORE, _FIT = "lightning.pytorch.core.optimizer", f"{_LOOPS}.fit_loop._FitLoop"
+USES: dict[Callable[..., Any], tuple[str, ...]] = {
+    of_torch.lists_of_tensors: tuple(f"torch._foreach_{name}" for name in ("sub", "add_", "copy_", "clamp_min_", "clamp_max_")),
+    of_torch.changes_in_place: ("torch.Tensor._version",),
+    of_torch.autocast: ("torch.is_autocast_enabled",),
+    of_torch.process_group: ("torch.distributed.GroupMember.WORLD",),
+    of_torch.fused_steps: ("torch.optim.Optimizer._step_supports_amp_scaling",),
+    of_torch.overflows: ("torch.amp.GradScaler._per_optimizer_states",),
+    of_torch.schedules_of_schedules: tuple(
+        f"torch.optim.lr_scheduler.SequentialLR.{name}" for name in ("_schedulers", "_milestones")
+    ),
+    of_torch.last_rates: ("torch.optim.lr_scheduler.LRScheduler._last_lr",),
+    of_torch.workers: (
+        "torch.utils.data.DataLoader._iterator",
+        "torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers",
+    ),
+    of_torch.parts: (f"{_MODULE}._modules",),
+    of_torch.tensors_of_modules: tuple(
+        f"{_MODULE}.{name}" for name in ("_parameters", "_buffers", "_non_persistent_buffers_set")
+    ),
+    of_torch.batch_norms: ("torch.nn.modules.batchnorm._BatchNorm",),
+    of_torch.hooks: (
+        *(f"{_MODULE}._{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre")),
+        *(f"torch.Tensor.{name}_hooks" for name in ("_backward", "_post_accumulate_grad")),
+    ),
+    of_torch.trees: tuple(f"torch.utils._pytree.tree_{name}" for name in ("flatten", "unflatten", "map")),
+    of_torch.light_training: (
+        "torch.autograd.graph._engine_run_backward",
+        "torch.autograd.profiler._is_profiler_enabled",
+        *(f"torch.optim.optimizer._global_optimizer_{when}_hooks" for when in ("pre", "post")),
+        *(f"torch.optim.Optimizer._optimizer_step_{when}_hooks" for when in ("pre", "post")),
+    ),
+    others.states: ("torchmetrics.Metric._defaults",),
+    others.files_of_mnist: ("torchvision.datasets.MNIST._check_exists",),
+    others.chart: ("wandb.plot.custom_chart.CustomChart", "wandb.plot.custom_chart.CustomChartSpec.table_key"),
+    others.names_of_modules: ("_compat_pickle.IMPORT_MAPPING",),
+    others.exit_functions: ("atexit._run_exitfuncs",),
+    others.copies: ("copy._deepcopy_dispatch",),
+    others.options: ("argparse.ArgumentParser._actions", "jsonargparse.ArgumentParser._subcommands_action"),
+    others.types_of_settings: ("jsonargparse._typehints.ActionTypeHint._typehint",),
+    others.encodings: ("jsonargparse._paths.Path.read_text",),
+    others.names_of_classes: ("jsonargparse._typehints.resolve_class_path_by_name",),
+    lightning.optimizers: tuple(
+        f"{_CORE}.{name}"
+        for name in ("_configure_optimizers", "_configure_schedulers_automatic_opt", "_validate_scheduler_api")
+    ),
+    lightning.levels_of_logging: (f"{_LOGS}.fx_validator._FxValidator.check_logging_and_get_default_levels",),
+    lightning.logged: (
+        *(f"{_LOGS}.result.{name}" for name in ("_ResultMetric", "_ResultCollection")),
+        f"{_LOOPS}.training_epoch_loop._TrainingEpochLoop._results",
+        *(
+            f"lightning.pytorch.trainer.call._call_{name}_hook{'s' * (name == 'callback')}"
+            for name in ("callback", "lightning_module", "strategy")
+        ),
+        *(f"{_LOOPS}.{name}_loop.is_param_in_hook_signature" for name in ("training_epoch", "evaluation")),
+        *("lightning.pytorch.trainer.trainer.isolate_rng", "lightning.pytorch.LightningModule._current_fx_name"),
+    ),
+    lightning.advice: (f"{_LOGS}.result.warning_cache",),
+    lightning.validation_set: (f"{_FIT}.epoch_loop.val_loop.setup_data",),
+    lightning.slurm: (f"{_TRAINER}._accelerator_connector.cluster_environment",),
+    lightning.flags: (f"{_TRAINER}._detect_anomaly", "lightning.pytorch.strategies.ParallelStrategy._layer_sync"),
+    lightning.whole_epochs: (f"{_FIT}.epoch_progress.total.completed",),
+    lightning.progress: (
+        f"{_FIT}.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total",
+        *(
+            f"{_FIT}.{name}"
+            for name in ("epoch_loop.manual_optimization.optim_step_progress.total", "_resuming_from_checkpoint")
+        ),
+    ),
+    lightning.checkpoint: (f"{_TRAINER}._checkpoint_connector.dump_checkpoint",),
+    lightning.checkpoint_plugins: (
+        "lightning.pytorch.plugins.io.wrapper._WrappingCheckpointIO",
+        "lightning.pytorch.plugins.AsyncCheckpointIO._checkpoint_io",
+    ),
+    lightning.last_checkpoint: ("lightning.pytorch.callbacks.ModelCheckpoint._find_last_checkpoints",),
+    lightning.compiled: ("lightning.pytorch.LightningModule._compiler_ctx",),
+    lightning.names_of_metrics: ("lightning.pytorch.LightningModule._metric_attributes",),
+    lightning.wandb_loggers: tuple(f"lightning.pytorch.loggers.WandbLogger.{name}" for name in ("_experiment", "_wandb_init")),
+    lightning.tuned: ("lightning.pytorch.callbacks.LearningRateFinder._early_exit",),
+    lightning.handlers: tuple(f"{_TRAINER}._signal_connector.{name}" for name in ("register_signal_handlers", "teardown")),
+    lightning.command_line: (
+        *(f"{_CLI}.{name}" for name in ("_prepare_subcommand_parser", "_subcommand_method_arguments")),
+        *(f"{_CLI}.{name}" for name in ("_parse_ckpt_path", "_set_seed", "_dump_config")),
+    ),
+}
+"""The private names, by a use whose result is the same without each."""
+REFUSED: dict[Callable[..., Any], tuple[str, ...]] = {
+    of_torch.autocast: tuple(
+        f"torch.{name}"
+        for name in ("autocast_increment_nesting", "autocast_decrement_nesting", "set_autocast_enabled", "clear_autocast_cache")
+    ),
+    others.latest_value: ("torchmetrics.Metric._forward_cache",),
+    others.dashboard: ("wandb_workspaces.workspaces.Workspace._to_model",),
+    lightning.end_of_tuning: ("lightning.pytorch.utilities.exceptions._TunerExitException",),
+    lightning.sigterm: (f"{_TRAINER}._signal_connector._sigterm_notifier_fn",),
+    lightning.note: (f"{_TRAINER}._signal_connector.received_sigterm",),
+    lightning.command_line: (f"{_CLI}._run_subcommand",),
+}
+"""The private names without which a use is refused."""
+OFFERED = "lightning.pytorch.strategies.Strategy._lightning_optimizers"
+"""The name that Lightning looks up, and not we."""
+WRITTEN = {"_atomic_types", "_opt_called", "_HelpAction", "_VersionAction", "_sigterm_notifier_fn"}
+"""Names that are only written, that only type checkers see, or that are looked up together with another one."""
+
+
+def by_path(uses: dict[Callable[..., Any], tuple[str, ...]]) -> list[Any]:
+    return [pytest.param(use, path, id=path) for use, paths in uses.items() for path in paths]
+
+
+@pytest.fixture
+def without(monkeypatch) -> Callable[[str], Any]:
+    """Make our look-up miss a name in a block, which has one warning or none."""
+    look_up = Private.look_up
+
+    @contextmanager
+    def block(path: str, warned: int = 1) -> Iterator[None]:
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            patch.setattr(private, "_told", set())
+            patch.setattr(Private, "look_up", lambda name, *owner: MISSING if name.path == path else look_up(name, *owner))
+            yield
+        (name,) = (one for one in NAMES if one.path == path)
+        told = [str(one.message) for one in said if "so fl_lightning" in str(one.message)]
+        begins = (
+            f"{name.package} {installed(name.package)} has no '{path}', so fl_lightning {name.instead}. It was tested with "
+        )
+        assert told == [begins + f"{supported(name.package)}."] * warned
+
+    return block
+
+
+@pytest.mark.parametrize(("use", "path"), by_path(USES))
+def test_a_public_way_gives_the_same_result(use, path, without, tmp_path):
+    usual = use(tmp_path)
+    with without(path):
+        slower = use(tmp_path)
+    assert slower == usual
+
+
+@pytest.mark.parametrize(("use", "path"), by_path(REFUSED))
+def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
+    (name,) = (one for one in NAMES if one.path == path)
+    said = rf"needs '{path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_lightning\.$"
+    with without(path, warned=0), pytest.raises(VersionError, match=said):
+        use(tmp_path)
+
+
+def test_lightning_looks_up_optimizers_under_another_name(without):
+    class Renamed(BoringModel):
+        def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+            return self.trainer.strategy._wrapped_optimizers
+
+    module, run = Renamed(), type("Run", (), {})()
+    run.optimizers = [torch.optim.SGD(module.parameters(), lr=0.1)]
+    run.strategy = _Strategy(run, torch.device("cpu"))
+    module.trainer = run
+    with without(OFFERED):
+        (found,) = module.optimizers()
+    assert found.optimizer is run.optimizers[0]
+
+
+def test_every_private_name_is_tested():
+    tested = [path for uses in (USES, REFUSED) for paths in uses.values() for path in paths]
+    assert sorted((*tested, OFFERED)) == sorted(name.path for name in NAMES)
+    assert {path for paths in REFUSED.values() for path in paths} == {name.path for name in NAMES if not name.instead}
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("compat/*.py")), ids=lambda path: path.stem)
+def test_every_private_name_is_declared(path):
+    """No file looks up another one."""
+    tree, declared = ast.parse(path.read_text()), {part for name in NAMES for part in (*name.parts, *name.owner.split("."))}
+    if not path.stem.startswith("flower"):
+        assert set(used(tree, defined(tree), defined(tree))) - {"connectors"} <= declared | WRITTEN
+
+
+def test_the_message_names_release_and_range():
+    gone = Private("torch", "torch", "_no_such_name", "does without")
+    NAMES.remove(gone)
+    with pytest.warns(UserWarning, match=rf"^torch {version('torch')} has no 'torch\._no_such_name', so .* does without\. It"):
+        assert gone.get(3) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gone.get(3) == 3  # once in a process
+    with pytest.raises(VersionError, match=r"^Training needs 'torch\._no_such_name'.*Install torch[<>]"):
+        gone.require("Training")
+    lost = Private("no-such-package", "no_such_package.part", "_name", "does without")
+    NAMES.remove(lost)
+    assert lost.look_up() is MISSING
+    assert installed("no-such-package") == "(version unknown)"
+    assert supported("no-such-package") == "the previous release of no-such-package"
+    assert installed("Python") == sys.version.split()[0]
+    assert supported("Python").startswith("Python >=3.")
+
+
+CHANGES = """
+import argparse, copy, inspect, sys
+import jsonargparse, lightning.pytorch, lightning.pytorch.cli, torch, torchmetrics, torchvision, wandb
+from wandb.plot import custom_chart
+from lightning.pytorch.loggers import WandbLogger
+from torch.utils import data
+def values():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("argparse", "copy", "jsonargparse", "lightning", "torchmetrics", "wandb") or name in (
+            "atexit", "torch", "torch.nn.modules.module", "torch.optim.optimizer", "torch.utils.data.dataloader"
+        ):
+            for key, value in list(vars(module).items()):
+                found[name, key] = id(value)
+                if inspect.isclass(value) and value.__module__ == name:
+                    found |= {(name, key, inner): id(one) for inner, one in vars(value).items() if not inner.startswith("__")}
+                if type(value) is dict and key.startswith("_") and len(value) < 500 and not key.startswith("__"):
+                    found |= {(name, key, repr(inner)): id(one) for inner, one in value.items()}
+    limits = inspect.unwrap(lightning.pytorch.Trainer.__init__).__annotations__
+    return found | {("limits", key): repr(value) for key, value in limits.items()}
+before = values()
+import fl_lightning.cli.federation_cli, fl_lightning.flower.site, fl_lightning.studies.commands
+for name in fl_lightning.__all__:
+    getattr(fl_lightning, name)
+after = values()
+print(sorted(str(key) for key, value in before.items() if after.get(key) != value))
+"""
+
+
+def test_an_import_patches_nothing():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run([sys.executable, "-c", CHANGES], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_a_command_patches_nothing_that_stays():
+    from jsonargparse import _typehints
+
+    from fl_lightning.cli.own_types import own_types
+
+    def found() -> Any:
+        return _typehints.resolve_class_path_by_name, dict(Trainer.__init__.__wrapped__.__annotations__)
+
+    before = found()
+    with own_types():
+        assert found() != before
+    assert found() == before
