@@ -84,7 +84,7 @@ def parser() -> ArgumentParser:
     return made
 
 
-@relies_on("jsonargparse", "ArgumentParser._actions, and the actions that are no settings")
+@relies_on("jsonargparse", "ArgumentParser._actions, and the defaults of actions that are no settings")
 def test_options_of_a_parser():
     options = of_jsonargparse.actions_of(parser())
     assert {"help", "version", "config", "takes", "takes.size", "takes.optimizer"} <= {option.dest for option in options}

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -23,6 +24,8 @@ import private_uses_of_torch as of_torch
 import pytest
 import torch
 from compat_names import ROOT, defined, used
+from engine_runs import trained
+from federations import Plain
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
@@ -139,7 +142,7 @@ REFUSED: dict[Callable[..., Any], tuple[str, ...]] = {
 """The private names without which a use is refused."""
 OFFERED = "lightning.pytorch.strategies.Strategy._lightning_optimizers"
 """The name that Lightning looks up, and not we."""
-WRITTEN = {"_atomic_types", "_opt_called", "_HelpAction", "_VersionAction", "_sigterm_notifier_fn"}
+WRITTEN = {"_atomic_types", "_opt_called", "_HelpAction", "_sigterm_notifier_fn"}
 """Names that are only written, that only type checkers see, or that are looked up together with another one."""
 
 
@@ -183,6 +186,28 @@ def test_a_use_without_a_public_way_is_refused(use, path, without, tmp_path):
     said = rf"needs '{path}', which {name.package} \S+ does not have\. Install .*{name.package}.*, or a newer fl_lightning\.$"
     with without(path, warned=0), pytest.raises(VersionError, match=said):
         use(tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric", "stacked"])
+def test_a_federation_gives_the_same_result_without_any_name(engine, monkeypatch):
+    """But for those without which a use is refused."""
+    usual = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
+    look_up, looked_up = Private.look_up, set[str]()
+
+    def missed(name: Private, *owner: Any) -> Any:
+        looked_up.add(name.path)
+        return MISSING if name.instead else look_up(name, *owner)
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        patch.setattr(private, "_told", set())
+        patch.setattr(Private, "look_up", missed)
+        weights, figures = trained(engine, partial(Plain, momentum=0.9, batchnorm=True))
+    assert figures == usual[1]
+    assert all(torch.equal(value, usual[0][name]) for name, value in weights.items())
+    told = [str(one.message).split("'")[1] for one in said if "so fl_lightning" in str(one.message)]
+    assert len(told) == len(set(told)) > 10
+    assert set(told) <= looked_up
 
 
 def test_lightning_looks_up_optimizers_under_another_name(without):

@@ -21,16 +21,13 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]  # docum
 from fl_lightning.compat.private import MISSING, Private
 
 if TYPE_CHECKING:
-    from argparse import _VersionAction
 
     class HelpAction(argparse._HelpAction):
         """Stand for argparse's action of '--help' in type checks."""
 
 else:
-    # The actions of '--help' and '--version', which argparse knows by these words and not as classes to derive from.
-    HelpAction, _VersionAction = (
-        type(argparse.ArgumentParser(add_help=False).add_argument("--it", action=word)) for word in ("help", "version")
-    )
+    # The action of '--help', which argparse knows by this word and not as a class to derive from.
+    HelpAction = type(argparse.ArgumentParser(add_help=False).add_argument("--help", action="help"))
 
 _ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for a parser's options in its attributes")
 _TYPE = Private(
@@ -44,7 +41,6 @@ _RESOLVES = Private(
     "resolve_class_path_by_name",
     "needs the dotted path of a class if another package has one of the same name",
 )
-_BY_NAME = ("_ActionPrintConfig", "_ActionConfigLoad", "ActionFail")
 
 
 def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -58,9 +54,9 @@ def actions_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def is_setting(action: argparse.Action) -> bool:
-    """Return whether an option sets a value that a class takes; the parsers mix them with ``--help``, ``--config`` and such."""
-    other = isinstance(action, HelpAction | _VersionAction | ActionConfigFile) or type(action).__name__ in _BY_NAME
-    return not other and not action.dest.endswith(".help") and bool(action.option_strings)
+    """Return whether an option sets a value that a class takes; those such as ``--help`` and ``--print_config`` leave none."""
+    leaves_none = isinstance(action.default, str) and action.default == argparse.SUPPRESS
+    return bool(action.option_strings) and not leaves_none and not isinstance(action, ActionConfigFile)
 
 
 def type_of(action: argparse.Action) -> Any:
