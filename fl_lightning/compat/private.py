@@ -108,16 +108,17 @@ class Private:
         """
         raise VersionError(
             f"{feature} needs '{self.path}', which {self.package} {installed(self.package)} does not have. Install "
-            f"{supported(self.package)}, or a newer fl_lightning."
+            f"{supported(self.package) or f'an earlier release of {self.package}'}, or a newer fl_lightning."
         )
 
     def tell(self) -> None:
         """Warn that the name is missing, once in this process."""
         if self.path not in _told:
             _told.add(self.path)
+            known = supported(self.package)
             warnings.warn(
-                f"{self.package} {installed(self.package)} has no '{self.path}', so fl_lightning {self.instead}. It was tested "
-                f"with {supported(self.package)}.",
+                f"{self.package} {installed(self.package)} has no '{self.path}', so fl_lightning {self.instead}."
+                f"{f' It was tested with {known}.' if known else ''}",
                 stacklevel=2,
             )
 
@@ -147,16 +148,16 @@ def installed(package: str) -> str:
 
 
 def supported(package: str) -> str:
-    """Return a package with the versions that fl_lightning was tested with, as in its own requirements."""
+    """Return a package with the versions that fl_lightning requires, which are those it was tested with; empty if unknown."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
         own = metadata("fl_lightning")
     except PackageNotFoundError:
-        return f"the previous release of {package}"
+        return ""
     if package == "Python":
         return f"Python {own['Requires-Python']}"
     wanted = [line.partition(";")[0].strip() for line in own.get_all("Requires-Dist", ())]
     pattern = re.compile(rf"{re.escape(package)}(\[.*\])?(?P<versions>[^\w\[-].*)", re.IGNORECASE)
     found = [match["versions"].strip() for match in map(pattern.fullmatch, wanted) if match]
-    return f"{package}{found[0]}" if found else f"the previous release of {package}"
+    return f"{package}{found[0]}" if found else ""
