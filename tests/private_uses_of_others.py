@@ -57,16 +57,10 @@ def names_of_modules(_: Path) -> Any:
 
 def exit_functions(_: Path) -> Any:
     """Whether the end of W&B's run is called, which W&B registers with atexit."""
-    import atexit
-
     called: list[bool] = []
     stand_in = types.SimpleNamespace(finish=lambda: called.append(True))
-    real, sys.modules["wandb"] = sys.modules["wandb"], stand_in
-    atexit._run_exitfuncs, usual = (lambda: called.append(True)), atexit._run_exitfuncs
-    try:
+    with patch("atexit._run_exitfuncs", stand_in.finish), patch.dict(sys.modules, {"wandb": stand_in}):
         python.run_exit_functions()
-    finally:
-        atexit._run_exitfuncs, sys.modules["wandb"] = usual, real
     return called
 
 
