@@ -107,17 +107,11 @@ def validation_set(_: Path) -> Any:
 
 
 def slurm(_: Path) -> Any:
+    found = [of_lightning.slurm_environment(trainer())]
     with patch.dict(os.environ, SLURM), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.*")
-        found = of_lightning.slurm_environment(trainer())
-        return type(found) is SLURMEnvironment and (found.auto_requeue, found.requeue_signal), _without_slurm()
-
-
-def _without_slurm() -> Any:
-    with patch.dict(os.environ):
-        for name in SLURM:
-            del os.environ[name]
-        return of_lightning.slurm_environment(trainer())
+        found.append(of_lightning.slurm_environment(trainer()))
+    return found[0], type(found[1]) is SLURMEnvironment, found[1].auto_requeue, found[1].requeue_signal
 
 
 def flags(_: Path) -> Any:

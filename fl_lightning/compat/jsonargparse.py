@@ -29,12 +29,14 @@ else:
     # The action of '--help', which argparse knows by this word and not as a class to derive from.
     HelpAction = type(argparse.ArgumentParser(add_help=False).add_argument("--help", action="help"))
 
-_ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for a parser's options in its attributes")
+_ACTIONS = Private("Python", "argparse.ArgumentParser", "_actions", "looks for the options among the parser's attributes")
 _TYPE = Private(
-    "jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "looks for it in the option's attributes"
+    "jsonargparse", "jsonargparse._typehints.ActionTypeHint", "_typehint", "looks for the type among the option's attributes"
 )
 _READS = Private("jsonargparse", "jsonargparse._paths", "Path.read_text", "reads configurations in the encoding of the locale")
-_SUBCOMMANDS = Private("jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for them among the options")
+_SUBCOMMANDS = Private(
+    "jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for the subcommands among the options"
+)
 _RESOLVES = Private(
     "jsonargparse",
     "jsonargparse._typehints",

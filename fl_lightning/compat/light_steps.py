@@ -29,7 +29,12 @@ _ALL_HOOKS = tuple(
 )
 _STEP_HOOKS = tuple(
     (
-        Private("torch", "torch.optim.Optimizer", f"_optimizer_step_{when}_hooks", "finds hooks by registering another one"),
+        Private(
+            "torch",
+            "torch.optim.Optimizer",
+            f"_optimizer_step_{when}_hooks",
+            "finds registered hooks by registering another one",
+        ),
         f"register_step_{when}_hook",
     )
     for when in ("pre", "post")

@@ -97,9 +97,12 @@ _CONNECTOR = Private(
 )
 _ANOMALY = Private("lightning", _TRAINER, "_detect_anomaly", "does not pass 'detect_anomaly' on to the clients' fits")
 _SYNC = Private(
-    "lightning", "lightning.pytorch.strategies.ParallelStrategy", "_layer_sync", "looks for it in the strategy's attributes"
+    "lightning",
+    "lightning.pytorch.strategies.ParallelStrategy",
+    "_layer_sync",
+    "looks for a LayerSync among the strategy's attributes",
 )
-_EPOCHS = Private("lightning", _LOOP, "epoch_progress.total.completed", "counts an epoch that broke as a whole one")
+_EPOCHS = Private("lightning", _LOOP, "epoch_progress.total.completed", "counts a broken epoch as complete")
 _AUTOMATIC = Private(
     "lightning",
     _LOOP,

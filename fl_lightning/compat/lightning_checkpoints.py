@@ -23,10 +23,13 @@ _WRAPS = Private(
     "lightning",
     "lightning.pytorch.plugins.io.wrapper",
     "_WrappingCheckpointIO",
-    "takes any plugin with a 'checkpoint_io' for one",
+    "takes every plugin with a 'checkpoint_io' for a wrapper",
 )
 _WRAPPED = Private(
-    "lightning", "lightning.pytorch.plugins.AsyncCheckpointIO", "_checkpoint_io", "looks for it in the plugin's attributes"
+    "lightning",
+    "lightning.pytorch.plugins.AsyncCheckpointIO",
+    "_checkpoint_io",
+    "looks for the inner plugin among the outer one's attributes",
 )
 _LAST = Private(
     "lightning",

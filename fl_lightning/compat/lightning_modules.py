@@ -14,8 +14,8 @@ from fl_lightning.compat.private import MISSING, Private
 __all__ = ["class_only", "forget_compiled", "forget_metric_names", "is_compiled", "wandb_run", "wandb_settings"]
 
 _MODULE = "lightning.pytorch.LightningModule"
-_COMPILED = Private("lightning", _MODULE, "_compiler_ctx", "takes a 'forward' of the module's own for a compiled one")
-_METRICS = Private("lightning", _MODULE, "_metric_attributes", "looks for the names of metrics in the module's attributes")
+_COMPILED = Private("lightning", _MODULE, "_compiler_ctx", "takes a module with its own 'forward' for a compiled one")
+_METRICS = Private("lightning", _MODULE, "_metric_attributes", "looks for the names of metrics among the module's attributes")
 _METHODS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 
 
@@ -69,7 +69,7 @@ else:
 
 
 _LOGGER = "lightning.pytorch.loggers.WandbLogger"
-_RUN = Private("lightning", _LOGGER, "_experiment", "takes the active run of W&B for the logger's")
+_RUN = Private("lightning", _LOGGER, "_experiment", "takes W&B's active run for the logger's")
 _INIT = Private("lightning", _LOGGER, "_wandb_init", "leaves the settings of a W&B run as Lightning makes them")
 
 

@@ -24,7 +24,7 @@ _PARTS = Private("lightning", _HOME, "_configure_optimizers", "reads what 'confi
 _CONFIGS = Private("lightning", _HOME, "_configure_schedulers_automatic_opt", "reads the settings of schedulers itself")
 _CHECK = Private("lightning", _HOME, "_validate_scheduler_api", "checks the kind of schedulers itself")
 _OFFERED = Private(
-    "lightning", "lightning.pytorch.strategies.Strategy", "_lightning_optimizers", "takes any private list of optimizers for it"
+    "lightning", "lightning.pytorch.strategies.Strategy", "_lightning_optimizers", "answers any private look-up of optimizers"
 )
 
 

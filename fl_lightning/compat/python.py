@@ -21,7 +21,7 @@ _MODULES = Private(
 )
 # multiprocessing ends its processes without atexit's functions; atexit has no public way to run them.
 _EXIT = Private("Python", "atexit", "_run_exitfuncs", "ends the run of W&B, and calls no other function registered with atexit")
-_COPIERS = Private("Python", "copy", "_deepcopy_dispatch", "compares every copied object with all functions of the process")
+_COPIERS = Private("Python", "copy", "_deepcopy_dispatch", "looks for each copied object among all functions of the process")
 _ATOMIC = "_atomic_types"
 """From Python 3.14 on, these types come before all others."""
 

@@ -192,10 +192,16 @@ def without_process_group() -> Iterator[None]:
 
 # ---------------------------------------------------------------- optimizers and schedulers
 
-_FUSED = Private("torch", "torch.optim.Optimizer", "_step_supports_amp_scaling", "takes the setting 'fused' for it")
+_FUSED = Private(
+    "torch", "torch.optim.Optimizer", "_step_supports_amp_scaling", "reads the optimizer's setting 'fused' instead"
+)
 _SCALED = Private("torch", "torch.amp.GradScaler", "_per_optimizer_states", "looks for infinite gradients itself")
-_SCHEDULES = Private("torch", "torch.optim.lr_scheduler.SequentialLR", "_schedulers", "looks for them in its attributes")
-_STARTS = Private("torch", "torch.optim.lr_scheduler.SequentialLR", "_milestones", "looks for them in its attributes")
+_SCHEDULES = Private(
+    "torch", "torch.optim.lr_scheduler.SequentialLR", "_schedulers", "looks for the parts among the schedule's attributes"
+)
+_STARTS = Private(
+    "torch", "torch.optim.lr_scheduler.SequentialLR", "_milestones", "looks for the milestones among the schedule's attributes"
+)
 _RATES = Private("torch", "torch.optim.lr_scheduler.LRScheduler", "_last_lr", "leaves 'get_last_lr' as it is until a step")
 
 
@@ -264,9 +270,14 @@ def update_last_rates(scheduler: Any) -> None:
 
 # ---------------------------------------------------------------- data
 
-_ITERATOR = Private("torch", "torch.utils.data.DataLoader", "_iterator", "leaves workers until their loader is collected")
+_ITERATOR = Private(
+    "torch", "torch.utils.data.DataLoader", "_iterator", "leaves a DataLoader's workers running until it is garbage-collected"
+)
 _SHUT_DOWN = Private(
-    "torch", "torch.utils.data.dataloader._MultiProcessingDataLoaderIter", "_shutdown_workers", "lets Python collect them"
+    "torch",
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter",
+    "_shutdown_workers",
+    "leaves the end of workers to garbage collection",
 )
 
 

@@ -28,14 +28,16 @@ _PUBLIC_BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
-_MODULES = Private("torch", "torch.nn.Module", "_modules", "reads them with named_modules and named_children")
-_PARAMETERS = Private("torch", "torch.nn.Module", "_parameters", "reads them with named_parameters")
-_BUFFERS = Private("torch", "torch.nn.Module", "_buffers", "reads them with named_buffers")
-_UNSAVED = Private("torch", "torch.nn.Module", "_non_persistent_buffers_set", "compares named_buffers with state_dict")
+_MODULES = Private("torch", "torch.nn.Module", "_modules", "reads a module's parts with named_modules and named_children")
+_PARAMETERS = Private("torch", "torch.nn.Module", "_parameters", "reads a module's parameters with named_parameters")
+_BUFFERS = Private("torch", "torch.nn.Module", "_buffers", "reads a module's buffers with named_buffers")
+_UNSAVED = Private(
+    "torch", "torch.nn.Module", "_non_persistent_buffers_set", "compares a module's named_buffers with its state_dict"
+)
 
 Hooks = dict[Any, Any]
 """A register of hooks, which torch can add to and cannot show."""
-_HOOKS_INSTEAD = "finds the hooks by registering another one"
+_HOOKS_INSTEAD = "finds registered hooks by registering another one"
 _GRADIENT_HOOKS = tuple(
     (Private("torch", "torch.Tensor", name, _HOOKS_INSTEAD), register)
     for name, register in (
