@@ -480,6 +480,7 @@ REFUSED = {
     "availability": ({"availability": {"drop_out": 0.1}, "faults": {"policy": "skip"}}, (), "federation.availability"),
     "asynchronous": ({"asynchronous": {"buffer": 1}}, (), "federation.asynchronous"),
     "clock": ({"clock": {"ticks": 10}}, (), "federation.clock"),
+    "own options": ({"options": [{"class_path": "own_option.DropNumbers"}]}, (), "federation.options"),
     "secure aggregation": ({"secure_aggregation": {"threshold": 2}}, (), "federation.secure_aggregation"),
     "stacked": ({"local": {"engine": "stacked"}}, (), "federation.local.engine: stacked"),
     "public share": ({}, ("--data.public_share", "0.1"), "data.public_share"),
