@@ -382,9 +382,9 @@ def test_stacked_clients_hand_in_stack_by_stack(monkeypatch):
     train = LocalTrainer.train
 
     def watched(self, *args):
-        for update in train(self, *args):
-            events.append(("trained", update.client))
-            yield update
+        for trained in train(self, *args):
+            events.append(("trained", trained[0].client))
+            yield trained
 
     class Ends(FederationCallback):
         def on_client_end(self, trainer, pl_module, update):
