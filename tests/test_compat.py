@@ -18,6 +18,7 @@ from functools import partial
 from importlib.metadata import version
 from inspect import getsource
 from typing import Any
+from unittest.mock import Mock, patch
 
 import jsonargparse
 import pytest
@@ -33,6 +34,9 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchvision.datasets import MNIST
 
+import fl_lightning
+from fl_lightning import Partitioner, Strategy
+from fl_lightning.cli.own_types import own_types
 from fl_lightning.compat import jsonargparse as of_jsonargparse
 from fl_lightning.compat import light_steps
 from fl_lightning.compat import opacus as of_opacus
@@ -142,6 +146,45 @@ def test_parsers_of_subcommands():
     found = of_jsonargparse.subcommand_parsers(outer)
     assert found is not None
     assert dict(found) == {"go": inner}
+
+
+@relies_on("jsonargparse", "_subcommands.find_action_and_subcommand")
+def test_options_are_found_once():
+    """The same answers, also for an option that comes later; nothing is remembered afterwards."""
+    outer, inner = ArgumentParser(), parser()
+    outer.add_subcommands().add_subcommand("go", inner)
+    names = ["go", "go.takes.size", "go.takes", "go.late", "late", "subcommand"]
+    find = jsonargparse._subcommands.find_action_and_subcommand
+    expected = [find(outer, name) for name in names]
+    asked = Mock(side_effect=find)
+    with patch.object(jsonargparse._subcommands, "find_action_and_subcommand", asked):
+        with of_jsonargparse.remembering_options():
+            counts = []
+            for _ in range(2):
+                assert [jsonargparse._subcommands.find_action_and_subcommand(outer, name) for name in names] == expected
+                counts.append(asked.call_count)
+            assert counts[0] == counts[1]
+            inner.add_argument("--late")
+            assert jsonargparse._core.find_action_and_subcommand(outer, "go.late")[0] is inner._actions[-1]
+        assert jsonargparse._subcommands.find_action_and_subcommand is asked
+
+
+@relies_on("jsonargparse", "_typehints.resolve_class_path_by_name")
+def test_own_classes_by_name():
+    """Each where a base of it is expected, and nowhere else."""
+    with own_types():
+        resolve = jsonargparse._typehints.resolve_class_path_by_name
+        for base in (nn.Module, Strategy, Partitioner):
+            own = [name for name in fl_lightning.__all__ if issubclass_of(getattr(fl_lightning, name), base)]
+            assert len(own) > 5
+            assert [resolve(base, name) for name in own] == [f"fl_lightning.{name}" for name in own]
+        assert resolve(Strategy, "LeNet") == "LeNet"  # not found
+        assert resolve(Strategy, "Strategy") == "fl_lightning.Strategy"  # whose message says that it is abstract
+        assert resolve(nn.Module, "Bilinear") == "torch.nn.Bilinear"
+
+
+def issubclass_of(kind: object, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 @relies_on("jsonargparse", "the module of what it makes for a Callable")

@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fl_lightning.cli.help import TopicHelp, nested_class_help
 from fl_lightning.cli.messages import explain
 from fl_lightning.cli.own_types import own_types
-from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, subcommand_parsers
+from fl_lightning.compat.jsonargparse import Completable, actions_of, reading_utf8, remembering_options, subcommand_parsers
 from fl_lightning.config.arguments import behind_subcommand, config_files, expand
 from fl_lightning.config.files import without_base
 
@@ -31,9 +31,23 @@ class FederationParser(Completable, LightningArgumentParser):
         nested = subcommand_parsers(self)
         given = expand(given) if nested is None else behind_subcommand(given, nested)
         FederationParser.files = config_files(given)
-        with reading_utf8(), own_types():
+        with reading_utf8(), own_types(), remembering_options():
             parsed: Namespace = super().parse_args(given, namespace, **settings)
         return parsed
+
+    def validate(self, namespace: Namespace, *others: Any, **settings: Any) -> None:
+        """Check the settings of a subcommand once; jsonargparse checks each of them twice."""
+        nested, chosen = subcommand_parsers(self) or {}, namespace.get("subcommand")
+        if chosen not in nested or not isinstance(namespace.get(chosen), Namespace) or others or settings.get("branch"):
+            super().validate(namespace, *others, **settings)
+            return
+        rest = namespace.clone()
+        inner = rest.pop(chosen)
+        try:
+            nested[chosen].validate(inner, **settings)
+            super().validate(rest, **{**settings, "skip_required": True})
+        except (TypeError, KeyError):  # the message of jsonargparse names the subcommand
+            super().validate(namespace, **settings)
 
     def parse_path(self, path: Any, *others: Any, **settings: Any) -> Namespace:
         """Parse as jsonargparse does, without the ``base`` of a file, which :meth:`parse_args` has handled."""

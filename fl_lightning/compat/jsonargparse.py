@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import codecs
 import functools
+import inspect
 import locale
 import pathlib
 import re
 import traceback
 import typing
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pydoc import locate
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
@@ -36,6 +38,9 @@ _TYPE = Private(
 _READS = Private("jsonargparse", "jsonargparse._paths", "Path.read_text", "reads configurations in the encoding of the locale")
 _SUBCOMMANDS = Private(
     "jsonargparse", "jsonargparse.ArgumentParser", "_subcommands_action", "looks for the subcommands among the options"
+)
+_FINDS = Private(
+    "jsonargparse", "jsonargparse._subcommands", "find_action_and_subcommand", "lets it compare all options again and again"
 )
 _RESOLVES = Private(
     "jsonargparse",
@@ -94,6 +99,38 @@ def reading_utf8() -> Iterator[None]:
         yield
 
 
+class _Finder:
+    """Find an option as jsonargparse does, but only once."""
+
+    def __init__(self, find: Callable[..., Any]) -> None:
+        self.find = find
+        self._known: dict[Any, tuple[list[int], Any]] = {}
+
+    def __call__(self, parser: Any, dest: str, exclude: Any = None) -> Any:
+        options = [len(actions_of(one)) for one in (parser, *(subcommand_parsers(parser) or {}).values())]
+        then, found = self._known.get((parser, dest, exclude), ([], None))
+        if then != options:  # a parser that is being built gets more
+            found = self.find(parser, dest, exclude)
+            self._known[parser, dest, exclude] = options, found
+        return found
+
+
+@contextmanager
+def remembering_options() -> Iterator[None]:
+    """Let jsonargparse find each option once; it compares all options of a command thousands of times."""
+    find: Any = _FINDS.get(None)
+    if find is None or isinstance(find, _Finder):
+        yield
+        return
+    remembered = _Finder(find)
+    users = [import_module(name) for name in (_FINDS.owner, "jsonargparse._core")]
+    with ExitStack() as stack:
+        for module in users:
+            if vars(module).get(_FINDS.name) is find:
+                stack.enter_context(patch.object(module, _FINDS.name, remembered))
+        yield
+
+
 def subcommand_parsers(parser: Any) -> Mapping[str, Any] | None:
     """Return a jsonargparse parser's subcommands; None where it has none. Its public methods only add them."""
     subcommands: Any = _SUBCOMMANDS.get(MISSING, parser)
@@ -120,6 +157,8 @@ def preferring(paths: Mapping[str, str]) -> Iterator[None]:
         return
 
     def resolve(cls: Any, name: str) -> str:
+        if name in paths and _is_made_by(locate(paths[name]), cls):  # all subclasses take long to list
+            return paths[name]
         try:
             found: str = of_one_name(cls, name)
         except ValueError as error:
@@ -130,6 +169,11 @@ def preferring(paths: Mapping[str, str]) -> Iterator[None]:
 
     with patch.object(import_module(_RESOLVES.owner), _RESOLVES.name, resolve):
         yield
+
+
+def _is_made_by(found: object, cls: object) -> bool:
+    """Return whether a class can be built where another one is expected."""
+    return inspect.isclass(found) and inspect.isclass(cls) and issubclass(found, cls) and not inspect.isabstract(found)
 
 
 def is_parsed_factory(value: object) -> bool:

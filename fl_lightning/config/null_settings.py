@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from argparse import Action
@@ -70,14 +71,19 @@ def _refuse_in_class(part: Namespace, path: str) -> None:
     given = vars(held) if isinstance(held, Namespace) else {}
     if all(value is not None for value in given.values()):
         return
-    found: Any = locate(part.class_path)
-    if not inspect.isclass(found):  # jsonargparse also takes a function that returns an instance
-        return
-    parser = ArgumentParser()
-    parser.add_class_arguments(found, fail_untyped=False)
-    for action in filter(is_setting, actions_of(parser)):
+    for action in _settings_of(locate(part.class_path)):
         if action.dest in given and given[action.dest] is None:
             _require_optional(action, f"{path}.{action.dest}")
+
+
+@functools.lru_cache(maxsize=256)
+def _settings_of(kind: Any) -> list[Action]:
+    """Return the settings of a class, whose signature and docstring take long to read."""
+    if not inspect.isclass(kind):  # jsonargparse also takes a function that returns an instance
+        return []
+    parser = ArgumentParser()
+    parser.add_class_arguments(kind, fail_untyped=False)
+    return list(filter(is_setting, actions_of(parser)))
 
 
 def _takes_none(wanted: Any) -> bool:
