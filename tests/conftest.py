@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: also for processes that tests start, on shared cores
@@ -14,6 +15,7 @@ import pytest
 import torch
 import wandb
 from lightning.fabric.utilities import registry
+from torch._subclasses import fake_tensor
 from wandb.sdk import wandb_setup
 
 from fl_lightning.cli.federation_cli import FederationCLI, main
@@ -76,7 +78,20 @@ def _collect_less() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
+def _remember_that_no_gpu() -> None:
+    """Let torch look for GPUs once where none is; it looks whenever a Trainer is built and an operation is traced."""
+    if torch.cuda.device_count() == 0:
+        torch.cuda._cached_device_count = 0
+
+
+def _leave_out_stacks() -> None:
+    """Let torch not note the stack for each tensor that it traces, which only an error of its own would show."""
+    fake_tensor.traceback = SimpleNamespace(extract_stack=list, format_list=list)
+
+
 _remember_entry_points()
+_remember_that_no_gpu()
+_leave_out_stacks()
 _keep_parsers()
 _collect_less()
 
