@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, SaveConfigCallback
@@ -33,6 +32,7 @@ from fl_lightning.cli.output import describe_model, drop_deprecated, without_tip
 from fl_lightning.cli.own_types import own_types
 from fl_lightning.cli.parser import FederationParser
 from fl_lightning.cli.trainer import FederationTrainer
+from fl_lightning.compat import pyyaml
 from fl_lightning.compat.jsonargparse import entry_of, subcommand_parsers
 from fl_lightning.compat.lightning_cli import OpenCLI
 from fl_lightning.config.null_settings import refuse_null
@@ -73,7 +73,7 @@ class SaveRunConfig(SaveConfigCallback):
         text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)  # parsed, and so checked
         origin = str(getattr(getattr(trainer, "datamodule", None), "origin", ""))
         for logger in trainer.loggers:
-            describe_run(logger, yaml.safe_load(text), origin)
+            describe_run(logger, pyyaml.load(text), origin)
         code = source_version(fl_lightning.__version__)
         (folder / self.config_filename).write_text(f"# fl_lightning=={code}\n{text}", encoding="utf-8")
         write_run_facts(trainer, pl_module, folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from jsonargparse import set_dumper
 from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
@@ -20,6 +20,8 @@ _READ = Private("lightning", _CLI, "_parse_ckpt_path", "reads the model's settin
 _SEED = Private("lightning", _CLI, "_set_seed", "seeds the process itself")
 _DUMP = Private("lightning", _CLI, "_dump_config", "lets Lightning write the settings again for each class")
 _RUN = Private("lightning", _CLI, "_run_subcommand")
+
+from fl_lightning.compat.pyyaml import dump, load
 
 
 class OpenCLI(LightningCLI):
@@ -98,6 +100,9 @@ class OpenCLI(LightningCLI):
     def _dump_config(self) -> None:
         """Write the settings once for all classes, as Lightning does, but without parsing them again."""
         if not hasattr(self, "config_dump"):
-            text = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True, format="yaml")
-            config = yaml.safe_load(text)
+            set_dumper("to_load", dump)
+            text = self.parser.dump(
+                self.config, skip_link_targets=False, skip_unset=False, skip_validation=True, format="to_load"
+            )
+            config = load(text)
             self.config_dump = config[self.config.subcommand] if "subcommand" in self.config else config

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
+from fl_lightning.compat.pyyaml import LOADER
 from fl_lightning.errors import ConfigurationError, did_you_mean
 
 BASE = "base"
 """The key of a configuration file that names the file or files on which it builds."""
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -149,7 +149,7 @@ def read(path: Path) -> ConfigFile:
         ConfigurationError: if it cannot be read, is not YAML, or sets a setting twice; the message gives the line.
     """
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), _LOADER)
+        node = yaml.compose(path.read_text(encoding="utf-8"), LOADER)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -234,7 +234,7 @@ def _bases(file: ConfigFile, trail: tuple[Path, ...]) -> list[Path]:
 
 def without_base(text: str) -> str:
     """Return the text of a configuration without its ``base``, which is not a setting of a run."""
-    node = yaml.compose(text, _LOADER)
+    node = yaml.compose(text, LOADER)
     entries = node.value if isinstance(node, yaml.MappingNode) else []
     for number, (key, value) in enumerate(entries):
         if isinstance(key, yaml.ScalarNode) and key.value == BASE:

@@ -8,10 +8,10 @@ from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from fl_lightning.compat.pyyaml import load
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.accepted_classes import default_classes
 from fl_lightning.flower.contract import SECTIONS
@@ -49,7 +49,7 @@ def configuration(trainer: Trainer, settings: Any, model: Mapping[str, Any] | No
 
 def _typed(saved: SaveConfigCallback) -> dict[str, Any]:
     """Return the values that the command line was given."""
-    values = yaml.safe_load(saved.parser.dump(saved.config, skip_unset=False, skip_validation=True))
+    values = load(saved.parser.dump(saved.config, skip_unset=False, skip_validation=True))
     federation = {name: values["federation"].get(name) for name in SECTIONS}
     federation["strategy"] = federation["strategy"] or {"class_path": "fl_lightning.FedAvg", "init_args": {}}
     federation["route"] = federation["route"] or {"class_path": "fl_lightning.ServerRoute", "init_args": {}}
