@@ -36,9 +36,10 @@ def test_every_config_is_fitted_and_resumed_bit_for_bit(name, fl):
         assert (Path(folder) / "checkpoints" / "best.ckpt").exists()
         return torch.load(f"{folder}/checkpoints/last.ckpt", weights_only=True)
 
-    whole = run("whole", 3)
+    rounds = 3 if name == "transfer_learning_mnist" else 2  # its layers thaw in the third
+    whole = run("whole", rounds)
     run("parts", 1)
-    resumed = run("parts", 3, "--ckpt_path=last")
+    resumed = run("parts", rounds, "--ckpt_path=last")
     assert whole["state_dict"].keys() == resumed["state_dict"].keys()
     for key, tensor in whole["state_dict"].items():
         assert torch.equal(tensor, resumed["state_dict"][key]), key

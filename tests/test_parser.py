@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import patch
 
-import conftest
 import pytest
+import shortcuts
 import yaml
 from command_line import ADAFED
 from jsonargparse import Namespace
@@ -89,7 +89,7 @@ def test_commands_that_share_a_parser_keep_nothing(fl):
         ["--config", ADAFED],
     ]
     shared = [fl("fit", *command, "--print_config") for command in commands]
-    with patch.object(FederationCLI, "prepare_subcommand", conftest.PREPARE):
+    with patch.object(FederationCLI, "prepare_subcommand", shortcuts.PREPARE):
         alone = [fl("fit", *command, "--print_config") for command in commands]
     assert shared == alone
     assert [status for status, _ in shared] == [0, 2, 0, 0]
