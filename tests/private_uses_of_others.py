@@ -119,6 +119,14 @@ def options(_: Path) -> Any:
     return found, nested[0] == {"go": parser}, nested[1]
 
 
+def found_options(_: Path) -> Any:
+    inner, outer = ArgumentParser(), ArgumentParser()
+    inner.add_class_arguments(Takes, "takes")
+    outer.add_subcommands().add_subcommand("go", inner)
+    with of_jsonargparse.remembering_options():
+        return outer.dump(outer.parse_args(["go"]))
+
+
 def types_of_settings(_: Path) -> Any:
     parser = ArgumentParser()
     parser.add_argument("--stop", type=EarlyStopping | None)

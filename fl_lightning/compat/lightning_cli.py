@@ -11,6 +11,7 @@ from lightning.pytorch import seed_everything
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from fl_lightning.compat.private import Private
+from fl_lightning.compat.pyyaml import dump, load
 
 _CLI = "lightning.pytorch.cli.LightningCLI"
 _SLOWLY = "builds the settings of all subcommands, also those that were not typed"
@@ -20,8 +21,6 @@ _READ = Private("lightning", _CLI, "_parse_ckpt_path", "reads the model's settin
 _SEED = Private("lightning", _CLI, "_set_seed", "seeds the process itself")
 _DUMP = Private("lightning", _CLI, "_dump_config", "lets Lightning write the settings again for each class")
 _RUN = Private("lightning", _CLI, "_run_subcommand")
-
-from fl_lightning.compat.pyyaml import dump, load
 
 
 class OpenCLI(LightningCLI):
