@@ -45,7 +45,7 @@ def unmet_requirements() -> list[str]:
     """Return what pyproject.toml requires and what is not there, or too old."""
     from packaging.requirements import Requirement
 
-    lines = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [", 1)[1].split("\n]", 1)[0].splitlines()
+    lines = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [", 1)[1].split("\n]", 1)[0].splitlines()[1:]
     found = []
     for line in (line.strip().strip('",') for line in lines):
         if line:
