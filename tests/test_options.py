@@ -87,6 +87,11 @@ class Watch(FederationCallback):
         self.logged.append(float(trainer.callback_metrics["federation/dropped_so_far"]))
 
 
+class Watches(FederationCallback):
+    def on_train_end(self, trainer, pl_module):
+        self.final = weights(pl_module)
+
+
 def test_clients_that_drop_everything_leave_the_model_as_it_was():
     module, watch = Plain(), Watch()
     before, parameters = weights(module), sum(parameter.numel() for parameter in module.parameters())
@@ -123,6 +128,19 @@ def test_the_state_of_an_option_is_resumed(tmp_path):
     assert halves.times == whole.times
     assert halves.logged[0] < halves.logged[1] < halves.logged[2]
     assert halves.logged == whole.logged
+
+
+def test_a_checkpoint_from_before_there_were_options_is_resumed(tmp_path):
+    module, other = Plain(), Plain()
+    other.load_state_dict(module.state_dict())
+    federate(module, 1, every_round(tmp_path), flags={"enable_checkpointing": True})
+    checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    state = checkpoint["callbacks"]["FederatedOrchestrator"]
+    del state["options"], state["settings"]["federation"]["options"]
+    torch.save(checkpoint, tmp_path / "last.ckpt")
+    federate(Plain(), 2, (resumed := Watches()), ckpt_path=str(tmp_path / "last.ckpt"))
+    federate(other, 2)
+    assert same_bits(resumed.final, weights(other))
 
 
 def test_a_changed_option_is_not_resumed(tmp_path):

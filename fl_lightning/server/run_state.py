@@ -161,7 +161,7 @@ class RunState:
         self.account.load_state_dict(state["privacy_account"])
         self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state["totals"])
-        for name in self.hooks.keys() & state["options"].keys():
+        for name in self.hooks.keys() & state.get("options", {}).keys():
             self.hooks[name].load_state_dict(state["options"][name])
         self.queue = EventQueue.from_state(state.get("queue", {}))
         self.starts.load_state_dict(state.get("starts", {}))
