@@ -65,6 +65,8 @@ nitpick_ignore_regex = [
     ("py:class", r"list\[tuple\[~torch.*"),  # half of an alias of a type in a signature
     ("py:class", r".* .*|Keys|\d+|m"),  # the first words of a sentence with a colon, which napoleon takes for a type
     ("py:exc", r"WireError"),
+    # types of options' hooks, which are imported for type checks only
+    ("py:class", r"UpdateEditor|Collectives|Trainer|Federation|RoundPlan|RoundSums|RoundResult"),
     ("py:class", r"fl_lightning\.(\w+\.)+_?[A-Z]\w*"),  # a type in a signature that is no public name
 ]
 
