@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fl_lightning import ClientContext, ClientHooks, ClientUpdate, ConfigurationError, Option, ServerContext, ServerHooks
+from fl_lightning.functional.seeding import generator
 
 
 class DropNumbers(Option):
@@ -37,7 +38,7 @@ class Drops(ClientHooks):
         self.round_idx, self.editor = round_idx, editor
 
     def send(self, update: ClientUpdate) -> ClientUpdate:
-        draw = torch.Generator().manual_seed(1000 * self.round_idx + update.client + self.context.seed)
+        draw = generator(self.context.seed, self.round_idx, update.client, "dropped")
         gone = torch.rand(self.editor.size, generator=draw) < self.share
         kept = self.context.kept(update.client)
         kept["times"] = kept.get("times", torch.zeros(1)) + 1

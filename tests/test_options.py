@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,16 +15,22 @@ from own_option import DropNumbers
 
 import fl_lightning
 from fl_lightning import (
+    ClientPrivacy,
     ConfigurationError,
     FedAvg,
     FedCyclic,
     FederationCallback,
+    FedMedian,
     LocalOnly,
     Option,
     Scaffold,
+    SecureAggregation,
+    ServerHooks,
     TopK,
     WarmStart,
 )
+from fl_lightning.core.capabilities import Capability
+from fl_lightning.server.round_sums import RoundSums
 
 ROOT = Path(fl_lightning.__file__).parent
 OPTIONS = {
@@ -176,6 +183,59 @@ def test_an_option_is_refused_where_no_update_would_pass_it(route):
     expected = r"DropNumbers acts on the updates .* but on the route .* pass models to each other"
     with pytest.raises(ConfigurationError, match=expected):
         federate(Plain(), 1, route=route, options=[DropNumbers()])
+
+
+class Sums(Option, ServerHooks):
+    """An option that adds up updates itself."""
+
+    def at_server(self, context):
+        return self
+
+    def round_sums(self, federation, round_idx, plan):
+        return RoundSums(federation)
+
+
+def test_sums_of_an_option_are_used():
+    one, other = Plain(), Plain()
+    other.load_state_dict(one.state_dict())
+    with patch.object(Sums, "round_sums", autospec=True, side_effect=Sums.round_sums) as asked:
+        federate(one, 2, options=[Sums()])
+    assert asked.call_count == 2
+    federate(other, 2)
+    assert same_bits(weights(one), weights(other))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": [Sums(), Sums()]}, "'federation.options.0' and 'federation.options.1' each add up"),
+        (
+            {"options": [Sums()], "secure_aggregation": SecureAggregation()},
+            "'federation.secure_aggregation' and 'federation.options.0' each add up",
+        ),
+        ({"options": [Sums()], "strategy": FedMedian()}, "'federation.options.0' adds up .* the strategy needs each of them"),
+    ],
+)
+def test_sums_that_would_be_ignored_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        federate(Plain(), 1, **settings)
+
+
+@pytest.mark.parametrize("noise", ["central", "local"])
+def test_an_option_that_may_tell_exact_changes_is_refused_beside_private_clients(noise):
+    """Its metrics are logged, and no epsilon covers them."""
+    private = ClientPrivacy(0.5, 1.0, noise, noise_seed=7)
+    with pytest.raises(ConfigurationError, match=r"DropNumbers may read clients' changes .* but ClientPrivacy protects them"):
+        federate(Plain(), 1, strategy=FedAvg("uniform"), options=[DropNumbers()], transforms=[private])
+
+
+def test_an_option_may_state_that_it_tells_nothing():
+    class Silent(DropNumbers):
+        def needs(self):
+            return [need for need in super().needs() if need.capability is not Capability.OPEN_CHANGES]
+
+    private = ClientPrivacy(0.5, 1.0, "local", noise_seed=7)
+    federate(Plain(), 1, strategy=FedAvg("uniform"), options=[Silent()], transforms=[private])
 
 
 def test_an_option_that_defines_nothing_does_nothing():

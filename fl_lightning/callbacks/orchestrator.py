@@ -16,7 +16,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name
+from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, refuse_second_sums
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -68,7 +68,7 @@ from fl_lightning.settings.local_training import LocalTraining, refuse_outer_fla
 from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
-from fl_lightning.strategies.base import Strategy
+from fl_lightning.strategies.base import JointStrategy, Strategy
 from fl_lightning.strategies.fedavg import FedAvg
 from fl_lightning.transforms.base import Transform
 from fl_lightning.utilities.argument_types import ChecksTypes
@@ -223,11 +223,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         without_validation(self, trainer, self._cleanup)
         self._begin_run(trainer, data)
         self._cleanup.callback(data.serve_rounds, False)
-        context = ServerContext(trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed)
-        hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
-        for hook in hooks.values():
-            self._cleanup.callback(hook.close)
-        self._run.hooks = hooks
+        self._open_options(trainer, data)
         self._cleanup.enter_context(without_advice())
         prepare_trainer(trainer, self._cleanup, FederationProgressBar)
         requeue_whole_rounds(trainer, self._cleanup)
@@ -241,6 +237,13 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(continue_global_step, trainer)  # callbacks run in reverse order
         self._cleanup.callback(self._takeover.release)
         self._cleanup.callback(give_back)
+
+    def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        context = ServerContext(trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed)
+        hooks = self._run.hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
+        for hook in hooks.values():
+            self._cleanup.callback(hook.close)
+        refuse_second_sums(hooks, isinstance(self.strategy, JointStrategy))
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
         names = [data.client_name(client) for client in range(data.num_clients)]

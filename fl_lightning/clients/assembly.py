@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -148,14 +147,14 @@ class ClientAssembly:
     def _hooks(self) -> list[ClientHooks]:
         """Return the hooks of the options in use, each with tensors of its own that clients keep."""
         settings = self._settings
-        common: dict[str, Any] = {
-            "num_clients": settings.num_clients,
-            "seed": settings.seed,
-            "device": self._place.device,
-        }
 
         def context(name: str) -> ClientContext:
-            return ClientContext(kept=lambda client: self._memory.drawer(client, f"option {name} "), **common)
+            return ClientContext(
+                num_clients=settings.num_clients,
+                seed=settings.seed,
+                device=self._place.device,
+                kept=lambda client: self._memory.drawer(client, f"option {name} "),
+            )
 
         return [option.at_clients(context(name)) for name, option in by_name(settings.options).items()]
 

@@ -7,7 +7,7 @@ clients train. The federation calls the hooks of all options in one order, and k
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientJob
 from fl_lightning.types import ClientUpdate
 from fl_lightning.utilities.argument_types import ChecksTypes
@@ -125,6 +126,7 @@ class ClientHooks:
         """
 
 
+# jsonargparse takes a dataclass for settings only if all its bases are dataclasses, so this one cannot derive from Unassuming.
 @dataclass(frozen=True, eq=False, repr=False)
 class OptionSettings:
     """Hold the settings of an option of this package; a subclass is a frozen dataclass, whose fields are its YAML.
@@ -173,8 +175,7 @@ class Option(OptionSettings, ChecksTypes, ABC):
     The arguments of its constructor are its YAML, under ``federation.options``. Keep them under their own names.
 
     Example:
-        >>> from dataclasses import replace
-        >>> from fl_lightning import ClientHooks, FederatedOrchestrator, Option, ServerHooks
+        >>> from fl_lightning import FederatedOrchestrator, Option, ServerHooks
         >>> class CountSteps(Option, ServerHooks):
         ...     def at_server(self, context):
         ...         return self
@@ -187,11 +188,37 @@ class Option(OptionSettings, ChecksTypes, ABC):
     simulated_only = True
 
     def needs(self) -> Iterator[Need]:
-        """Return what the option needs: with hooks at the clients, that every update passes through the server."""
+        """Return what the option needs: with hooks at the clients, that each exact update passes through them to the server.
+
+        Override this for an option whose hooks tell nothing of a client's change, such as its norm in a metric, before noise
+        protects it.
+        """
         if type(self).at_clients is not OptionSettings.at_clients:
             name = type(self).__name__
-            why = f"{name} acts on the updates that clients send to the server"
-            yield Need(Capability.DELIVERED_UPDATES, why, f"Remove {name} from 'federation.options'")
+            remedy = f"Remove {name} from 'federation.options'"
+            yield Need(Capability.DELIVERED_UPDATES, f"{name} acts on the updates that clients send to the server", remedy)
+            yield Need(Capability.OPEN_CHANGES, f"{name} may read clients' changes before they are sent", remedy)
+
+
+def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:
+    """Refuse options that add up updates in a way of their own, if more than one does so or the strategy adds up nothing.
+
+    Args:
+        hooks: the hooks at the server, by the option's name.
+        joint: whether the strategy combines all updates at once instead of adding them up.
+
+    Raises:
+        ConfigurationError: naming the options.
+    """
+    own = [name for name, hook in hooks.items() if type(hook).round_sums is not ServerHooks.round_sums]
+    if joint and own:
+        raise ConfigurationError(
+            f"'federation.{own[0]}' adds up the clients' updates, but the strategy needs each of them. Use a strategy that "
+            "needs only sums, such as FedAvg, or remove the option."
+        )
+    if len(own) > 1:
+        names = " and ".join(f"'federation.{name}'" for name in own)
+        raise ConfigurationError(f"{names} each add up the clients' updates in a way of their own. Remove all but one of them.")
 
 
 def by_name(options: Iterable[OptionSettings]) -> dict[str, OptionSettings]:

@@ -52,9 +52,9 @@ class PartitionSummary:
 
     @property
     def rows(self) -> list[list[Any]]:
-        """Client, examples of each part, number of classes, earth mover's distance to the total, examples of each class.
+        """Return a row for each client: name, examples of each part, number of classes, EMD, and examples of each class.
 
-        An unknown number of training examples is None.
+        EMD is the earth mover's distance to the classes of all clients. An unknown number of training examples is None.
         """
         sizes: list[list[int | None]] = torch.stack(list(self.parts.values()), dim=1).tolist()
         for own, known in zip(sizes, self.known.tolist(), strict=True):

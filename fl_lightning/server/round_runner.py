@@ -103,18 +103,7 @@ class RoundRunner:
         round_idx = trainer.current_epoch
         plan = self._begin(round_idx)
         announce(trainer, "on_round_start", round_idx, plan.clients)
-        common: dict[str, Any] = {
-            "federation": federation,
-            "round_idx": round_idx,
-            "plan": plan,
-            "hooks": self._hooks,
-            "last_scores": run.last_scores,
-            "from_own_models": self._settings.route.keeps_models,
-            "progress": self._progress(round_idx),
-        }
-        synchronous = self._settings.asynchronous is None
-        make = FederationRound if synchronous else partial(AsynchronousRound, start_models=run.starts)
-        federation_round = make(**common)
+        federation_round = self._new_round(round_idx, plan)
         with closing(federation_round):
             self._settings.route.run(federation_round)
             result = federation_round.result()
@@ -139,6 +128,20 @@ class RoundRunner:
         log_round(trainer, result.updates, figures, data.num_clients <= self._settings.client_columns, data.client_name)
         write_matrices(trainer, self._settings.route.matrices(), federation.data)
         return federation_round.jobs
+
+    def _new_round(self, round_idx: int, plan: RoundPlan) -> FederationRound:
+        settings, run = self._settings, self._run
+        synchronous = settings.asynchronous is None
+        make = FederationRound if synchronous else partial(AsynchronousRound, start_models=run.starts)
+        return make(
+            federation=self._federation,
+            round_idx=round_idx,
+            plan=plan,
+            hooks=self._hooks,
+            last_scores=run.last_scores,
+            from_own_models=settings.route.keeps_models,
+            progress=self._progress(round_idx),
+        )
 
     def _progress(self, round_idx: int) -> Progress | None:
         """Return the place of the round's first turn in the whole training; None if each round begins again."""

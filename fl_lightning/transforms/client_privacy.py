@@ -69,7 +69,7 @@ class ClientPrivacy(ClipUpdate):
         self.noise_seed = noise_seed
 
     def removes(self) -> Iterator[Removal]:
-        """Return what noise takes away: nobody may read a change before it is protected."""
+        """Return what the noise takes away: other parts must not read a change before it is protected."""
         yield Removal(Capability.OPEN_CHANGES, "ClientPrivacy protects them only then", "remove ClientPrivacy")
 
     def apply(self, message: Message, sender: Sender) -> Message:

@@ -49,7 +49,7 @@ class SecureAggregation(OptionSettings):
         yield Need(Capability.WHOLE_ROUNDS, why, _REMOVE.capitalize())
 
     def removes(self) -> Iterator[Removal]:
-        """Return what masks take away: nobody sees a single update."""
+        """Return what masks take away: the server does not see single updates."""
         yield Removal(Capability.SINGLE_UPDATES, f"with {_NAME} the server only learns the sum of the models", _REMOVE)
 
     def least(self, cohort: int) -> int:
