@@ -9,6 +9,7 @@ import inspect
 import locale
 import pathlib
 import re
+import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -123,10 +124,9 @@ def remembering_options() -> Iterator[None]:
         yield
         return
     remembered = _Finder(find)
-    users = [import_module(name) for name in (_FINDS.owner, "jsonargparse._core")]
     with ExitStack() as stack:
-        for module in users:
-            if vars(module).get(_FINDS.name) is find:
+        for name, module in sys.modules.copy().items():  # several modules have imported it
+            if name.startswith("jsonargparse.") and vars(module).get(_FINDS.name) is find:
                 stack.enter_context(patch.object(module, _FINDS.name, remembered))
         yield
 
