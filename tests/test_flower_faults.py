@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import flower_processes
 from federation_demo import wait_for
-from flower_processes import LONG, MARKS, descendants, ended, in_a_round, resumed_as_simulated, same_as_simulated, told
+from flower_processes import LONG, MARKS, descendants, ended, in_a_round, resumed_as_simulated, same_as_simulated, start, told
 
 pytestmark = MARKS
 running, federation = flower_processes.running, flower_processes.federation  # the fixtures
@@ -47,6 +48,16 @@ def test_a_worker_that_stands_still_is_noticed_without_a_deadline(federation):
         assert "hospital_b" in ended(federation, fit)
     finally:
         os.kill(worker, signal.SIGKILL)
+
+
+def test_a_worker_that_stands_still_between_rounds_is_started_again(federation):
+    """It has taken no order, so Flower waits for it; the site ends it, and the next worker takes the order."""
+    done = told(federation.folder / "hospital_a" / "site.log", "Round 0: trained.")  # the smallest: it waits for the others
+    fit = start(federation, "waits still", *LONG)
+    wait_for(lambda: done() or fit.poll() is not None, federation.life, "round 0")
+    time.sleep(0.3)
+    os.kill(descendants(federation.sites["hospital_a"].pid)["worker"], signal.SIGSTOP)
+    assert same_as_simulated(federation, fit, "waits still", *LONG)
 
 
 def test_a_site_dies_and_returns(federation):

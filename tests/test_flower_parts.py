@@ -15,7 +15,7 @@ import pytest
 
 from fl_lightning.compat.flower import TESTED, Node, Reply
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.flower import requirements
+from fl_lightning.flower import processes, requirements
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.certificates import create_certificates
 from fl_lightning.flower.front import OnlyFleet
@@ -299,6 +299,31 @@ def test_children_are_restarted_and_end_with_their_supervisor(tmp_path):
     assert not thread.is_alive()
     assert child.process is not None
     assert child.process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children with their parent")
+def test_a_child_that_stands_still_is_started_again(tmp_path, monkeypatch):
+    """Also one that waits, for which Flower waits for ever."""
+    monkeypatch.setattr(processes, "_SILENCE", 2.0)
+    runs, alive = tmp_path / "runs", tmp_path / "alive"
+    text = (
+        "import os, sys, time; from pathlib import Path; from fl_lightning.flower import processes; processes._BEAT = 0.1\n"
+        f"processes.give_signs_of_life(Path({str(alive)!r})); time.sleep(4); open({str(runs)!r}, 'a').write('x')\n"
+        f"os.kill(os.getpid(), {int(signal.SIGSTOP)}) if len(open({str(runs)!r}).read()) == 1 else time.sleep(60)"
+    )
+    said: list[str] = []
+    child = Child("worker", lambda: [sys.executable, "-c", text], alive=alive)
+    supervisor = Supervisor([child], said.append)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    end = time.monotonic() + 60
+    while (not runs.exists() or len(runs.read_text()) < 2) and time.monotonic() < end:
+        time.sleep(0.05)
+    supervisor.stop()
+    thread.join(20)
+    assert runs.read_text() == "xx"  # it is not ended while it gives signs, which takes 4 seconds each time
+    assert said[0] == "The worker gives no sign of life and is ended."
+    assert said[-1] == "The worker ended with status -9; it starts again in 1 s."
 
 
 def test_the_cause_of_an_end_is_told_once():

@@ -1,4 +1,4 @@
-"""Run the child processes of a site: they end with it, and start again after a crash."""
+"""Run the child processes of a site: they end with it, and start again after a crash, or if they stand still."""
 
 from __future__ import annotations
 
@@ -10,20 +10,38 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 UNUSABLE = 78
 """The exit status of a process whose settings or data cannot be used, so that another start would not help (EX_CONFIG)."""
+ALIVE = "alive"
+"""The file in a site's folder by which its worker gives signs of life."""
 _PR_SET_PDEATHSIG = 1
 _LONGEST = 15.0
 _STABLE = 120.0
 """The seconds after which a process counts as healthy, so that the next restart is quick again."""
+_BEAT, _SILENCE = 2.0, 75.0  # Flower gives up the task of a process that stands still after a minute
+"""The seconds between two signs of life, and those without one after which a process is killed."""
 
 
 def end_with_parent() -> None:
     """Let the kernel kill this process when its parent ends, however that ends (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def give_signs_of_life(path: Path) -> None:
+    """Touch a file again and again, in a thread that ends with this process; see :attr:`Child.alive`."""
+
+    def beat() -> None:
+        while True:
+            with suppress(OSError):  # a full disk; a file that is there needs no space
+                path.touch()
+            time.sleep(_BEAT)
+
+    threading.Thread(target=beat, daemon=True).start()
 
 
 @dataclass
@@ -37,6 +55,7 @@ class Child:
         log: the file for its output; None for this process's.
         last: the exit status after which it is not started again, and all children end; None for no such status.
         explain: returns in words why the process may have ended; empty if it does not know. It may take seconds.
+        alive: the file by which the process gives signs of life; None if it gives none.
     """
 
     name: str
@@ -45,11 +64,13 @@ class Child:
     log: str | None = None
     last: int | None = None
     explain: Callable[[], str] | None = None
+    alive: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
     cause: str = ""
     next_start: float = 0.0
+    heard: tuple[float, float] = (0.0, 0.0)
 
     def start(self) -> None:
         """Start the process, in a group of its own so that Ctrl-C reaches this process only."""
@@ -68,6 +89,19 @@ class Child:
             if output is not None:
                 output.close()
         self.started = time.monotonic()
+        self.heard = 0.0, self.started
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether the process has given no sign of life for too long, as this process has seen it.
+
+        Times are compared for equality only, so that neither a change of the clock nor a machine that slept matters.
+        """
+        if self.alive is None:
+            return False
+        touched = self.alive.stat().st_mtime if self.alive.exists() else 0.0
+        if touched != self.heard[0]:
+            self.heard = touched, now
+        return now - self.heard[1] > _SILENCE
 
 
 class Supervisor:
@@ -109,6 +143,9 @@ class Supervisor:
             return
         status = child.process.poll()
         if status is None:
+            if child.is_silent(now):
+                self._say(f"The {child.name} gives no sign of life and is ended.")
+                child.process.kill()
             return
         if status == child.last:
             child.process, self._failed, self._stopping = None, True, True

@@ -17,7 +17,7 @@ from fl_lightning.errors import ConfigurationError, FederationError
 from fl_lightning.flower.addresses import address_of
 from fl_lightning.flower.keys import create_key, read_private_key, require_certificate
 from fl_lightning.flower.private_files import write_private
-from fl_lightning.flower.processes import UNUSABLE, Child, Supervisor
+from fl_lightning.flower.processes import ALIVE, UNUSABLE, Child, Supervisor
 from fl_lightning.flower.requirements import require_flower, require_name
 from fl_lightning.utilities.argument_parser import ArgumentParser
 from fl_lightning.utilities.folder_lock import lock_folder
@@ -79,7 +79,7 @@ def _supervise(arguments: argparse.Namespace, folder: Path, address: str, key: P
     say(f"Site {arguments.name} connects to {address}; its folder is {folder}.")
     children = [
         Child("SuperNode", lambda: node, environment, str(log), explain=lambda: _cause(arguments, log)),
-        Child("worker", lambda: worker, environment, last=UNUSABLE),
+        Child("worker", lambda: worker, environment, last=UNUSABLE, alive=folder / ALIVE),
     ]
     supervisor = Supervisor(children, say)
     for number in (signal.SIGTERM, signal.SIGINT):

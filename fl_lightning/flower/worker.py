@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.flower import envelope
+from fl_lightning.flower.processes import ALIVE, UNUSABLE, give_signs_of_life
 
 _PAUSE = 0.05
 _LOOK = 2.0
@@ -29,6 +30,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--ca")
     arguments = parser.parse_args()
+    give_signs_of_life(Path(arguments.folder) / ALIVE)
     sys.path.append(str(Path.cwd()))  # dotted paths in data.yaml may name modules in this folder
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -36,7 +38,6 @@ def main() -> None:
 
     from fl_lightning.compat.flower_site import RunWatch, SiteLink
     from fl_lightning.errors import FederationError
-    from fl_lightning.flower.processes import UNUSABLE
     from fl_lightning.flower.site import say
     from fl_lightning.flower.site_data import SiteData, read_settings
     from fl_lightning.flower.site_server import SiteServer
