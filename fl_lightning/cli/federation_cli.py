@@ -99,7 +99,7 @@ class FederationCLI(OpenCLI):
                 save_config_callback=SaveRunConfig,
                 seed_everything_default=0,
                 trainer_defaults={"callbacks": [PredictionFile(), FederationReport()], "enable_model_summary": False},
-                parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__, "allow_abbrev": False},
+                parser_kwargs={"prog": "fl-lightning", "version": fl_lightning.__version__},
                 parser_class=FederationParser,
                 auto_configure_optimizers=False,
                 args=args,

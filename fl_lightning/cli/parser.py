@@ -65,7 +65,8 @@ class FederationParser(Completable, LightningArgumentParser):
         return parsed
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, add_help=False, **kwargs)
+        # Subcommands take 'allow_abbrev' from their parent only since jsonargparse 4.53.
+        super().__init__(*args, add_help=False, **{"allow_abbrev": False, **kwargs})
         self.add_argument("-h", "--help", action=TopicHelp)
 
     def format_help(self, *args: Any) -> str:
