@@ -41,6 +41,7 @@ LAYER = {
         2,
     ),
     **dict.fromkeys(("tasks", "data"), 3),
+    "options settings": 3.5,
     "settings": 4,
     "core/loop": 6,
     "clients": 5,
@@ -62,6 +63,8 @@ LAYER = {
 def part_of(name: str) -> str:
     """Return the entry of a module, whose name has slashes and no root, in the table."""
     parts = name.removesuffix(".py").split("/")
+    if parts[0] == "options" and (len(parts) < 3 or parts[-1] in ("settings", "__init__")):
+        return "options settings"
     return next(part for end in range(len(parts), 0, -1) if (part := "/".join(parts[:end])) in LAYER)
 
 
@@ -78,11 +81,13 @@ def modules_of(node: ast.AST) -> set[str]:
 
 
 def imports(path: Path) -> set[str]:
+    """Return what a module imports; an option imports its halves only where it is in use."""
     tree = ast.parse(path.read_text())
     hidden = {
         id(n)
         for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        if (isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test))
+        or (isinstance(block, ast.FunctionDef) and block.name in ("at_server", "at_clients") and "options" in path.parts)
         for n in ast.walk(block)
     }
     return {name for node in ast.walk(tree) if id(node) not in hidden for name in modules_of(node)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
-from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, refuse_second_sums
+from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, options_in, refuse_second_sums
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -331,9 +332,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     @property
     def active_options(self) -> tuple[OptionSettings, ...]:
-        """Return the options in use, in the order of their hooks."""
-        given: tuple[OptionSettings | None, ...] = (self.attackers, self.secure_aggregation, *self.options)
-        return tuple(option for option in given if option is not None and option.active)
+        """Return the options in use, in the order of their hooks, which is that of the arguments."""
+        return tuple(options_in(getattr(self, name) for name in signature(FederatedOrchestrator).parameters))
 
     @property
     def clients_elsewhere(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -198,6 +198,17 @@ class Option(OptionSettings, ChecksTypes, ABC):
             remedy = f"Remove {name} from 'federation.options'"
             yield Need(Capability.DELIVERED_UPDATES, f"{name} acts on the updates that clients send to the server", remedy)
             yield Need(Capability.OPEN_CHANGES, f"{name} may read clients' changes before they are sent", remedy)
+
+
+def options_in(values: Iterable[object]) -> Iterator[OptionSettings]:
+    """Yield the options in use among settings, in order, also those inside of lists and of other settings."""
+    for value in values:
+        if isinstance(value, OptionSettings):
+            yield from (value,) if value.active else ()
+        elif isinstance(value, list):
+            yield from options_in(value)
+        elif is_dataclass(value):
+            yield from options_in(getattr(value, field.name) for field in fields(value))
 
 
 def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:

@@ -12,12 +12,10 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.option import ClientContext, OptionSettings, ServerContext
+from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator
-from fl_lightning.options.attackers.clients import AttackersAtClients
-from fl_lightning.options.attackers.server import AttackersAtServer
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.attackers."
@@ -127,12 +125,16 @@ class Attackers(OptionSettings):
             measured = f"'{_NAME}backdoor' is measured with the global model"
             yield Need(Capability.COMPLETE_MODEL, measured, _REMOVE + "backdoor'")
 
-    def at_server(self, context: ServerContext) -> AttackersAtServer:
+    def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server."""
+        from fl_lightning.options.attackers.server import AttackersAtServer
+
         return AttackersAtServer(self, context)
 
-    def at_clients(self, context: ClientContext) -> AttackersAtClients:
+    def at_clients(self, context: ClientContext) -> ClientHooks:
         """Return the hooks where clients train."""
+        from fl_lightning.options.attackers.clients import AttackersAtClients
+
         return AttackersAtClients(self, context)
 
     def label_attacks(self, num_clients: int, seed: int) -> Mapping[int, LabelAttack]:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.option import OptionSettings, ServerContext
+from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
-from fl_lightning.options.secure_aggregation.server import MasksAtServer
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "'federation.secure_aggregation'"
@@ -56,8 +55,10 @@ class SecureAggregation(OptionSettings):
         """Return the number of clients of a cohort that must deliver."""
         return max(2, math.ceil(self.threshold * cohort - 1e-9))
 
-    def at_server(self, context: ServerContext) -> MasksAtServer:
+    def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server."""
+        from fl_lightning.options.secure_aggregation.server import MasksAtServer
+
         least = f"2 clients or more with {_NAME}, because the sum over one client is its update"
         require(context.cohort >= 2, "federation.clients_per_round", least, context.cohort)
         return MasksAtServer(self.least)
