@@ -37,13 +37,12 @@ _NAMES = {
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
-    "options": "Attackers SecureAggregation",
+    "options": "Attackers PersonalPart SecureAggregation",
     "plugins": "AtomicCheckpointIO",
     "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
     "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
-        "Asynchronous Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork "
-        "PersonalPart ServerEvaluation"
+        "Asynchronous Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork ServerEvaluation"
     ),
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "

@@ -226,6 +226,9 @@ from fl_lightning.options import (
     Attackers as Attackers,
 )
 from fl_lightning.options import (
+    PersonalPart as PersonalPart,
+)
+from fl_lightning.options import (
     SecureAggregation as SecureAggregation,
 )
 from fl_lightning.partitioners import (
@@ -328,9 +331,6 @@ from fl_lightning.settings import (
 )
 from fl_lightning.settings import (
     PartialWork as PartialWork,
-)
-from fl_lightning.settings import (
-    PersonalPart as PersonalPart,
 )
 from fl_lightning.settings import (
     ServerEvaluation as ServerEvaluation,

@@ -25,14 +25,14 @@ class ModelLayout:
         modes: whether each submodule is in training mode and, for BatchNorm, tracks its statistics (None for other modules),
             by name.
         moving: the names of frozen tensors that clients' training has changed, in order.
-        personal: the names of the tensors that each client keeps for itself, in order.
+        held: the names of the tensors that clients hold: of which each client keeps its own, in order.
         unsent: the names of the buffers that are not sent back because they were complex or not finite at the start.
     """
 
     trained: tuple[bool, ...]
     modes: Mapping[str, tuple[bool, bool | None]]
     moving: tuple[str, ...] = ()
-    personal: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class ServerModel:
         broadcast: additional tensors for the clients' rules, by name; see :meth:`Strategy.broadcast`.
         largest: the largest weight that can be summed exactly; updates with a larger one are refused.
         tolerates_broken: whether the strategy accepts weights that are not finite.
-        first: the personal tensors of the first model, by name, with which a client begins that has none of its own.
+        first: the held tensors of the first model, by name, with which a client begins that has none of its own.
         session: the id of this start of the server; when it changes, remote clients go back to the round that begins.
         base: an earlier version, with which the tensors that are missing here are shared; 0 if none is missing.
     """

@@ -35,10 +35,11 @@ from fl_lightning.server.round_sums import RoundSums
 ROOT = Path(fl_lightning.__file__).parent
 OPTIONS = {
     "attackers": ("attack", "backdoor", "poison", "mislabel"),
+    "personal": ("personal",),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
 }
 """The folder of each option, and the parts of names that belong to it."""
-LEAVES = {"attackers": ("attacks",), "secure_aggregation": ("strategies", "functional")}
+LEAVES = {"attackers": ("attacks",), "personal": ("strategies",), "secure_aggregation": ("strategies", "functional")}
 """Further folders that belong to an option, or whose messages name it."""
 MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py"}
 """The exports, and the signature of the callback."""
@@ -47,6 +48,9 @@ WORDS = ("cli/", "studies/", "starter/")
 OTHER_MEANINGS = {
     "strategies/krum.py": "attackers",  # a setting of the rule
     "strategies/trimmed_mean.py": "attackers",
+    "settings/client_evaluation.py": "personal_epochs",  # models that clients fine-tune at the end
+    "server/client_evaluation.py": "personal",
+    "reporting/client_scores.py": "personalised",
     "functional/robust.py": "attackers",
 }
 

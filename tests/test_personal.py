@@ -44,7 +44,7 @@ from fl_lightning import (
     TopK,
 )
 from fl_lightning.cli.commands.export import main as export_main
-from fl_lightning.settings.personal import personal_names
+from fl_lightning.options.personal.settings import personal_names
 
 NORM, HEAD, ALL = PersonalPart(modules="torch.nn.BatchNorm1d"), PersonalPart(names="net.3.*"), PersonalPart(names="*")
 
@@ -66,7 +66,7 @@ def fit(rounds: int = 3, *callbacks: Any, data: dict[str, Any] | None = None, mo
 
 def complete(module: Plain, federation: FederatedOrchestrator, client: int) -> dict[str, torch.Tensor]:
     """A client's whole network."""
-    own = federation._run.memory.personal(client)
+    own = federation._run.memory.held(client)
     return weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
 
 
@@ -139,7 +139,7 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start():
     )
     scores = federation._run.client_scores.rounds[0]
     memory = federation._run.memory
-    (trained,) = [k for k in range(3) if memory.personal(k)]
+    (trained,) = [k for k in range(3) if memory.held(k)]
     probe = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
     probe.setup("fit")
     x, y = Blobs(dtype=torch.float64).train
@@ -162,7 +162,7 @@ def test_a_new_client_may_have_the_mean_of_the_others():
     module, federation, _ = fit(1, data=data, **chosen)
     memory, probe = federation._run.memory, FederatedDataModule(Blobs(), Consecutive(), **data)
     probe.setup("fit")
-    parts = {k: memory.personal(k) for k in range(3) if memory.personal(k)}
+    parts = {k: memory.held(k) for k in range(3) if memory.held(k)}
     sizes = {k: len(probe.splits.training[k]) for k in parts}
     (new,) = {0, 1, 2} - parts.keys()
     assert len(set(sizes.values())) == 2
@@ -210,7 +210,7 @@ def test_a_client_that_fails_keeps_what_it_had():
     federation = FederatedOrchestrator(personal=[HEAD], faults=Faults("skip"))
     with pytest.warns(UserWarning, match="without client 1"):
         trainer(2, federation).fit(Plain(batchnorm=True), FederatedDataModule(source, Consecutive()))
-    assert [len(federation._run.memory.personal(client)) for client in range(3)] == [2, 0, 2]
+    assert [len(federation._run.memory.held(client)) for client in range(3)] == [2, 0, 2]
 
 
 class Sent(FederationCallback):
@@ -236,7 +236,7 @@ def test_nothing_personal_is_in_a_message(settings):
             assert update.state.numel() == shared
             assert update.counters.numel() == 0
         assert all(extra.numel() == shared for extra in update.extras.values())
-    assert all(len(federation._run.memory.personal(k)) == 7 for k in range(3))
+    assert all(len(federation._run.memory.held(k)) == 7 for k in range(3))
 
 
 def test_client_privacy_allows_personal_batch_norm_and_says_that_it_has_none(caplog):
@@ -245,7 +245,7 @@ def test_client_privacy_allows_personal_batch_norm_and_says_that_it_has_none(cap
         fit(1, **private)
     with caplog.at_level(logging.INFO):
         fit(1, personal=[NORM], **private)
-    assert "Personal parts have none: whoever gets a client's complete model" in caplog.text
+    assert "The parts that they hold have none: whoever gets a client's complete model" in caplog.text
     shared, saved = 8 * (32 + 8 + 24 + 3), 8 * 4 * 8 + 8
     share = 100 * saved / (shared + saved)
     assert (
@@ -286,12 +286,12 @@ def test_what_matches():
 WRONG = [
     (
         {"personal_start": "mean", "personal": [HEAD], "asynchronous": Asynchronous(2, 1)},
-        "'federation.asynchronous' each client trains from a model of another time. Remove that, or set",
+        "'mean', which averages .*, but with 'federation.asynchronous' clients deliver changes of different models. Set",
     ),
     ({"personal_start": "mean"}, "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no"),
     (
         {"personal_start": "mean", "personal": [HEAD], "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True)},
-        "'federation.personal_start' is 'mean', but .*compare_alone' trains clients from the first model. Set that to false",
+        "'federation.personal_start' is 'mean', which .*, but .*compare_alone' trains clients from the first model. Set",
     ),
     ({"personal": [PersonalPart(names="net.4.*")]}, r"'net.4.\*', which match no parameter .* Did you mean net"),
     (
@@ -300,7 +300,10 @@ WRONG = [
     ),
     ({"personal": [HEAD], "strategy": AdaFed("val_acc")}, "AdaFed scores clients' models on the server's set"),
     ({"personal": [HEAD], "strategy": ShapleyValues("val_acc")}, "ShapleyValues scores clients' models"),
-    ({"personal": [HEAD], "route": LocalOnly("val_acc")}, "LocalOnly keeps whole models at the clients"),
+    (
+        {"personal": [HEAD], "route": LocalOnly("val_acc")},
+        "LocalOnly scores models on the server's set, but with 'federation.personal' the server's model is incomplete",
+    ),
     (
         {"personal": [HEAD], "attackers": Attackers(clients=[1], backdoor=Backdoor(1))},
         "'federation.attackers.backdoor' is measured with the global model",
@@ -350,7 +353,7 @@ EVALUATED = {"data": {"client_test": 0.3}, "client_evaluation": ClientEvaluation
     ],
 )
 def test_monitors_need_the_clients_evaluation(callback, settings):
-    with pytest.raises(ConfigurationError, match="the server does not validate, because its model is incomplete"):
+    with pytest.raises(ConfigurationError, match="the server's model is incomplete, so the server does not validate"):
         fit(1, callback(), personal=[HEAD], flags={"enable_checkpointing": True}, **settings)
 
 
@@ -386,7 +389,7 @@ def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
         export_main(["--client", str(client), "--ckpt_path", saved, "--output", str(target)])
         said = capsys.readouterr().out
         found = Plain.load_from_checkpoint(target)
-        own = federation._run.memory.personal(client)
+        own = federation._run.memory.held(client)
         assert (f"with 7 tensors of client {client}" if own else f"client {client} has not trained yet") in said
         expected = {f"net.{name}": tensor for name, tensor in complete(module, federation, client).items()}
         state = {name: tensor for name, tensor in found.state_dict().items() if name in expected}
@@ -396,7 +399,7 @@ def test_an_export_is_a_clients_complete_model(tmp_path, capsys):
     tested = trainer(1, FederatedOrchestrator(personal=[NORM, HEAD]))
     with pytest.raises(CheckpointError, match=r"holds only the shared part .* 'fl-lightning export --client NAME'"):
         tested.test(Plain(batchnorm=True), Blobs(), ckpt_path=saved, verbose=False)
-    with pytest.warns(UserWarning, match="its personal parts are those of the start"):
+    with pytest.warns(UserWarning, match="the parts that the clients hold are those with which new clients begin"):
         trainer(1, FederatedOrchestrator(personal=[NORM])).test(Plain(batchnorm=True), Blobs(), verbose=False)
     for arguments, message in (
         (["--client", "7", "--ckpt_path", saved], "There is no client '7'. The federation has 0, 1, 2."),

@@ -81,7 +81,7 @@ def test_each_epoch_trains_one_part(strategy, phases, engine, dtype):
     local = LocalTraining(max_epochs=3, engine=engine)
     module, federation = fit(dtype=dtype, strategy=strategy, personal=HEAD, local=local)
     for client, net in enumerate(by_hand(phases, dtype)):
-        own = federation._run.memory.personal(client)
+        own = federation._run.memory.held(client)
         mine = weights(module.net) | {name.removeprefix("net."): tensor for name, tensor in own.items()}
         assert_close(net.state_dict(), mine, 1e-11 if dtype == torch.float64 else 5e-6)
 
@@ -92,7 +92,7 @@ def test_a_part_that_rests_does_not_decay_with_a_proximal_term(engine):
     decaying = partial(torch.optim.SGD, lr=LR, weight_decay=0.3)
     _, federation = fit(strategy=FedRep(2), personal=HEAD, local=local, optimizer=decaying)
     for client, net in enumerate(by_hand((True, True, False), torch.float64, mu=0.5, decay=0.3)):
-        own = federation._run.memory.personal(client)
+        own = federation._run.memory.held(client)
         assert_close(net[3].state_dict(), {name.removeprefix("net.3."): tensor for name, tensor in own.items()}, 1e-11)
 
 
@@ -102,7 +102,7 @@ def test_a_part_that_rests_does_not_decay_or_drift():
     start = Plain(lr=LR, batchnorm=True).double().net[3].state_dict()
     _, federation = fit(strategy=FedBABU(), personal=HEAD, optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5))
     for client in range(3):
-        own = federation._run.memory.personal(client)
+        own = federation._run.memory.held(client)
         assert all(torch.equal(own[f"net.3.{name}"], tensor) for name, tensor in start.items())
 
 

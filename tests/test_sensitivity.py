@@ -98,7 +98,7 @@ def test_with_central_noise_one_client_moves_the_aggregate_by_its_clipped_norm_o
         with pytest.raises(ConfigurationError, match=r"ClientPrivacy|asynchronous|full_batch|validation part"):
             federate(Plain(), 1, strategy=strategy, transforms=privacy)
         return
-    more = {"personal": [HEAD], "local": LocalTraining(max_epochs=2)} if strategy.needs_personal else {}
+    more = {"personal": [HEAD], "local": LocalTraining(max_epochs=2)} if strategy.needs_held_parts else {}
     usual = Blobs(dtype=torch.float64)
     moved = step_of(usual, strategy=strategy, **more)
     assert np.linalg.norm(moved - step_of(Neighbour(), strategy=built(kind), **more)) <= 2 * C / 3 * (1 + 1e-6)
@@ -142,7 +142,7 @@ def test_with_local_noise_only_the_model_depends_on_the_data_or_the_strategy_is_
             return method(updates, more)
 
         monkeypatch.setattr(strategy, name, watched, raising=False)
-        more: dict[str, Any] = {"personal": [HEAD]} if strategy.needs_personal else {}
+        more: dict[str, Any] = {"personal": [HEAD]} if strategy.needs_held_parts else {}
         more |= (
             {"asynchronous": fl_lightning.Asynchronous(3, strategy.largest_buffer or 3)} if strategy.needs_asynchronous else {}
         )

@@ -26,6 +26,7 @@ from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.options.attackers import Attackers
+from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
 from fl_lightning.reporting.run_facts import choices_of
@@ -38,8 +39,8 @@ from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
 from fl_lightning.server.checks.federation import check_federation
+from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
-from fl_lightning.server.checks.personal import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.privacy import warn_unprotected
 from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.schedules import check_schedules
@@ -66,7 +67,6 @@ from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
-from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import JointStrategy, Strategy
@@ -240,7 +240,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(give_back)
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
-        context = ServerContext(trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed)
+        context = ServerContext(
+            trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed, held=self._run.memory.held
+        )
         hooks = self._run.hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
         for hook in hooks.values():
             self._cleanup.callback(hook.close)
@@ -270,6 +272,8 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         federation = assembly.federation(self._build_pool(assembly))
         self._run.pool = federation.pool
         self._cleanup.callback(federation.pool.close)
+        for hook in self._run.hooks.values():
+            hook.open(federation)
         self._rounds = RoundRunner(
             settings=self,
             run=self._run,
@@ -333,7 +337,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     @property
     def active_options(self) -> tuple[OptionSettings, ...]:
         """Return the options in use, in the order of their hooks, which is that of the arguments."""
-        return tuple(options_in(getattr(self, name) for name in signature(FederatedOrchestrator).parameters))
+        given = {name: getattr(self, name) for name in signature(FederatedOrchestrator).parameters}
+        given["personal"] = PersonalParts(tuple(self.personal), self.personal_start)
+        return tuple(options_in(given.values()))
 
     @property
     def clients_elsewhere(self) -> bool:

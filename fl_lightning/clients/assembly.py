@@ -114,7 +114,7 @@ class ClientAssembly:
             self.resident,
             self._data,
             settings.metrics,
-            self._memory.personal,
+            self._memory.held,
             precision=place.precision,
             device=place.device,
             logger=place.logger,

@@ -28,7 +28,7 @@ class ClientEvaluators:
         resident: the module into which models are loaded.
         data: the clients' examples.
         metrics: the metrics to compute, by role.
-        own: returns a client's personal parameters and buffers, with which models are evaluated on its examples.
+        own: returns the parameters and buffers that a client holds, with which models are evaluated on its examples.
         flags: options of :class:`ModelEvaluation`, such as the precision.
     """
 
@@ -50,7 +50,7 @@ class ClientEvaluators:
             role: the role of the metric.
             client: the client whose examples to use.
             part: the part of the examples to use.
-            own: other personal tensors than those that the client has stored.
+            own: other held tensors than those that the client has stored.
 
         Raises:
             ConfigurationError: if the module does not log the metric in validation.

@@ -15,7 +15,7 @@ from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.kept_training import NAME, OWN
-from fl_lightning.clients.memory import ClientMemory, personal_part
+from fl_lightning.clients.memory import ClientMemory, held_part
 from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.errors import DataError
@@ -33,7 +33,7 @@ class Remains:
     """Hold what a client keeps of a training, beside what its rules derive from the update.
 
     Attributes:
-        own: its personal parameters and buffers, by name.
+        own: the parameters and buffers that it holds, by name.
         model: the model that it keeps, if it is another one than it sends.
         tensors: the state of its training and of its rules, by name.
     """
@@ -125,7 +125,7 @@ class LocalTrainer:
             return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, poisson)
 
         kept = self._memory.kept(job.client)
-        return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, personal_part(kept))
+        return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, held_part(kept))
 
     def _update(self, trained: Trained) -> tuple[ClientUpdate, Remains]:
         job = trained.job.job
@@ -187,7 +187,7 @@ class LocalTrainer:
             job: the client's turn.
         """
         memory, client = self._memory, update.client
-        memory.keep_personal(client, remains.own)
+        memory.keep_held(client, remains.own)
         if remains.model is not None:
             memory.keep_model(client, remains.model)
         if remains.tensors:

@@ -14,7 +14,7 @@ from fl_lightning.clients.stored_state import ClientFiles, Kept, StoredState
 from fl_lightning.types import Snapshot
 
 _MOVED = "moved "
-_PERSONAL = "personal "
+_HELD = "held "
 
 
 class ClientMemory:
@@ -51,14 +51,14 @@ class ClientMemory:
         moved = {_MOVED + name: tensor for name, tensor in model.moved.items()}
         self.put(client, vector=model.vector, counters=model.counters, **moved)
 
-    def personal(self, client: int) -> dict[str, Tensor]:
-        """Return a client's personal parameters and buffers, by name; empty before its first training."""
-        return personal_part(self.kept(client))
+    def held(self, client: int) -> dict[str, Tensor]:
+        """Return the parameters and buffers that a client holds, by name; empty before its first training."""
+        return held_part(self.kept(client))
 
-    def keep_personal(self, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Store a client's personal parameters and buffers."""
+    def keep_held(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Store the parameters and buffers that a client holds."""
         if tensors:
-            self.put(client, **{_PERSONAL + name: tensor for name, tensor in tensors.items()})
+            self.put(client, **{_HELD + name: tensor for name, tensor in tensors.items()})
 
     def vectors(self) -> Iterator[tuple[str, int]]:
         """Yield the name and length of stored tensors that may cover all parameters of a model."""
@@ -68,7 +68,7 @@ class ClientMemory:
             yield from (
                 (name, shape[0])
                 for name, shape in shapes.items()
-                if len(shape) == 1 and name not in ("counters", NAME, OWN) and not name.startswith((_MOVED, _PERSONAL))
+                if len(shape) == 1 and name not in ("counters", NAME, OWN) and not name.startswith((_MOVED, _HELD))
             )
 
     def drawer(self, client: int, prefix: str) -> MutableMapping[str, Tensor]:
@@ -169,9 +169,9 @@ class ClientMemory:
                 self._kept[client] = self._files.write(client, kept)
 
 
-def personal_part(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the personal parameters and buffers among a client's stored tensors, by name."""
-    return {name.removeprefix(_PERSONAL): tensor for name, tensor in kept.items() if name.startswith(_PERSONAL)}
+def held_part(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the held parameters and buffers among a client's stored tensors, by name."""
+    return {name.removeprefix(_HELD): tensor for name, tensor in kept.items() if name.startswith(_HELD)}
 
 
 class _Drawer(MutableMapping[str, Tensor]):

@@ -61,7 +61,7 @@ class ClientModel:
         self, parameters: Tensor | None = None, buffers: Tensor | None = None, counters: Tensor | None = None
     ) -> dict[str, Tensor]:
         """See :meth:`LocalModel.tensors`."""
-        now = self._state.tensors() | self._state.own_tensors()
+        now = self._state.tensors() | self._state.held_tensors()
         found = {name: tensor.clone() for name, tensor in now.items()}
         for vector, names in zip((parameters, buffers, counters), self._state.names()[:3], strict=True):
             if vector is not None:

@@ -82,7 +82,7 @@ class ResidentModel:
 
         Args:
             model: the model; None for the global one.
-            own: a client's personal tensors, by name; by default those of a client that has not trained yet.
+            own: the tensors that a client holds, by name; by default those of a client that has not trained yet.
 
         Returns:
             The module with the model in it.
@@ -92,7 +92,7 @@ class ResidentModel:
             self.fill(self.view(), model, own)
             self._content = wanted
         elif self.server.first:  # the content is the same for all clients except for what each one keeps
-            self.view().set_own({**self.server.first, **(own or {})})
+            self.view().set_held({**self.server.first, **(own or {})})
         self.python.restore()
         return self.module
 
@@ -102,14 +102,14 @@ class ResidentModel:
         Args:
             state: the view of the module.
             model: the model; None for the global one.
-            own: a client's personal tensors; see :meth:`load`.
+            own: the tensors that a client holds; see :meth:`load`.
         """
         self._content = None
         state.copy_from(self.server.tensors, self.server.layout)
         if model is not None:
             state.load(model)
         if self.server.first:
-            state.set_own({**self.server.first, **(own or {})})
+            state.set_held({**self.server.first, **(own or {})})
 
     def preload(self, model: Snapshot | None, own: Mapping[str, Tensor] | None) -> None:
         """Copy a model into the module before a fit, as :meth:`fill` does, if the module has all of its tensors already.
@@ -149,9 +149,9 @@ class ResidentModel:
         return model
 
     def _refuse_new_parameters(self, state: ModelState) -> None:
-        known, personal, parameters = self.server.tensors, self.server.layout.personal, parameters_of(self.module)
+        known, held, parameters = self.server.tensors, self.server.layout.held, parameters_of(self.module)
         for name in parameters:
-            if name not in known and name not in personal:
+            if name not in known and name not in held:
                 raise ConfigurationError(
                     f"Training created the parameter '{name}' of {type(self.module).__name__}, which the global model lacks, "
                     "so it would never be averaged. Build it in '__init__', or run one batch through that part before the fit."
@@ -166,14 +166,14 @@ class ResidentModel:
 
     def _remove_new_buffers(self) -> None:
         """Remove the buffers that training has created, as other attributes of a client's turn, and warn once."""
-        known, personal = self.server.tensors, self.server.layout.personal
+        known, held = self.server.tensors, self.server.layout.held
         found = [
             (f"{prefix}.{name}".lstrip("."), part, name)
             for prefix, part in parts_of(self.module).items()
             for name, buffer in buffers_of(part).items()
             if buffer is not None
         ]
-        created = [(path, part, name) for path, part, name in found if path not in known and path not in personal]
+        created = [(path, part, name) for path, part, name in found if path not in known and path not in held]
         for path, part, name in created:
             if path in self._empty:
                 setattr(part, name, None)

@@ -148,12 +148,12 @@ class ClientRuntime:
                 self._alone_trainers[order.epochs] = self._alone(order.epochs)
             alone = self._alone_trainers[order.epochs]
             alone.forget()
-            if order.model is None:  # fine-tuning continues from the client's personal part
-                alone.memory.keep_personal(order.client, self.memory.personal(order.client))
+            if order.model is None:  # fine-tuning continues from what the client holds
+                alone.memory.keep_held(order.client, self.memory.held(order.client))
             for job in order.jobs:
                 ((update, remains),) = alone.train([(job, model)])
                 alone.keep(update, remains, job)
-                model, own = update.snapshot, alone.memory.personal(order.client)
+                model, own = update.snapshot, alone.memory.held(order.client)
         try:
             value = self._evaluators.score(model, order.metric, order.client, order.part, own)
         except Exception as error:

@@ -96,7 +96,7 @@ class ClientSession(Callback):
         """
         if self._foreign is not None:
             self._foreign.refuse_trained()
-        for parameter in (*self._client.parameters(), *self._client.own_parameters()):
+        for parameter in (*self._client.parameters(), *self._client.held_parameters()):
             parameter.grad = None  # before the copy, so that both are never held
         job, model = self._job, self._resident.snapshot(self._client)
         sent, own = self._sent(model), self._own(model)
@@ -121,7 +121,7 @@ class ClientSession(Callback):
             seconds=time.perf_counter() - begun,
             kept=kept_training.pack(self._kept) if self._kept else None,
             num_examples=self._size.found,
-            own={name: tensor.clone() for name, tensor in self._client.own_tensors().items()},
+            own={name: tensor.clone() for name, tensor in self._client.held_tensors().items()},
             kept_model=own if sent is None else model,
         )
 
@@ -258,7 +258,7 @@ class ClientSession(Callback):
         resting = {rule.resting(epoch) for rule in self._rules} - {None}
         if not resting:
             return
-        for part, parameters in (("shared", self._client.parameters()), ("personal", self._client.own_parameters())):
+        for part, parameters in (("shared", self._client.parameters()), ("held", self._client.held_parameters())):
             if part in resting:
                 for parameter in parameters:
                     parameter.grad = None

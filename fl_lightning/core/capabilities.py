@@ -19,6 +19,14 @@ class Capability(Enum):
     GLOBAL_STARTS = "no other part gives a client a complete model of its own"
     SINGLE_UPDATES = "the server sees each client's update"
     COMPLETE_MODEL = "the server's model is complete"
+    SERVED_MODELS = "clients start from models that come from the server"
+    OPEN_HOLDINGS = "what clients keep may be read as it is"
+    MOVING_STARTS = "a client need not begin as in the first round"
+    HELD_PARTS = "clients hold parts of the model"
+
+
+_PROVIDED = (Capability.HELD_PARTS,)
+"""Capabilities that are not there unless a part provides them."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,10 @@ class Part(Protocol):
         """Return what the part takes away from the others."""
         ...
 
+    def provides(self) -> Iterable[Capability]:
+        """Return what is not there without the part."""
+        ...
+
 
 class Unassuming:
     """A part that works with any other, unless a subclass says otherwise."""
@@ -74,10 +86,14 @@ class Unassuming:
         """Return what the part takes away from the others."""
         return ()
 
+    def provides(self) -> Iterable[Capability]:
+        """Return what is not there without the part."""
+        return ()
 
-def takes_away(parts: Iterable[Part], capability: Capability) -> bool:
-    """Return whether one of the parts takes a capability away."""
-    return any(removal.capability is capability for part in parts for removal in part.removes())
+
+def removal_of(parts: Iterable[Part], capability: Capability) -> Removal | None:
+    """Return how one of the parts takes a capability away; None if none does."""
+    return next((removal for part in parts for removal in part.removes() if removal.capability is capability), None)
 
 
 def check_parts(parts: Iterable[Part]) -> None:
@@ -88,7 +104,10 @@ def check_parts(parts: Iterable[Part]) -> None:
     """
     everyone = list(parts)
     removals = [removal for part in everyone for removal in part.removes()]
+    provided = {capability for part in everyone for capability in part.provides()}
     for need in (need for part in everyone for need in part.needs()):
+        if need.capability in _PROVIDED and need.capability not in provided:
+            raise ConfigurationError(f"{need.because}. {need.remedy}.")
         for removal in removals:
             if removal.capability is need.capability:
                 raise ConfigurationError(f"{need.because}, but {removal.because}. {need.remedy}, or {removal.remedy}.")

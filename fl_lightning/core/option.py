@@ -7,14 +7,14 @@ clients train. The federation calls the hooks of all options in one order, and k
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
@@ -42,12 +42,14 @@ class ServerContext:
         data: the data, divided among the clients.
         cohort: the number of clients in a round.
         seed: the seed of the federation.
+        held: returns the parameters and buffers that a simulated client holds, by name; empty before its first training.
     """
 
     trainer: Trainer
     data: FederatedDataModule
     cohort: int
     seed: int
+    held: Callable[[int], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,13 @@ class ClientContext:
 
 class ServerHooks:
     """Act at the server, on every rank alike. Each method does nothing unless a subclass defines it."""
+
+    def held(self, module: nn.Module) -> Sequence[str]:
+        """Return the names of parameters and buffers of which each client keeps its own: they are neither sent nor averaged."""
+        return ()
+
+    def open(self, federation: Federation) -> None:
+        """Learn of the parts of the federation, before its first round in this fit."""
 
     def begin_round(self, round_idx: int) -> None:
         """Prepare for a round, before its clients are drawn."""
@@ -154,6 +163,10 @@ class OptionSettings:
 
     def removes(self) -> Iterable[Removal]:
         """Return what the option takes away from the other parts."""
+        return ()
+
+    def provides(self) -> Iterable[Capability]:
+        """Return what is not there without the option."""
         return ()
 
     def at_server(self, context: ServerContext) -> ServerHooks:

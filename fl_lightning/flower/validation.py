@@ -77,12 +77,12 @@ def require_model(model: ServerModel, module: torch.nn.Module) -> None:
         WireError: naming the tensor.
     """
     state = ModelState(module)
-    state.keep_at_clients(model.layout.personal)
-    mine, personal = state.tensors(), state.own_tensors()
-    different = sorted((set(mine) ^ set(model.tensors)) | (set(personal) ^ set(model.first)))
+    state.hold_at_clients(model.layout.held)
+    mine, held = state.tensors(), state.held_tensors()
+    different = sorted((set(mine) ^ set(model.tensors)) | (set(held) ^ set(model.first)))
     if different:
         raise WireError(f"The server's model and the model here differ: only one has '{different[0][:100]}'.")
-    for name, tensor in (mine | personal).items():
+    for name, tensor in (mine | held).items():
         came = {**model.tensors, **model.first}[name]
         if came.shape != tensor.shape or came.dtype != tensor.dtype:
             raise WireError(

@@ -6,7 +6,7 @@ floating-point buffers (persistent)    averaged with the same weights, e.g. Batc
 integer and boolean buffers            elementwise maximum over the cohort: exact, and independent of order
 buffers owned by the server            sent to the clients, never aggregated (``server_buffers``, e.g. class weights)
 buffers that each client keeps         neither sent nor aggregated (``client_state``, e.g. the queue of MoCo)
-personal parameters and buffers        neither sent nor aggregated; each client keeps its own (``federation.personal``)
+held parameters and buffers            neither sent nor aggregated; each client keeps its own
 buffers that are not persistent,       copied to the clients, never sent back
 and complex ones
 frozen parameters, and buffers that    copied to the clients; those that a client's training changes, such as a target
@@ -48,7 +48,7 @@ class ModelSlots:
         local: buffers that are not sent back.
         frozen: tensors without gradients that are copied to the clients in every round.
         constants: tensors that are copied once.
-        personal: the tensors that each client keeps, by name.
+        held: the tensors of which each client keeps its own, by name.
     """
 
     parameters: list[Slot] = field(default_factory=list)
@@ -57,30 +57,30 @@ class ModelSlots:
     local: list[Slot] = field(default_factory=list)
     frozen: list[Slot] = field(default_factory=list)
     constants: list[Slot] = field(default_factory=list)
-    personal: dict[str, Slot] = field(default_factory=dict)
+    held: dict[str, Slot] = field(default_factory=dict)
 
     @property
     def kinds(self) -> tuple[list[Slot], ...]:
-        """Return all kinds but the personal one, constants last."""
+        """Return all kinds but the held one, constants last."""
         return self.parameters, self.floats, self.counters, self.local, self.frozen, self.constants
 
 
 def find_slots(
-    module: nn.Module, moving: Container[str] = (), kept_by_clients: Container[str] = (), unsent: Container[str] = ()
+    module: nn.Module, moving: Container[str] = (), held: Container[str] = (), unsent: Container[str] = ()
 ) -> ModelSlots:
     """Find the tensors of a module.
 
     Args:
         module: the module.
         moving: the names of tensors without gradients that training changes nevertheless.
-        kept_by_clients: the names of personal tensors.
+        held: the names of held tensors.
         unsent: the names of persistent buffers that begin complex, or with values that are not finite.
 
     Raises:
         ConfigurationError: if parameters are not initialised, or trained ones complex.
     """
     found, constant = ModelSlots(), constant_modules(module)
-    _add_parameters(module, constant, moving, kept_by_clients, found)
+    _add_parameters(module, constant, moving, held, found)
     for prefix, owner in module.named_modules():
         # Not what 'state_dict' returns: a module may override it, or have hooks that leave tensors out of checkpoints.
         owned = {*server_buffers(owner), *client_state(owner), *unsaved_buffers(owner)}
@@ -90,8 +90,8 @@ def find_slots(
                 (found.frozen if path in moving else found.constants).append((owner, name))
                 continue
             sent = name not in owned and path not in unsent
-            if sent and path in kept_by_clients:
-                found.personal[path] = (owner, name)
+            if sent and path in held:
+                found.held[path] = (owner, name)
             elif name not in owned and buffer.is_floating_point() and (path in unsent or is_tiny(buffer)):
                 found.frozen.append((owner, name))
             else:
@@ -112,7 +112,7 @@ def second_names(slots: ModelSlots) -> dict[Slot, Slot]:
 
 
 def _add_parameters(
-    module: nn.Module, constant: set[int], moving: Container[str], kept_by_clients: Container[str], found: ModelSlots
+    module: nn.Module, constant: set[int], moving: Container[str], held: Container[str], found: ModelSlots
 ) -> None:
     seen: set[int] = set()
     for prefix, owner in module.named_modules():
@@ -125,8 +125,8 @@ def _add_parameters(
             seen.add(id(parameter))
             if id(owner) in constant and path not in moving:
                 found.constants.append((owner, name))
-            elif path in kept_by_clients:
-                found.personal[path] = (owner, name)
+            elif path in held:
+                found.held[path] = (owner, name)
             elif not parameter.requires_grad:
                 found.frozen.append((owner, name))
             else:

@@ -33,13 +33,13 @@ class ModelState:
         self._module = module
         self._followed: ModelLayout | None = None
         self._moving: tuple[str, ...] = ()
-        self._kept_by_clients: tuple[str, ...] = ()
+        self._held: tuple[str, ...] = ()
         self._unsent = never_averaged(module)  # as they begin: later values must not move a buffer to another kind
         self._arrange()
 
     def _arrange(self) -> None:
         self._trained = trained_parts(self._module)
-        self._slots = find_slots(self._module, self._moving, self._kept_by_clients, self._unsent)
+        self._slots = find_slots(self._module, self._moving, self._held, self._unsent)
         self._second_names = second_names(self._slots)
         self._filled: ModelLayout | None = None
         self._layout: ModelLayout | None = None
@@ -59,7 +59,7 @@ class ModelState:
         if self._layout is None:
             modes = {name: (part.training, getattr(part, "track_running_stats", None)) for name, part in self._parts()}
             trained = tuple(p.requires_grad for p in parameters_of(self._module).values())
-            self._layout = ModelLayout(trained, modes, self._moving, self._kept_by_clients, self._unsent)
+            self._layout = ModelLayout(trained, modes, self._moving, self._held, self._unsent)
         return self._layout
 
     def _parts(self) -> Iterator[tuple[str, nn.Module]]:
@@ -79,7 +79,7 @@ class ModelState:
                 part.track_running_stats = tracks  # type: ignore[assignment]  # Lightning's finetuning switches it in BatchNorm
         if self._followed is layout:
             return
-        self._moving, self._kept_by_clients, self._unsent = layout.moving, layout.personal, layout.unsent
+        self._moving, self._held, self._unsent = layout.moving, layout.held, layout.unsent
         self._arrange()
         self._followed = layout
 
@@ -95,7 +95,7 @@ class ModelState:
         return self._names
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every parameter and buffer that is not personal by name: the tensors themselves, not copies."""
+        """Return every parameter and buffer that clients do not hold, by name: the tensors themselves, not copies."""
         kinds = zip(self._all_names(), self._slots.kinds, strict=True)
         return {name: tensor for names, slots in kinds for name, tensor in zip(names, self._tensors(slots), strict=True)}
 
@@ -109,7 +109,7 @@ class ModelState:
 
     def _all(self) -> list[Tensor]:
         slots = [slot for kind in self._slots.kinds for slot in kind]
-        return [getattr(owner, name) for owner, name in (*slots, *self._slots.personal.values())]
+        return [getattr(owner, name) for owner, name in (*slots, *self._slots.held.values())]
 
     def ids(self) -> set[int]:
         """Return the ids of all parameters and buffers that this view finds."""
@@ -122,7 +122,7 @@ class ModelState:
     def vector(self) -> Tensor:
         """Return a copy of parameters and averaged buffers, one float vector of shape (d,)."""
         tensors = self._tensors(self._slots.parameters) + self._tensors(self._slots.floats)
-        if not tensors and self._slots.personal:
+        if not tensors and self._slots.held:
             return torch.zeros(0, device=self.device)
         if not tensors:
             raise ConfigurationError(
@@ -141,7 +141,7 @@ class ModelState:
     @property
     def device(self) -> torch.device:
         """Return the device of the first parameter."""
-        first: list[Slot] = [*self._slots.parameters[:1], *self._slots.personal.values()]
+        first: list[Slot] = [*self._slots.parameters[:1], *self._slots.held.values()]
         return getattr(*first[0]).device if first else torch.device("cpu")
 
     @torch.no_grad()
@@ -262,24 +262,24 @@ class ModelState:
 
     # ---------------------------------------------------------------- what each client keeps for itself
 
-    def keep_at_clients(self, names: Iterable[str]) -> None:
+    def hold_at_clients(self, names: Iterable[str]) -> None:
         """Exclude parameters and buffers from :meth:`vector`, because each client keeps its own."""
-        self._kept_by_clients = tuple(names)
+        self._held = tuple(names)
         self._arrange()
 
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Return the personal parameters, then the personal buffers, by name: the tensors themselves, not copies."""
-        return {name: getattr(owner, attribute).detach() for name, (owner, attribute) in self._slots.personal.items()}
+    def held_tensors(self) -> dict[str, Tensor]:
+        """Return the held parameters, then the held buffers, by name: the tensors themselves, not copies."""
+        return {name: getattr(owner, attribute).detach() for name, (owner, attribute) in self._slots.held.items()}
 
-    def own_parameters(self) -> list[nn.Parameter]:
-        """Return the personal parameters themselves."""
-        found = [getattr(owner, name) for owner, name in self._slots.personal.values()]
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Return the held parameters themselves."""
+        found = [getattr(owner, name) for owner, name in self._slots.held.values()]
         return [tensor for tensor in found if isinstance(tensor, nn.Parameter)]
 
     @torch.no_grad()
-    def set_own(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the personal parameters and buffers."""
-        for name, own in self.own_tensors().items():
+    def set_held(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the held parameters and buffers."""
+        for name, own in self.held_tensors().items():
             own.copy_(tensors[name])
 
     def _set(self, moved: Mapping[str, Tensor]) -> None:

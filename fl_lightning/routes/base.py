@@ -123,11 +123,17 @@ class Route(Unassuming, ChecksTypes, ABC):
         """Return what the route needs of other parts of a federation."""
         if self.bypasses_server:
             yield Need(Capability.SINGLE_UPDATES, self._bypass[0].upper() + self._bypass[1:], "Use the route ServerRoute")
+        if self.server_metric is not None:
+            why = f"The route {type(self).__name__} scores models on the server's set"
+            yield Need(Capability.COMPLETE_MODEL, why, "Use the route ServerRoute")
 
     def removes(self) -> Iterator[Removal]:
         """Return what the route takes away from other parts of a federation."""
         if self.bypasses_server:
             yield Removal(Capability.DELIVERED_UPDATES, self._bypass, "use the route ServerRoute")
+        if self.keeps_models:
+            why = f"the route {type(self).__name__} keeps whole models at the clients"
+            yield Removal(Capability.SERVED_MODELS, why, "use the route ServerRoute")
 
     @property
     def _bypass(self) -> str:

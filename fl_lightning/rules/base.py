@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from fl_lightning.rules.passes import Batch, LocalModel
 from fl_lightning.types import Pull, Snapshot
 
-Part = Literal["shared", "personal"]
+Part = Literal["shared", "held"]
 """The parameters that the server averages, or those that each client keeps."""
 
 

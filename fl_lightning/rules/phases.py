@@ -1,4 +1,4 @@
-"""Train the shared and the personal part one after the other, as FedRep's and FedBABU's clients do."""
+"""Train the shared and the held part one after the other, as FedRep's and FedBABU's clients do."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from fl_lightning.rules.base import ClientRule, LocalStart, Part
 
 
 class Phases(ClientRule):
-    """Train only the personal part in the first epochs of a turn, and only the shared part in the others.
+    """Train only the part that clients hold in the first epochs of a turn, and only the shared part in the others.
 
     Args:
-        personal_epochs: the number of first epochs that train the personal part, >= 0.
+        held_epochs: the number of first epochs that train the held part, >= 0.
     """
 
     stacks = False
 
-    def __init__(self, personal_epochs: int) -> None:
-        self.personal_epochs = personal_epochs
+    def __init__(self, held_epochs: int) -> None:
+        self.held_epochs = held_epochs
 
     def begin(self, start: LocalStart) -> list[Tensor]:
         """Return nothing: the rule changes no gradient of the part that trains."""
@@ -25,4 +25,4 @@ class Phases(ClientRule):
 
     def resting(self, epoch: int) -> Part | None:
         """Return the part that does not train in an epoch of the turn, counted from 0."""
-        return "shared" if epoch < self.personal_epochs else "personal"
+        return "shared" if epoch < self.held_epochs else "held"

@@ -12,14 +12,13 @@ from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
-from fl_lightning.core.capabilities import Capability, takes_away
+from fl_lightning.core.capabilities import Capability, removal_of
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.asynchronous import AsynchronousSampler
 from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.compatibility import check_convex, federated_data
-from fl_lightning.server.checks.personal import announce_personal
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.evaluators import Evaluators
@@ -29,7 +28,6 @@ from fl_lightning.server.sampling import ClientSampler
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
-from fl_lightning.settings.personal import personal_names
 from fl_lightning.utilities.collectives import Collectives
 
 
@@ -109,9 +107,8 @@ class Assembly:
         server.note_moving(self._run.moving)
         server.note_unsent(server.unsent if self._run.unsent is None else self._run.unsent)
         self._run.unsent = server.unsent
-        server.keep_at_clients(personal_names(self._module, settings.personal))
-        announce_personal(settings, server)
-        self._run.tensor_names = server.names
+        server.hold_at_clients([name for hook in self._run.hooks.values() for name in hook.held(self._module)])
+        self._run.tensor_names, self._run.held = server.names, server.held_tensors
         check_convex(settings.route, self._module, settings.local)
         check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
         evaluators = Evaluators(
@@ -137,7 +134,7 @@ class Assembly:
             seed=settings.seed,
             transforms=settings.transforms,
             faults=settings.faults,
-            hides_updates=takes_away(settings.active_options, Capability.SINGLE_UPDATES),
+            hides_updates=removal_of(settings.active_options, Capability.SINGLE_UPDATES) is not None,
             memory_limit=settings.memory_limit * 2**30,
             privacy=self._run.account,
         )
@@ -161,5 +158,5 @@ class Assembly:
     def evaluator(self, federation: Federation) -> ClientEvaluator:
         """Return the evaluator of models at the clients."""
         settings = self._settings
-        own, parts = settings.route.keeps_models or settings.strategy.own_models, bool(settings.personal)
+        own, parts = settings.route.keeps_models or settings.strategy.own_models, bool(federation.server.held_tensors())
         return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, own, parts)

@@ -122,7 +122,7 @@ class Federation:
             largest=self.largest,
             tolerates_broken=strategy.tolerates_broken,
             session=self.session,
-            first=self.server.own_tensors(),
+            first=self.server.held_tensors(),
         )
         self.pool.publish(model)
         self.evaluators.publish(model)

@@ -19,11 +19,10 @@ from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement, staleness_figures
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.asynchronous import AsynchronousRound
-from fl_lightning.server.checks.personal import client_figures
+from fl_lightning.server.checks.incomplete import client_figures
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.new_clients import set_mean_part
 from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
 from fl_lightning.server.rank_buffers import RankBuffers
 from fl_lightning.server.round import FederationRound
@@ -118,8 +117,6 @@ class RoundRunner:
         step = self._step_server(module, result)
         accepted = [update.client for update in result.updates]
         waited = federation.pool.settle(round_idx, accepted, run.saved_round)
-        if self._settings.personal_start == "mean":
-            set_mean_part(federation.server, run.memory, federation.data.indices.sizes)
         missed = tell_failures(trainer, round_idx, plan.lost, result.failures, federation.data.client_name)
         announce(trainer, "on_aggregated", result.updates)
         figures = self._figures(federation_round, result, step, missed) | waited

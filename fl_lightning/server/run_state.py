@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -67,6 +67,7 @@ class RunState:
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
+        self.held: Callable[[], Iterable[str]] = tuple
         self.tensor_names: Callable[[], Sequence[list[str]]] = list
         self.rounds: int | None = None
         self.rounds_are_known = False
@@ -137,6 +138,7 @@ class RunState:
             "starts": self.starts.state_dict(),
             "engine": self.engine,
             "moving": list(self.moving),
+            "held": list(self.held()),
             "unsent": [] if self.unsent is None else [list(self.unsent)],
             "rounds": [self.rounds] if self.rounds_are_known else [],
             "federation": self.federation,

@@ -8,7 +8,6 @@ from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.partial_work import PartialWork
-from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 
 __all__ = [
@@ -20,6 +19,5 @@ __all__ = [
     "Faults",
     "LocalTraining",
     "PartialWork",
-    "PersonalPart",
     "ServerEvaluation",
 ]

@@ -52,6 +52,10 @@ class Asynchronous:
         why = "with 'federation.asynchronous' clients deliver changes of different models"
         yield Removal(Capability.WHOLE_ROUNDS, why, "remove 'federation.asynchronous'")
 
+    def provides(self) -> tuple[Capability, ...]:
+        """Return nothing."""
+        return ()
+
     def slots(self, num_clients: int) -> int:
         """Return the number of clients that train at the same time.
 

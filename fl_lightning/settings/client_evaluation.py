@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from torchmetrics import Metric
 
+from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, require
@@ -63,6 +65,20 @@ class ClientEvaluation:
     def higher_is_better(self) -> bool:
         """Whether higher values of the metric are better."""
         return higher_is_better(self.metric, self.mode, _NAME + "mode")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the comparison with clients alone takes away: they can only begin as in the first round."""
+        if self.compare_alone:
+            why = f"'{_NAME}compare_alone' trains clients from the first model"
+            yield Removal(Capability.MOVING_STARTS, why, f"set '{_NAME}compare_alone' to false")
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return nothing."""
+        return ()
+
+    def provides(self) -> tuple[Capability, ...]:
+        """Return nothing."""
+        return ()
 
     def check(self, data: FederatedDataModule) -> None:
         """Reject the evaluation if the clients have no test parts.

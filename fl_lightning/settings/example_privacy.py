@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import require_package
@@ -49,3 +51,16 @@ class ExamplePrivacy:
             require(0 < value < 1e12, _NAME + name, "above 0 and below 1e12", value)
         require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
         require_package("opacus", "opacus", "federation.local.privacy")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the noise takes away: what clients keep has none."""
+        why = "'federation.local.privacy' does not cover what clients keep"
+        yield Removal(Capability.OPEN_HOLDINGS, why, "remove 'federation.local.privacy'")
+
+    def needs(self) -> tuple[Need, ...]:
+        """Return nothing."""
+        return ()
+
+    def provides(self) -> tuple[Capability, ...]:
+        """Return nothing."""
+        return ()

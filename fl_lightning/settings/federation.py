@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 from lightning.pytorch.cli import OptimizerCallable
 
@@ -14,7 +14,6 @@ from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.settings.personal import PersonalPart
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 from fl_lightning.strategies.base import Strategy
@@ -35,8 +34,6 @@ class FederationSettings(Protocol):
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None
     memory_limit: float
-    personal: list[PersonalPart]
-    personal_start: Literal["first", "mean"]
     asynchronous: Asynchronous | None
     clock: Clock | None
     client_columns: int

@@ -21,6 +21,10 @@ from fl_lightning.types import ClientUpdate, RoundStart
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 ModelGrid = Callable[[float | None], Grid | None]
+_OTHER_SCORES = (
+    "Use a strategy without such scores, such as FedAvg, or one that reads the clients' own scores ('local_metric'), such as "
+    "FedLoss or AdaFed with 'scored_by' clients"
+)
 ONLY_SUMS = "Use a strategy that needs only sums, such as FedAvg, FedAvgM, FedNova, FedLoss or Scaffold"
 
 
@@ -51,7 +55,7 @@ class Strategy(Unassuming, ChecksTypes):
         compares_clients: whether the rule treats clients differently. Such a rule has no effect on a route that hands a
             single model to the server.
         needs_all_clients: whether every client must take part in every round.
-        needs_personal: whether the rule distinguishes a shared from a personal part (``federation.personal``).
+        needs_held_parts: whether the rule distinguishes what is shared from what clients hold (``federation.personal``).
         own_models: whether clients keep complete models of their own, which the clients' evaluation then measures.
         averages: whether the new state is the average of the clients' states, weighted by the logged weights.
         clients_may_join: whether a resumed run may have further clients: whether no state of the rule is a mean over all.
@@ -76,7 +80,7 @@ class Strategy(Unassuming, ChecksTypes):
     needs_full_batch: bool = False
     tolerates_broken: bool = False
     needs_all_clients: bool = False
-    needs_personal: bool = False
+    needs_held_parts: bool = False
     own_models: bool = False
     averages: bool = False
     clients_may_join: bool = True
@@ -106,6 +110,16 @@ class Strategy(Unassuming, ChecksTypes):
         if self.metric is not None:
             why = f"{type(self).__name__} weighs every client's model by its score at the server"
             yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
+        yield from self._needs_of_scores(self.metric)
+        if self.needs_held_parts:
+            why = f"{type(self).__name__} needs a head of each client, but 'federation.personal' is empty"
+            yield Need(Capability.HELD_PARTS, why, "Name the head's parameters there, such as [{names: 'head.*'}]")
+
+    def _needs_of_scores(self, metric: str | Metric | None) -> Iterator[Need]:
+        """Return what it needs to score clients' models at the server, if it does."""
+        if metric is not None:
+            why = f"{type(self).__name__} scores clients' models on the server's set"
+            yield Need(Capability.COMPLETE_MODEL, why, _OTHER_SCORES)
 
     def removes(self) -> Iterator[Removal]:
         """Return what the strategy takes away from other parts of a federation."""
@@ -225,6 +239,7 @@ class JointStrategy(Strategy, ABC):
         why = f"{type(self).__name__} needs every client's model to combine them"
         yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
         yield from super().needs()
+        yield from self._needs_of_scores(self.worth_metric)
 
     @abstractmethod
     def combine(self, updates: Sequence[ClientUpdate], scorer: ModelScorer) -> tuple[Tensor, list[float]]:

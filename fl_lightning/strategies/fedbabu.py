@@ -23,7 +23,7 @@ class FedBABU(FedAvg):
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
-    needs_personal = True
+    needs_held_parts = True
     compares_clients = True
     on_resume = ResumeRule(on_purpose="weighting")
 

@@ -29,7 +29,7 @@ class FedRep(FedAvg):
     """
 
     private_with: tuple[str, ...] = ("central", "local", "examples")
-    needs_personal = True
+    needs_held_parts = True
     compares_clients = True
     on_resume = ResumeRule(on_purpose="head_epochs weighting")
 

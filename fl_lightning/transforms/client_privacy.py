@@ -71,6 +71,7 @@ class ClientPrivacy(ClipUpdate):
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: other parts must not read a change before it is protected."""
         yield Removal(Capability.OPEN_CHANGES, "ClientPrivacy protects them only then", "remove ClientPrivacy")
+        yield Removal(Capability.OPEN_HOLDINGS, "ClientPrivacy does not cover what clients keep", "remove ClientPrivacy")
 
     def apply(self, message: Message, sender: Sender) -> Message:
         """Return the clipped message; see :meth:`Transform.apply`. With local noise it is dense, in float32 at least.

@@ -52,7 +52,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
         CheckpointError: if the checkpoint cannot be read, or holds nothing of the client's own.
         ConfigurationError: if there is no such client.
     """
-    from fl_lightning.clients.memory import personal_part
+    from fl_lightning.clients.memory import held_part
     from fl_lightning.plugins.checkpoint_io import AtomicCheckpointIO
     from fl_lightning.utilities.checkpoint_file import read_checkpoint
 
@@ -61,7 +61,7 @@ def export(source: Path, client: str, target: Path, trusted: Sequence[str] = (),
     state = _federation(checkpoint, source)
     number = _number(client, state.get("client_names", []), int(state["clients"]))
     kept = _kept(state["memory"], number, source) if site is None else _kept_at(site, checkpoint, state, number)
-    own = _own_model(kept, state["tensor_names"], weights) if "vector" in kept else personal_part(kept)
+    own = _own_model(kept, state["tensor_names"], weights) if "vector" in kept else held_part(kept)
     if not own and not _has_personal(state):
         raise CheckpointError(
             f"'{source}' holds no model of client {client}'s own: its federation has no 'federation.personal', and no "
@@ -90,7 +90,7 @@ def _federation(checkpoint: Any, source: Path) -> dict[str, Any]:
 
 
 def _has_personal(state: dict[str, Any]) -> bool:
-    return bool(state.get("settings", {}).get("federation", {}).get("personal"))
+    return bool(state.get("held"))
 
 
 def _kept(memory: dict[Any, Any], client: int, source: Path) -> dict[str, Any]:

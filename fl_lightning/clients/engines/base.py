@@ -59,7 +59,7 @@ class EngineJob:
         open_data: a function that returns the client's examples, called once, when training begins.
         start: the model to start from; None for the global one.
         kept: the stored tensors of the client's rules, by name.
-        own: the client's personal parameters and buffers, by name; empty before its first training.
+        own: the parameters and buffers that the client holds, by name; empty before its first training.
     """
 
     job: ClientJob
@@ -86,7 +86,7 @@ class Trained:
         seconds: the wall-clock time; clients that train side by side share it equally.
         kept: the state of the training that the client keeps until its next turn, packed; None if it keeps nothing.
         num_examples: the number of examples in its first epoch, if its data are a stream without a length; otherwise None.
-        own: the client's personal parameters and buffers, by name.
+        own: the parameters and buffers that the client holds, by name.
         kept_model: the model that the client keeps, if it is another one than ``model``.
         own_kept: as ``kept``, of the training of the client's own model after the turn.
     """

@@ -18,7 +18,7 @@ from fl_lightning.server.checks.compatibility import (
     check_state,
     check_strategy,
 )
-from fl_lightning.server.checks.personal import check_personal
+from fl_lightning.server.checks.incomplete import check_incomplete
 from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.settings.federation import FederationSettings
 
@@ -28,9 +28,8 @@ def parts_of(settings: FederationSettings) -> Iterator[Part]:
     yield from (settings.strategy, settings.route)
     yield from settings.transforms
     yield from settings.active_options
-    yield from settings.personal[:1]
-    if settings.asynchronous is not None:
-        yield settings.asynchronous
+    yield settings.client_evaluation
+    yield from (part for part in (settings.asynchronous, settings.local.privacy) if part is not None)
 
 
 def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
@@ -40,7 +39,7 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
         ConfigurationError: with the settings that do not fit, and what to change.
     """
     check_parts(parts_of(settings))
-    check_personal(settings, trainer)
+    check_incomplete(settings, trainer)
     check_clock(settings, data, trainer)
     limits_steps = settings.asynchronous is None  # otherwise slow clients end later
     availability = settings.availability if limits_steps else replace(settings.availability, slow=0.0)

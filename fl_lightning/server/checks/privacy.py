@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from fl_lightning.clients.private_checks import (
     DECLARE,
@@ -36,7 +36,6 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
     _check_clients(owner.transforms, owner.strategy, owner.availability)
     _check_data(owner.transforms, owner.local, data)
     _check_noise_seeds(owner.transforms, owner.local)
-    _check_personal_start(owner)
 
 
 def check_private_model(
@@ -49,6 +48,12 @@ def check_private_model(
     """
     check_private_training(transforms, local, precision, module)
     check_sent_buffers(transforms, local, server)
+    private = privacy_in_words(transforms, local)
+    if private and server.held_tensors():
+        rank_zero_info(
+            f"Differential privacy ({private}) covers what the clients send. The parts that they hold have none: whoever gets "
+            "a client's complete model, such as an export, may learn about its examples from them."
+        )
 
 
 def warn_unprotected(owner: FederationSettings) -> None:
@@ -151,14 +156,4 @@ def _check_data(transforms: Sequence[Transform], local: LocalTraining, data: Fed
         raise ConfigurationError(
             "'data.rebalancing' repeats examples, but 'federation.local.privacy' needs each example to occur only once. Remove "
             "one of them."
-        )
-
-
-def _check_personal_start(owner: FederationSettings) -> None:
-    """Refuse to pass the mean of the clients' personal parts, which get no noise, to the server and to other clients."""
-    if owner.personal_start == "mean" and (owner.local.privacy is not None or private_transforms(owner.transforms)):
-        privacy = "'federation.local.privacy'" if owner.local.privacy is not None else "ClientPrivacy"
-        raise ConfigurationError(
-            "'federation.personal_start' is 'mean', which passes the mean of the clients' personal parts to the server and to "
-            f"clients that have not trained yet, but {privacy} does not cover personal parts. Set it to first."
         )

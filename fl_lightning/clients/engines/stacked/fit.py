@@ -230,7 +230,7 @@ class StackedFit:
         self._optimizer.trace.note(self._optimizer.own)
         with torch.no_grad():
             for rule, terms in self._terms:
-                shared = [name for name in trained if name in terms]  # rules do not change personal parameters
+                shared = [name for name in trained if name in terms]  # rules do not change held parameters
                 rule.correct_gradients([trained[name] for name in shared], [terms[name] for name in shared])
             if self._local.gradient_clip_val is not None:
                 clip(list(trained.values()), self._local.gradient_clip_val, self._local.gradient_clip_algorithm)
@@ -283,6 +283,6 @@ class StackedFit:
                 own=own,
             )
             for job, snapshot, own, mean, recorder in zip(
-                self._jobs, self._stack.snapshots(), self._stack.personal(), means, self._recorders, strict=True
+                self._jobs, self._stack.snapshots(), self._stack.held(), means, self._recorders, strict=True
             )
         ]

@@ -21,7 +21,7 @@ class ClientStack:
         module: the module, loaded with the model that clients start from.
         state: the view of the module.
         starts: the model that each client starts from; None for the module's.
-        own: the personal parameters and buffers of each client, by name; the module's if it has none.
+        own: the parameters and buffers that each client holds, by name; the module's if it has none.
 
     Attributes:
         parameters: the parameters by name, each of shape (K, ...); frozen ones only if clients start from their own models.
@@ -37,11 +37,11 @@ class ClientStack:
         self.size, self._device = len(starts), module.device
         self._names, self._floats, self._counters, local = state.names()
         others = any(start is not None for start in starts)
-        self._personal = [*state.own_tensors()]
-        mine = [name for name in self._personal if isinstance(named[name], nn.Parameter)]
+        self._held = [*state.held_tensors()]
+        mine = [name for name in self._held if isinstance(named[name], nn.Parameter)]
         chosen = [*mine, *(name for name in self._names if named[name].requires_grad or others)]
         self.parameters: Tensors = {name: self._copies(named[name]) for name in chosen}
-        kept = [name for name in self._personal if name not in mine]
+        kept = [name for name in self._held if name not in mine]
         self.buffers: Tensors = {n: self._copies(named[n]) for n in (*self._floats, *self._counters, *local, *kept)}
         self._shared = {name: named[name].detach() for name in self._names if name not in self.parameters}
         for position, start in enumerate(starts):
@@ -49,7 +49,7 @@ class ClientStack:
                 self._fill(position, [*self._names, *self._floats], start.vector)
                 self._fill(position, self._counters, start.counters)
         for position, tensors in enumerate(own):
-            for name in tensors.keys() & {*self._personal}:
+            for name in tensors.keys() & {*self._held}:
                 (self.parameters | self.buffers)[name][position].copy_(tensors[name])
         for name, tensor in self.parameters.items():
             tensor.requires_grad_(named[name].requires_grad)
@@ -94,10 +94,10 @@ class ClientStack:
         counters = self._matrix(self._counters).long()
         return [Snapshot(vectors[k], counters[k]) for k in range(self.size)]
 
-    def personal(self) -> list[Tensors]:
-        """Return each client's personal parameters and buffers, by name."""
+    def held(self) -> list[Tensors]:
+        """Return the parameters and buffers that each client holds, by name."""
         every = self.parameters | self.buffers
-        return [{name: every[name].detach()[k].clone() for name in self._personal} for k in range(self.size)]
+        return [{name: every[name].detach()[k].clone() for name in self._held} for k in range(self.size)]
 
     def _matrix(self, names: Sequence[str]) -> Tensor:
         rows = []

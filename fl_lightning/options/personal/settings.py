@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from typing import Literal
 
 from torch import nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import client_state, server_buffers
@@ -48,14 +50,6 @@ class PersonalPart:
         if self.modules is not None:
             _find_class(str(self.modules))
 
-    def needs(self) -> Iterator[Need]:
-        """Return what personal parts need: no complete models of the clients' own beside them."""
-        yield Need(Capability.GLOBAL_STARTS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
-
-    def removes(self) -> Iterator[Removal]:
-        """Return what personal parts take away: the server lacks them."""
-        yield Removal(Capability.COMPLETE_MODEL, f"with '{_NAME}' that model is incomplete", f"remove '{_NAME}'")
-
     def select(self, module: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that match."""
         found: set[str] = set()
@@ -66,6 +60,57 @@ class PersonalPart:
         if self.names is not None:
             found |= {name for name in _tensors(module) if _matches(name, self.names)}
         return found
+
+
+@dataclass(frozen=True)
+class PersonalParts(OptionSettings):
+    """Let clients hold the parts that ``federation.personal`` selects.
+
+    Args:
+        parts: the parts.
+        start: the personal part of a client that has not trained yet: that of the first model, or the mean of the others'.
+    """
+
+    parts: tuple[PersonalPart, ...] = ()
+    start: Literal["first", "mean"] = "first"
+
+    setting = "personal"
+    on_resume = ResumeRule(stays="*")
+
+    @property
+    def active(self) -> bool:
+        """Return whether there are personal parts, or should be."""
+        return bool(self.parts) or self.mean
+
+    @property
+    def mean(self) -> bool:
+        """Return whether new clients begin with the mean of the others' parts."""
+        return self.start != "first"
+
+    def needs(self) -> Iterator[Need]:
+        """Return what personal parts need: no complete models of the clients' own beside them, and what their mean needs."""
+        yield Need(Capability.GLOBAL_STARTS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
+        yield Need(Capability.SERVED_MODELS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
+        if self.mean:
+            mean, remedy = f"'{_NAME}_start' is 'mean', which", f"Set '{_NAME}_start' to first"
+            passes = f"{mean} passes the mean of the clients' personal parts to the server and to new clients"
+            yield Need(Capability.OPEN_HOLDINGS, passes, remedy)
+            yield Need(Capability.WHOLE_ROUNDS, f"{mean} averages the personal parts after a whole round", remedy)
+            yield Need(Capability.MOVING_STARTS, f"{mean} lets new clients begin with other parts in each round", remedy)
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what personal parts take away: the server lacks them."""
+        yield Removal(Capability.COMPLETE_MODEL, f"with '{_NAME}' the server's model is incomplete", f"remove '{_NAME}'")
+
+    def provides(self) -> tuple[Capability, ...]:
+        """Return that clients hold parts, if any are named."""
+        return (Capability.HELD_PARTS,) if self.parts else ()
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server."""
+        from fl_lightning.options.personal.server import PersonalPartsAtServer
+
+        return PersonalPartsAtServer(self, context)
 
 
 def personal_names(module: nn.Module, parts: Sequence[PersonalPart]) -> tuple[str, ...]:
