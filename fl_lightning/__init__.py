@@ -10,20 +10,20 @@ __version__ = "0.2.0"
 _NAMES = {
     "utilities.allocator": "keep_freed_memory",
     "attacks": (
-        "ALIE Backdoor Crowd GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
+        "ALIE Backdoor GaussianUpdate InnerProductManipulation LabelAttack ModelAttack PermutedLabels "
         "RandomLabels RelabelClass ScaledUpdate SignFlip"
     ),
     "callbacks": (
         "BestCheckpoint ClientTable FailureLog FeatureCache FederatedOrchestrator FederationCallback "
         "FederationProgressBar FederationReport LastCheckpoint PartitionReport PredictionImages TransferLearning"
     ),
-    "core": "ClientContext ClientHooks Option ServerContext ServerHooks",
+    "core": "ClientHooks Option ServerHooks",
     "data": (
-        "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule CellSite FashionMNISTDataModule FederatedDataModule "
+        "CIFAR100DataModule CIFAR10DataModule CellFolderDataModule FashionMNISTDataModule FederatedDataModule "
         "ImageDataModule ImageFolderDataModule LabelAveraging MNISTDataModule RandomCropFlip SVHNDataModule "
-        "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule TensorLoader USPSDataModule"
+        "SimulatedCellsDataModule SimulatedTasksDataModule TableDataModule USPSDataModule"
     ),
-    "errors": "CheckpointError ClientError ConfigurationError DataError FederationError RankError",
+    "errors": "CheckpointError ClientError ConfigurationError DataError FederationError",
     "flower": "FlowerPool",
     "functional": "Partition Sums",
     "losses": (
@@ -39,21 +39,21 @@ _NAMES = {
     ),
     "options": "Attackers PersonalPart SecureAggregation",
     "plugins": "AtomicCheckpointIO",
-    "rules": "Batch ClientRule ControlVariates LocalEnd LocalModel LocalStart Pass ProximalRule",
-    "routes": "Cohort FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
+    "rules": "ClientRule ControlVariates ProximalRule",
+    "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
     "settings": (
         "Asynchronous Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork ServerEvaluation"
     ),
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
         "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "
-        "LastClient MOON ModelScorer PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean "
+        "LastClient MOON PFedMe QFedAvg RunningStrategy Scaffold ShapleyValues Strategy TrimmedMean "
         "WeightedAverage"
     ),
-    "studies": "ReportOptions RunTable Study",
+    "studies": "Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",
-    "transforms": "ClientPrivacy ClipUpdate Message Quantize Sender TopK Transform",
-    "types": "ClientFailure ClientUpdate Pull RoundStart Snapshot",
+    "transforms": "ClientPrivacy ClipUpdate Quantize TopK Transform",
+    "types": "ClientFailure ClientUpdate",
 }
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""
 

@@ -7,9 +7,6 @@ from fl_lightning.attacks import (
     Backdoor as Backdoor,
 )
 from fl_lightning.attacks import (
-    Crowd as Crowd,
-)
-from fl_lightning.attacks import (
     GaussianUpdate as GaussianUpdate,
 )
 from fl_lightning.attacks import (
@@ -73,25 +70,16 @@ from fl_lightning.callbacks import (
     TransferLearning as TransferLearning,
 )
 from fl_lightning.core import (
-    ClientContext as ClientContext,
-)
-from fl_lightning.core import (
     ClientHooks as ClientHooks,
 )
 from fl_lightning.core import (
     Option as Option,
 )
 from fl_lightning.core import (
-    ServerContext as ServerContext,
-)
-from fl_lightning.core import (
     ServerHooks as ServerHooks,
 )
 from fl_lightning.data import (
     CellFolderDataModule as CellFolderDataModule,
-)
-from fl_lightning.data import (
-    CellSite as CellSite,
 )
 from fl_lightning.data import (
     CIFAR10DataModule as CIFAR10DataModule,
@@ -133,9 +121,6 @@ from fl_lightning.data import (
     TableDataModule as TableDataModule,
 )
 from fl_lightning.data import (
-    TensorLoader as TensorLoader,
-)
-from fl_lightning.data import (
     USPSDataModule as USPSDataModule,
 )
 from fl_lightning.errors import (
@@ -152,9 +137,6 @@ from fl_lightning.errors import (
 )
 from fl_lightning.errors import (
     FederationError as FederationError,
-)
-from fl_lightning.errors import (
-    RankError as RankError,
 )
 from fl_lightning.flower import (
     FlowerPool as FlowerPool,
@@ -268,9 +250,6 @@ from fl_lightning.plugins import (
     AtomicCheckpointIO as AtomicCheckpointIO,
 )
 from fl_lightning.routes import (
-    Cohort as Cohort,
-)
-from fl_lightning.routes import (
     FedCyclic as FedCyclic,
 )
 from fl_lightning.routes import (
@@ -300,13 +279,8 @@ from fl_lightning.routes import (
 from fl_lightning.routes import (
     WarmStart as WarmStart,
 )
-from fl_lightning.rules import Batch as Batch
 from fl_lightning.rules import ClientRule as ClientRule
 from fl_lightning.rules import ControlVariates as ControlVariates
-from fl_lightning.rules import LocalEnd as LocalEnd
-from fl_lightning.rules import LocalModel as LocalModel
-from fl_lightning.rules import LocalStart as LocalStart
-from fl_lightning.rules import Pass as Pass
 from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
     Asynchronous as Asynchronous,
@@ -414,9 +388,6 @@ from fl_lightning.strategies import (
     LastClient as LastClient,
 )
 from fl_lightning.strategies import (
-    ModelScorer as ModelScorer,
-)
-from fl_lightning.strategies import (
     PFedMe as PFedMe,
 )
 from fl_lightning.strategies import (
@@ -439,12 +410,6 @@ from fl_lightning.strategies import (
 )
 from fl_lightning.strategies import (
     WeightedAverage as WeightedAverage,
-)
-from fl_lightning.studies import (
-    ReportOptions as ReportOptions,
-)
-from fl_lightning.studies import (
-    RunTable as RunTable,
 )
 from fl_lightning.studies import (
     Study as Study,
@@ -471,13 +436,7 @@ from fl_lightning.transforms import (
     ClipUpdate as ClipUpdate,
 )
 from fl_lightning.transforms import (
-    Message as Message,
-)
-from fl_lightning.transforms import (
     Quantize as Quantize,
-)
-from fl_lightning.transforms import (
-    Sender as Sender,
 )
 from fl_lightning.transforms import (
     TopK as TopK,
@@ -490,15 +449,6 @@ from fl_lightning.types import (
 )
 from fl_lightning.types import (
     ClientUpdate as ClientUpdate,
-)
-from fl_lightning.types import (
-    Pull as Pull,
-)
-from fl_lightning.types import (
-    RoundStart as RoundStart,
-)
-from fl_lightning.types import (
-    Snapshot as Snapshot,
 )
 from fl_lightning.utilities.allocator import (
     keep_freed_memory as keep_freed_memory,

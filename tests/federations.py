@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, Partitioner, TensorLoader
+from fl_lightning import FederatedDataModule, FederatedOrchestrator, LocalTraining, Partitioner
+from fl_lightning.data import TensorLoader
 
 SIZES = (7, 20, 13)
 """Unequal clients; with batches of 5 each takes another number of steps."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fl_lightning import ClientContext, ClientHooks, ClientUpdate, ConfigurationError, Option, ServerContext, ServerHooks
+from fl_lightning import ClientHooks, ClientUpdate, ConfigurationError, Option, ServerHooks
+from fl_lightning.core import ClientContext, ServerContext
 from fl_lightning.functional.seeding import generator
 
 

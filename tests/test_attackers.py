@@ -26,7 +26,6 @@ from fl_lightning import (
     ClientError,
     ClientUpdate,
     ConfigurationError,
-    Crowd,
     Faults,
     FedAvg,
     FederatedDataModule,
@@ -45,6 +44,7 @@ from fl_lightning import (
     ScaledUpdate,
     SignFlip,
 )
+from fl_lightning.attacks import Crowd
 from fl_lightning.options.attackers.detection import detection
 
 FIVE = (7, 9, 8, 12, 4)

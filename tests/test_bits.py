@@ -10,7 +10,8 @@ import pytest
 import torch
 from bits_record import digest
 
-from fl_lightning import ClientUpdate, FedAvg, Snapshot
+from fl_lightning import ClientUpdate, FedAvg
+from fl_lightning.types import Snapshot
 
 ONE = torch.tensor([1.0, 0.0])
 NEXT = torch.nextafter(ONE, torch.tensor(2.0))

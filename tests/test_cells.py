@@ -18,7 +18,6 @@ from scipy.spatial.distance import pdist
 from torch import nn
 
 from fl_lightning import (
-    CellSite,
     ConfigurationError,
     DataError,
     DensityCount,
@@ -28,6 +27,7 @@ from fl_lightning import (
     SimulatedCellsDataModule,
     UNet,
 )
+from fl_lightning.data import CellSite
 from fl_lightning.data.cell_site import simulate
 from fl_lightning.functional import Microscope, annotate, density_image, dot_centres, draw_cells, generator, place_cells
 

@@ -26,8 +26,8 @@ from fl_lightning import (
     MNISTDataModule,
     Partition,
     TablePartitioner,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import client_loader, sharded
 from fl_lightning.errors import DataError
 from fl_lightning.functional.showing import client_bars

@@ -28,8 +28,8 @@ from fl_lightning import (
     IIDPartitioner,
     LabelAveraging,
     LocalTraining,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 from fl_lightning.data.feature_noise import scaled_to_one
 from fl_lightning.functional import earth_movers_distance
 

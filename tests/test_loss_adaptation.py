@@ -24,8 +24,8 @@ from fl_lightning import (
     LossAdaptation,
     MetricWeightedCrossEntropy,
     ProximalLoss,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 
 
 class Tempered(AdaptiveLoss):

@@ -35,8 +35,8 @@ from fl_lightning import (
     PartialWork,
     RegressionTask,
     RobustLoss,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 from fl_lightning.functional.relationships import coupling, learn_relationships, pulls, similarity
 
 SIZES = (12, 30, 18, 24, 12, 30)

@@ -10,10 +10,10 @@ import torch
 from federations import Blobs, Consecutive, Plain, federate, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining, TensorLoader
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, LocalTraining
 from fl_lightning.clients.engines.stacked.stack import ClientStack
 from fl_lightning.clients.inner_trainer import _ResidentStrategy, is_on
-from fl_lightning.data import placement
+from fl_lightning.data import TensorLoader, placement
 from fl_lightning.data.tensor_loader import beside
 from fl_lightning.functional.blocks import blocks
 from fl_lightning.functional.model_state import ModelState

@@ -39,14 +39,13 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     LocalTraining,
-    Message,
     ProximalLoss,
-    Sender,
     TopK,
 )
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.functional import epsilon_of_clients
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.transforms import Message, Sender
 
 NO_NOISE = 1e-9
 

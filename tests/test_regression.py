@@ -32,8 +32,8 @@ from fl_lightning import (
     PercentageError,
     RegressionTask,
     ShapleyValues,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 
 SIZES = (9, 30, 21)
 STEP = {"full_batch": True, "max_epochs": 1, "engine": "fabric"}

@@ -52,11 +52,11 @@ from fl_lightning import (
     ShapleyValues,
     SignFlip,
     TablePartitioner,
-    TensorLoader,
     TopK,
     Yogi,
 )
 from fl_lightning.core.resume_rule import kind_of
+from fl_lightning.data import TensorLoader
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.torchvision_sets import TorchvisionDataModule
 from fl_lightning.functional.description import Describer, constructor_arguments

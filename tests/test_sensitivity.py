@@ -25,9 +25,7 @@ from fl_lightning import (
     FedCyclic,
     FedExP,
     LocalTraining,
-    Message,
     PersonalPart,
-    Sender,
     ServerRoute,
     SignFlip,
     Strategy,
@@ -37,6 +35,7 @@ from fl_lightning import (
 from fl_lightning.clients.private_checks import check_private_settings
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
 from fl_lightning.strategies.filtering import FilteringStrategy
+from fl_lightning.transforms import Message, Sender
 
 C, NO_NOISE = 0.05, 1e-9
 HEAD = PersonalPart(names="net.2.*")

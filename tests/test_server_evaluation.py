@@ -19,9 +19,9 @@ from fl_lightning import (
     FederationCallback,
     LocalTraining,
     ServerEvaluation,
-    TensorLoader,
 )
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.data import TensorLoader
 from fl_lightning.data.loaders import reduced
 from fl_lightning.server.evaluators import Evaluators
 

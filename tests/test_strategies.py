@@ -38,9 +38,9 @@ from fl_lightning import (
     PartialWork,
     Scaffold,
     ShapleyValues,
-    Snapshot,
     Yogi,
 )
+from fl_lightning.types import Snapshot
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

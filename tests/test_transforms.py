@@ -15,8 +15,9 @@ from federations import Plain, federate, same_bits, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_lightning import Attackers, ClipUpdate, ConfigurationError, Message, Quantize, ScaledUpdate, Sender, TopK, Transform
+from fl_lightning import Attackers, ClipUpdate, ConfigurationError, Quantize, ScaledUpdate, TopK, Transform
 from fl_lightning.functional.keyed_noise import SecretKey
+from fl_lightning.transforms import Message, Sender
 
 
 def sender(seed=0, kept=None):

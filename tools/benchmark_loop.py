@@ -40,8 +40,8 @@ from fl_lightning import (
     Partitioner,
     ServerEvaluation,
     Strategy,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 from fl_lightning.functional import draw_cohort
 
 LR = 0.01

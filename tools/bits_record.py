@@ -17,7 +17,8 @@ import torch
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
-from fl_lightning import ClientFailure, ClientUpdate, FederationCallback, RoundStart, Strategy
+from fl_lightning import ClientFailure, ClientUpdate, FederationCallback, Strategy
+from fl_lightning.types import RoundStart
 
 TIMES = ("seconds", "federation/wait", "_per_second")
 """Parts of the names of figures that a clock decides, which differ from run to run."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning import ClientUpdate, ConfigurationError, RoundStart, RunningStrategy, Sums
+from fl_lightning import ClientUpdate, ConfigurationError, RunningStrategy, Sums
+from fl_lightning.types import RoundStart
 
 
 class NormBounded(RunningStrategy):

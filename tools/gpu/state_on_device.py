@@ -27,8 +27,8 @@ from fl_lightning import (
     LeNet,
     LocalTraining,
     RandomCropFlip,
-    TensorLoader,
 )
+from fl_lightning.data import TensorLoader
 from gpu.setting import Findings, Setting, equal_bits, largest_difference
 
 
