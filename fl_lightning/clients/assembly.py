@@ -142,6 +142,7 @@ class ClientAssembly:
             private=self._private,
             alone=self._alone_for,
             name_of=name_of,
+            fixed=settings.fixed,
         )
 
     def _hooks(self) -> list[ClientHooks]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.clients.client_evaluators import STRATEGY_METRIC, Metrics
+from fl_lightning.core.capabilities import Capability, Need, Part, need_of
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.rules import ClientRule, ProximalRule, PullRule
 from fl_lightning.settings.faults import Faults
@@ -28,6 +29,7 @@ class ClientSettings:
         faults: how to handle clients that fail.
         seed: the seed of the federation.
         num_clients: the number of clients in the federation.
+        fixed: the need of a part at the clients that training changes no tensor without a gradient; None without one.
     """
 
     local: LocalTraining = field(default_factory=LocalTraining)
@@ -38,6 +40,7 @@ class ClientSettings:
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
     num_clients: int = 1
+    fixed: Need | None = None
 
     @property
     def rules(self) -> list[ClientRule]:
@@ -60,6 +63,8 @@ def client_metrics(settings: FederationSettings) -> Metrics:
 
 def client_settings(settings: FederationSettings, num_clients: int) -> ClientSettings:
     """Return the settings of a federation that clients need."""
+    here: list[Part] = [*settings.transforms, *settings.active_options]
+    here += [] if settings.local.privacy is None else [settings.local.privacy]
     return ClientSettings(
         local=settings.local,
         rule=settings.strategy.client_rule(),
@@ -69,4 +74,5 @@ def client_settings(settings: FederationSettings, num_clients: int) -> ClientSet
         faults=settings.faults,
         seed=settings.seed,
         num_clients=num_clients,
+        fixed=need_of(here, Capability.FIXED_TENSORS),
     )

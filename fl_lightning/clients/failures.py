@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cached_property
-from typing import NoReturn
 
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from fl_lightning.core.capabilities import Need
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.functional.exact_sum import magnitude
 from fl_lightning.functional.model_parts import widened
@@ -32,20 +32,23 @@ def describe(error: Exception) -> str:
     return text if isinstance(error, ClientError) else f"{type(error).__name__}: {text}"
 
 
-def refuse_moved(moved: Iterable[str], what: str) -> NoReturn:
-    """Refuse frozen tensors that training has changed.
+def refuse_moved(moved: Collection[str], need: Need | None) -> None:
+    """Refuse frozen tensors that training has changed, if a part of the federation needs that it changes none.
+
+    Only training shows whether it does, so no part can be refused for this before the first round.
 
     Args:
         moved: their names.
-        what: the setting that does not support them.
+        need: the need of :attr:`Capability.FIXED_TENSORS`; None if no part has it.
 
     Raises:
-        ConfigurationError: always.
+        ConfigurationError: naming a tensor and the part.
     """
-    raise ConfigurationError(
-        f"Training changes '{next(iter(moved))}', which has no gradient (requires_grad=False), as a target that follows the "
-        f"network does, but {what} does not cover such tensors. Remove it, or keep them from changing."
-    )
+    if need is not None and moved:
+        raise ConfigurationError(
+            f"Training changes '{next(iter(moved))}', which has no gradient (requires_grad=False), as a target that follows "
+            f"the network does, but {need.because}. {need.remedy}, or keep such tensors from changing."
+        )
 
 
 _SMALL = 2**16
@@ -59,10 +62,13 @@ class UpdateCheck:
         state: a view of any copy of the module, of which only the layout is read.
         server: the global model of the round.
         name_of: returns the name of a client.
+        fixed: the need that training changes no tensor without a gradient; None if no part at the clients has it.
     """
 
-    def __init__(self, state: ModelState, server: ServerModel, name_of: Callable[[int], str] = str) -> None:
-        self._name_of = name_of
+    def __init__(
+        self, state: ModelState, server: ServerModel, name_of: Callable[[int], str] = str, fixed: Need | None = None
+    ) -> None:
+        self._name_of, self._fixed = name_of, fixed
         self._names, self._extremes = state.names(), state.extremes()
         self._server, self._size = server, state.size
         self.num_parameters = state.num_parameters
@@ -89,7 +95,9 @@ class UpdateCheck:
 
         Raises:
             ClientError: if the loss or the new weights are not finite, or if the weights are too large or have another shape.
+            ConfigurationError: if it has tensors that a part at the clients does not cover.
         """
+        refuse_moved(update.snapshot.moved, self._fixed)
         who = f"Client {self._name_of(update.client)} (of {update.num_examples} examples) in round {update.round_idx}"
         state, largest = update.snapshot.vector, self._server.largest
         if state.shape != (self._size,) or not state.is_floating_point():

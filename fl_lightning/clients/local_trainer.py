@@ -13,7 +13,6 @@ from torch import Tensor
 from fl_lightning.clients.client_data import ClientData
 from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.memory import ClientMemory, held_part
 from fl_lightning.clients.private_steps import PrivateSteps
@@ -131,8 +130,6 @@ class LocalTrainer:
         job = trained.job.job
         down, up = self._message_sizes()
         moved = trained.model.moved
-        if moved and self._private is not None:
-            refuse_moved(moved, "'federation.local.privacy'")
         up += sum(tensor.numel() * tensor.element_size() for tensor in moved.values())
         extras, remembered = self._extras(trained)
         sent_along = self._resident.server.broadcast.values() if extras else ()

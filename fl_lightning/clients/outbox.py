@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.errors import ConfigurationError
@@ -72,8 +71,6 @@ class Outbox:
         """
         if not self._transforms:
             return update
-        if update.snapshot.moved:
-            refuse_moved(update.snapshot.moved, " and ".join(type(transform).__name__ for transform in self._transforms))
         size = self._editor.size
         width = update.snapshot.vector.element_size()
         message = Message(self._editor.change(update), 8 * width)

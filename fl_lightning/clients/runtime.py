@@ -19,6 +19,7 @@ from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
+from fl_lightning.core.capabilities import Need
 from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import add_note
 from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
@@ -41,6 +42,7 @@ class ClientRuntime:
         alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
             epochs, or None for the number in the settings.
         name_of: returns the name of a client.
+        fixed: the need of a part at the clients that training changes no tensor without a gradient; None without one.
     """
 
     def __init__(
@@ -56,8 +58,9 @@ class ClientRuntime:
         private: PrivateSteps | None,
         alone: Callable[[int | None], LocalTrainer],
         name_of: Callable[[int], str] = str,
+        fixed: Need | None = None,
     ) -> None:
-        self._name_of = name_of
+        self._name_of, self._fixed = name_of, fixed
         self.resident, self.trainer, self.memory, self._outbox = resident, trainer, memory, outbox
         self.hooks = hooks
         self._trainer_of_tasks, self._evaluators, self._private, self._alone = tasks, evaluators, private, alone
@@ -101,7 +104,7 @@ class ClientRuntime:
     def _begun(self) -> UpdateCheck:
         """Return the check of updates against the published model, for which the hooks are prepared once."""
         if self._check is None:
-            self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of)
+            self._check = UpdateCheck(self.resident.view(), self.resident.server, self._name_of, self._fixed)
             editor = UpdateEditor(self._check)
             for hook in self.hooks:
                 hook.begin(self.resident.server.round_idx, editor)

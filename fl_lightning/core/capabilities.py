@@ -22,6 +22,7 @@ class Capability(Enum):
     SERVED_MODELS = "clients start from models that come from the server"
     OPEN_HOLDINGS = "what clients keep may be read as it is"
     MOVING_STARTS = "a client need not begin as in the first round"
+    FIXED_TENSORS = "training changes no tensor that has no gradient"
     HELD_PARTS = "clients hold parts of the model"
 
 
@@ -94,6 +95,11 @@ class Unassuming:
 def removal_of(parts: Iterable[Part], capability: Capability) -> Removal | None:
     """Return how one of the parts takes a capability away; None if none does."""
     return next((removal for part in parts for removal in part.removes() if removal.capability is capability), None)
+
+
+def need_of(parts: Iterable[Part], capability: Capability) -> Need | None:
+    """Return how one of the parts needs a capability; None if none does."""
+    return next((need for part in parts for need in part.needs() if need.capability is capability), None)
 
 
 def check_parts(parts: Iterable[Part]) -> None:

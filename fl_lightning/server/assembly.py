@@ -12,13 +12,14 @@ from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
-from fl_lightning.core.capabilities import Capability, removal_of
+from fl_lightning.core.capabilities import Capability, need_of, removal_of
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.asynchronous import AsynchronousSampler
 from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.compatibility import check_convex, federated_data
+from fl_lightning.server.checks.federation import parts_of
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.evaluators import Evaluators
@@ -136,6 +137,7 @@ class Assembly:
             faults=settings.faults,
             hides_updates=removal_of(settings.active_options, Capability.SINGLE_UPDATES) is not None,
             memory_limit=settings.memory_limit * 2**30,
+            fixed=need_of(parts_of(settings), Capability.FIXED_TENSORS),
             privacy=self._run.account,
         )
 

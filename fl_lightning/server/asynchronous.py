@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.pool import ChainReport
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
@@ -163,8 +162,6 @@ class AsynchronousRound(FederationRound):
 
     def _arrived(self, update: ClientUpdate) -> ClientUpdate:
         """Return the update with its staleness, and with its change on top of the current model."""
-        if update.snapshot.moved:
-            refuse_moved(update.snapshot.moved, "'federation.asynchronous'")
         staleness = self.round_idx - self._starts[update.client]
         update = replace(update, round_idx=self.round_idx, staleness=staleness)
         if not staleness:

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from fl_lightning.clients.pool import ClientPool
+from fl_lightning.core.capabilities import Need
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
@@ -49,6 +50,7 @@ class Federation:
         hides_updates: whether an option hides single updates from the server.
         memory_limit: the memory in bytes for the models of a round, for a strategy that needs all of them at once.
         privacy: the key of the noise, and the account of the privacy spent.
+        fixed: the need of a part that training changes no tensor without a gradient; None without one.
         session: the id of the fit, different for each one.
     """
 
@@ -65,6 +67,7 @@ class Federation:
     hides_updates: bool = False
     memory_limit: float = math.inf
     privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
+    fixed: Need | None = None
     session: str = field(default_factory=lambda: uuid4().hex)
 
     @property

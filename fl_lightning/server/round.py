@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.pool import Chain, ChainReport
 from fl_lightning.core.loop import Loop
 from fl_lightning.core.option import ServerHooks
@@ -228,6 +229,7 @@ class FederationRound(Cohort):
 
     def _take(self, update: ClientUpdate) -> ClientUpdate:
         """Score a model, and pass it to the strategy."""
+        refuse_moved(update.snapshot.moved, self.federation.fixed)
         metric = self.federation.strategy.metric
         if metric is not None:
             update = replace(update, score=self._scores.of(update, metric))

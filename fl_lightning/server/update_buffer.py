@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.moved_tensors import MovedTensors
 from fl_lightning.server.round_result import Aggregate, state_and_weights
 from fl_lightning.server.update_store import UpdateStore
 from fl_lightning.strategies.base import JointStrategy, ModelScorer
 from fl_lightning.types import ClientUpdate
-
-
-def averages_targets(strategy: JointStrategy) -> bool:
-    """Return whether a strategy's weights also hold for frozen tensors that clients change.
-
-    They do if it averages models, unless it measures models of its own making, which would not contain these tensors.
-    """
-    return strategy.averages and strategy.worth_metric is None
 
 
 class UpdateBuffer:
@@ -42,9 +33,6 @@ class UpdateBuffer:
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Add an update."""
-        moved = update.snapshot.moved
-        if moved and not averages_targets(self._strategy):
-            refuse_moved(moved, type(self._strategy).__name__)
         if self._store is None:
             self._kept.append(update)
             return update

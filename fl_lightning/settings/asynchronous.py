@@ -44,8 +44,9 @@ class Asynchronous:
         require(whole and self.buffer >= 1, _NAME + "buffer", "a whole number of 1 or above", self.buffer)
 
     def needs(self) -> Iterator[Need]:
-        """Return nothing: what such rounds need is checked with the cohort."""
-        yield from ()
+        """Return what such rounds need; what they need of the cohort is checked with it."""
+        why = "'federation.asynchronous' does not cover such tensors"
+        yield Need(Capability.FIXED_TENSORS, why, "Remove 'federation.asynchronous'")
 
     def removes(self) -> Iterator[Removal]:
         """Return what asynchronous rounds take away: updates of a round start from different models."""

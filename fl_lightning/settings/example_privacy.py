@@ -57,9 +57,10 @@ class ExamplePrivacy:
         why = "'federation.local.privacy' does not cover what clients keep"
         yield Removal(Capability.OPEN_HOLDINGS, why, "remove 'federation.local.privacy'")
 
-    def needs(self) -> tuple[Need, ...]:
-        """Return nothing."""
-        return ()
+    def needs(self) -> Iterator[Need]:
+        """Return what the noise needs: that it reaches all that training changes."""
+        name = "'federation.local.privacy'"
+        yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", f"Remove {name}")
 
     def provides(self) -> tuple[Capability, ...]:
         """Return nothing."""

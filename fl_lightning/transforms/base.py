@@ -75,6 +75,8 @@ class Transform(Unassuming, ChecksTypes, ABC):
         """Return what the transform needs of the other parts of a federation."""
         why = f"{type(self).__name__} changes the updates that clients send to the server"
         yield Need(Capability.DELIVERED_UPDATES, why, "Remove it from 'federation.transforms'")
+        name = type(self).__name__
+        yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", f"Remove {name}")
 
     @abstractmethod
     def apply(self, message: Message, sender: Sender) -> Message:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from fl_lightning.attacks.models import Crowd, ModelAttack
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.option import ClientContext, ClientHooks
 from fl_lightning.functional.returned import require_vector
@@ -57,8 +56,6 @@ class AttackersAtClients(ClientHooks):
         """
         if self._attack is None:
             return update
-        if update.snapshot.moved:
-            refuse_moved(update.snapshot.moved, type(self._attack).__name__)
         if update.client not in self._hostile:
             self._learn(update)
             return update

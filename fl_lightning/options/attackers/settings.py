@@ -115,6 +115,7 @@ class Attackers(OptionSettings):
             changes = f"{name} changes the updates that clients send to the server"
             other = "Use another attack, such as SignFlip"
             yield Need(Capability.DELIVERED_UPDATES, changes, _REMOVE + "model'")
+            yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", _REMOVE + "model'")
             if self.model.needs_crowd:
                 yield Need(Capability.WHOLE_ROUNDS, f"{name} reads the honest changes of a whole round", other)
                 yield Need(Capability.OPEN_CHANGES, f"{name} reads the honest clients' changes before they are sent", other)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.core.option import ServerHooks
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.sums import Sums
@@ -51,8 +50,6 @@ class MaskedSums(RoundSums):
 
     def add(self, update: ClientUpdate) -> ClientUpdate:
         """Compute the strategy's summands for the client itself, and add them masked."""
-        if update.snapshot.moved:
-            refuse_moved(update.snapshot.moved, "'federation.secure_aggregation'")
         own = Sums(self._sums.device, for_masks=True)
         weight = self.accumulated(update, own)
         if not own.sizes():  # excluded by the strategy: it sends nothing, as if it had dropped out

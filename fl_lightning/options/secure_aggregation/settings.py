@@ -46,6 +46,7 @@ class SecureAggregation(OptionSettings):
         """Return what masks need: clients that are there together."""
         why = f"{_NAME} lets the clients of a round agree on masks"
         yield Need(Capability.WHOLE_ROUNDS, why, _REMOVE.capitalize())
+        yield Need(Capability.FIXED_TENSORS, f"{_NAME} does not cover such tensors", _REMOVE.capitalize())
 
     def removes(self) -> Iterator[Removal]:
         """Return what masks take away: the server does not see single updates."""
