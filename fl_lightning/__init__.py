@@ -37,13 +37,11 @@ _NAMES = {
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
-    "options": "Attackers PersonalPart SecureAggregation",
+    "options": "Attackers ClientEvaluation PersonalPart SecureAggregation",
     "plugins": "AtomicCheckpointIO",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
-    "settings": (
-        "Asynchronous Availability ClientEvaluation Clock ExamplePrivacy Faults LocalTraining PartialWork ServerEvaluation"
-    ),
+    "settings": ("Asynchronous Availability Clock ExamplePrivacy Faults LocalTraining PartialWork ServerEvaluation"),
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
         "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "

@@ -208,6 +208,9 @@ from fl_lightning.options import (
     Attackers as Attackers,
 )
 from fl_lightning.options import (
+    ClientEvaluation as ClientEvaluation,
+)
+from fl_lightning.options import (
     PersonalPart as PersonalPart,
 )
 from fl_lightning.options import (
@@ -287,9 +290,6 @@ from fl_lightning.settings import (
 )
 from fl_lightning.settings import (
     Availability as Availability,
-)
-from fl_lightning.settings import (
-    ClientEvaluation as ClientEvaluation,
 )
 from fl_lightning.settings import (
     Clock as Clock,

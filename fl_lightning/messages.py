@@ -12,8 +12,9 @@ from torch import Tensor
 from fl_lightning.types import Pull, Snapshot
 
 Part = Literal["training", "validation", "test"]
-MetricRole = Literal["start", "sent", "route", "evaluation"]
-"""The strategy's metric of the model that a client receives or sends, the route's metric, or the evaluation's metric."""
+MetricRole = str
+"""``start`` or ``sent``: the strategy's metric of the model that a client receives or sends; ``route``: the route's metric; or
+the role of an option's metric."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from federations import Blobs, Consecutive, Plain, weights
+from federations import Blobs, Consecutive, Plain, client_scores, weights
 from own_option import DropNumbers
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
@@ -409,7 +409,11 @@ def prepare(name: str) -> tuple[Plain, FederatedDataModule, FederatedOrchestrato
 
 def outcome(module: Plain, federation: FederatedOrchestrator) -> dict[str, torch.Tensor]:
     """The final weights, what was measured at the clients, and what they keep."""
-    scores, memory = federation._run.client_scores.rounds, federation._run.memory
+    memory = federation._run.memory
     kept = {f"client {k}: {name}": tensor for k in range(len(SIZES)) for name, tensor in memory.kept(k).items()}
     kept = {name: tensor for name, tensor in kept.items() if not name.endswith("training")}  # packed, with its device
-    return {**weights(module), **kept, **{f"client scores of round {r}": values for r, values in scores.items()}}
+    return {
+        **weights(module),
+        **kept,
+        **{f"client scores of round {r}": values for r, values in client_scores(federation).items()},
+    }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import CLASSES, Blobs, Consecutive, Plain, every_round, federate, trainer
+from federations import CLASSES, Blobs, Consecutive, Plain, client_scores, every_round, federate, trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -30,7 +30,7 @@ from fl_lightning import (
     RingFed,
     WarmStart,
 )
-from fl_lightning.reporting import comparison_table, spread_of_clients
+from fl_lightning.options.client_evaluation.tables import comparison_table, spread_of_clients
 
 SIZES = (10, 24, 16)
 
@@ -43,7 +43,7 @@ def run(rounds: int = 3, evaluation: ClientEvaluation | None = None, *more: Any,
     federation = FederatedOrchestrator(client_evaluation=evaluation or ClientEvaluation(1, "val_acc"), **settings)
     fitted = trainer(rounds, federation, *more)
     fitted.fit(module, data)
-    return module, data, fitted, federation._run.client_scores.rounds
+    return module, data, fitted, client_scores(federation)
 
 
 def accuracies(module: Plain, data: FederatedDataModule) -> list[float]:

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from command_line import small
-from federations import SIZES, Plain, every_round, federate, same_bits, weights
+from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from lightning.pytorch.callbacks import EarlyStopping
 from own_option import DropNumbers
 
 import fl_lightning
@@ -19,9 +20,12 @@ from fl_lightning import (
     ConfigurationError,
     FedAvg,
     FedCyclic,
+    FederatedDataModule,
+    FederatedOrchestrator,
     FederationCallback,
     FedMedian,
     LocalOnly,
+    LocalTraining,
     Option,
     Scaffold,
     SecureAggregation,
@@ -30,16 +34,27 @@ from fl_lightning import (
     WarmStart,
 )
 from fl_lightning.core.capabilities import Capability
+from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.messages import EvalOrder
 from fl_lightning.server.round_sums import RoundSums
 
 ROOT = Path(fl_lightning.__file__).parent
 OPTIONS = {
     "attackers": ("attack", "backdoor", "poison", "mislabel"),
+    "client_evaluation": (
+        *("client_evaluation", "clientevaluation", "client_scores", "clientscores", "compare_alone"),
+        *("client_mean", "client_worst", "client_p10"),
+    ),
     "personal": ("personal",),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
 }
 """The folder of each option, and the parts of names that belong to it."""
-LEAVES = {"attackers": ("attacks",), "personal": ("strategies",), "secure_aggregation": ("strategies", "functional")}
+LEAVES = {
+    "attackers": ("attacks",),
+    "client_evaluation": (),
+    "personal": ("strategies",),
+    "secure_aggregation": ("strategies", "functional"),
+}
 """Further folders that belong to an option, or whose messages name it."""
 MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py"}
 """The exports, and the signature of the callback."""
@@ -48,10 +63,15 @@ WORDS = ("cli/", "studies/", "starter/")
 OTHER_MEANINGS = {
     "strategies/krum.py": "attackers",  # a setting of the rule
     "strategies/trimmed_mean.py": "attackers",
-    "settings/client_evaluation.py": "personal_epochs",  # models that clients fine-tune at the end
-    "server/client_evaluation.py": "personal",
-    "reporting/client_scores.py": "personalised",
+    "options/client_evaluation/settings.py": "personal_epochs",  # models that clients fine-tune at the end
+    "options/client_evaluation/server.py": "personal",
+    "options/client_evaluation/tables.py": "personalised",
     "functional/robust.py": "attackers",
+    "server/checks/incomplete.py": "set 'federation.client_evaluation' to",  # the advice of a message
+    **dict.fromkeys(  # a part of a client's examples, which metrics of strategies and routes read as well
+        ("clients/client_data.py", "clients/client_evaluators.py", "data/federated.py", "flower/site_data.py"),
+        "client_evaluation_view",
+    ),
 }
 
 
@@ -187,6 +207,74 @@ def test_an_option_is_refused_where_no_update_would_pass_it(route):
     expected = r"DropNumbers acts on the updates .* but on the route .* pass models to each other"
     with pytest.raises(ConfigurationError, match=expected):
         federate(Plain(), 1, route=route, options=[DropNumbers()])
+
+
+class LossAtClients(Option, ServerHooks):
+    """An option that measures the new model on the clients' training parts, and notes when its hooks are called."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def measures(self):
+        yield ClientMetric("own loss", "val_loss", "training")
+
+    def at_server(self, context):
+        self.calls.append(("at_server", context.own_models, context.removed))
+        return self
+
+    def open(self, federation):
+        self.federation = federation
+        self.calls.append("open")
+
+    def begin_round(self, round_idx):
+        self.before = self.federation.server.vector().clone()
+
+    def before_step(self, result):
+        unchanged = torch.equal(self.federation.server.vector(), self.before)
+        self.calls.append(("before_step", unchanged, len(result.updates)))
+
+    def end_round(self, round_idx, jobs):
+        assert not torch.equal(self.federation.server.vector(), self.before)
+        version = self.federation.publish().version
+        (report,) = self.federation.pool.evaluate([EvalOrder(version, 1, "training", "own loss")])
+        self.calls.append(("end_round", round_idx, sorted(job.client for job in jobs)))
+        return {"federation/own_loss": report.value}
+
+    def conclude(self, rounds):
+        self.calls.append(("conclude", rounds))
+
+
+def test_an_option_measures_at_the_clients_and_callbacks_monitor_it():
+    option, stop = LossAtClients(), EarlyStopping("federation/own_loss", check_on_train_epoch_end=True)
+    module, everyone = Plain(), [*range(len(SIZES))]
+    run = federate(module, 2, stop, options=[option])
+    around = [(("before_step", True, len(SIZES)), ("end_round", k, everyone)) for k in range(2)]
+    assert option.calls == [("at_server", False, frozenset()), "open", *around[0], *around[1], ("conclude", 2)]
+    images, labels = (tensor.split(SIZES)[1] for tensor in Blobs().train)
+    expected = torch.nn.functional.cross_entropy(module.net(images), labels)
+    assert float(run.callback_metrics["federation/own_loss"]) == pytest.approx(float(expected), rel=1e-6)
+    assert stop.best_score == run.callback_metrics["federation/own_loss"]  # it falls in each round
+
+
+def test_the_metric_of_an_option_is_one_that_the_module_logs():
+    class Unknown(LossAtClients):
+        """Another metric."""
+
+        def measures(self):
+            yield ClientMetric("own loss", "val_los", "training")
+
+    with pytest.raises(ConfigurationError, match=r"'federation.options.metric' is 'val_los', .* Did you mean val_loss"):
+        federate(Plain(), 1, options=[Unknown()])
+
+
+def test_a_fit_that_continues_has_the_state_of_its_options():
+    watch = Watch()
+    federation = FederatedOrchestrator(options=[DropNumbers(0.3)], local=LocalTraining(max_epochs=2))
+    run, data, module = trainer(1, federation, watch), FederatedDataModule(Blobs(), Consecutive()), Plain()
+    run.fit(module, data)
+    run.fit_loop.max_epochs = 2
+    run.fit(module, data)
+    assert 0 < watch.logged[0] < watch.logged[1]
 
 
 class Sums(Option, ServerHooks):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from against_hand import DTYPES, assert_close, assert_follows, clients_of, final
 from by_hand import LR, B, averaged, build, flat
-from federations import Blobs, Consecutive, Plain, federate, trainer
+from federations import Blobs, Consecutive, Plain, client_scores, federate, trainer
 from torch.nn import functional as F
 
 from fl_lightning import (
@@ -137,7 +137,7 @@ def test_clients_are_evaluated_with_their_own_models(strategy):
         rows = data.splits.test[client]
         with torch.no_grad():
             expected = float(F.cross_entropy(net(x[rows]), y[rows]))
-        assert float(federation._run.client_scores.rounds[0][client]) == pytest.approx(expected, rel=1e-6)
+        assert float(client_scores(federation)[0][client]) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(

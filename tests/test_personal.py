@@ -12,7 +12,7 @@ import pytest
 import torch
 from against_hand import assert_close
 from by_hand import LR, World
-from federations import SIZES, Blobs, Consecutive, Plain, federate, network, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, federate, network, trainer, weights
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 
@@ -137,7 +137,7 @@ def test_a_client_that_has_not_trained_has_the_part_of_the_start():
         data={"client_test": 0.3},
         client_evaluation=ClientEvaluation(1, "val_loss"),
     )
-    scores = federation._run.client_scores.rounds[0]
+    scores = client_scores(federation)[0]
     memory = federation._run.memory
     (trained,) = [k for k in range(3) if memory.held(k)]
     probe = FederatedDataModule(Blobs(shuffle=False, dtype=torch.float64), Consecutive(), client_test=0.3)
@@ -178,7 +178,7 @@ def test_a_new_client_may_have_the_mean_of_the_others():
     rows, net = probe.splits.test[new], copy.deepcopy(module.net).eval()
     with torch.no_grad():
         expected = nn.functional.cross_entropy(net(x[rows]), y[rows])
-    assert float(federation._run.client_scores.rounds[0][new]) == pytest.approx(float(expected), rel=1e-6)
+    assert float(client_scores(federation)[0][new]) == pytest.approx(float(expected), rel=1e-6)
     for k, part in parts.items():  # who has trained keeps its own
         assert any(not torch.equal(tensor, mean[name]) for name, tensor in part.items()), k
 
@@ -198,8 +198,8 @@ def test_fine_tuning_starts_from_the_clients_own_part_and_alone_from_the_start()
         3, personal=[ALL], data={"client_test": 0.3}, client_evaluation=ClientEvaluation(1, "val_loss")
     )  # the third round is two epochs more; no shuffling
     for client, row in enumerate(rows[:3]):
-        assert float(row[2]) == float(row[3]) == float(federation._run.client_scores.rounds[1][client])
-        assert float(row[4]) == pytest.approx(float(longer._run.client_scores.rounds[2][client]), rel=1e-12)
+        assert float(row[2]) == float(row[3]) == float(client_scores(federation)[1][client])
+        assert float(row[4]) == pytest.approx(float(client_scores(longer)[2][client]), rel=1e-12)
 
 
 def test_a_client_that_fails_keeps_what_it_had():
@@ -291,7 +291,7 @@ WRONG = [
     ({"personal_start": "mean"}, "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no"),
     (
         {"personal_start": "mean", "personal": [HEAD], "client_evaluation": ClientEvaluation(1, "val_acc", compare_alone=True)},
-        "'federation.personal_start' is 'mean', which .*, but .*compare_alone' trains clients from the first model. Set",
+        "compare_alone' trains clients from the first model, but 'federation.personal_start' is 'mean'",
     ),
     ({"personal": [PersonalPart(names="net.4.*")]}, r"'net.4.\*', which match no parameter .* Did you mean net"),
     (
@@ -368,7 +368,7 @@ def test_monitors_see_the_clients_mean_weighted_by_examples(tmp_path):
     flags = {"enable_checkpointing": True, "default_root_dir": tmp_path}
     _, federation, run = fit(9, best, stop, personal=[HEAD], flags=flags, **EVALUATED)
     sizes = np.array([2, 6, 4])
-    means = [float((v.numpy() * sizes).sum() / 12) for v in federation._run.client_scores.rounds.values()]
+    means = [float((v.numpy() * sizes).sum() / 12) for v in client_scores(federation).values()]
     assert float(best.best_model_score) == pytest.approx(max(means))
     assert torch.load(tmp_path / "best.ckpt", weights_only=True)["epoch"] == means.index(max(means))
     assert stop.stopped_epoch == len(means) - 1 < 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from against_hand import assert_close
 from by_hand import LR, B, World
-from federations import SIZES, Blobs, Consecutive, Plain, trainer, weights
+from federations import SIZES, Blobs, Consecutive, Plain, client_scores, trainer, weights
 from torch.nn import functional as F
 
 from fl_lightning import (
@@ -109,7 +109,7 @@ def test_a_part_that_rests_does_not_decay_or_drift():
 def test_fine_tuning_trains_the_head_of_fedbabu():
     evaluation = ClientEvaluation(1, "val_loss", personal_epochs=5)
     _, federation = fit(strategy=FedBABU(), personal=HEAD, data={"client_test": 0.3}, client_evaluation=evaluation)
-    before = federation._run.client_scores.rounds[2]
+    before = client_scores(federation)[2]
     with open("client_comparison.csv") as file:
         rows = [line.split(",") for line in file.read().splitlines()]
     after = torch.tensor([float(row[rows[0].index("personalised")]) for row in rows[1:4]])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from against_hand import DTYPES, ROUNDS, Updates, assert_close, assert_follows, final
 from by_hand import LR, B, averaged
-from federations import Blobs, Consecutive, Plain, federate, trainer, weights
+from federations import Blobs, Consecutive, Plain, client_scores, federate, trainer, weights
 from test_own_models import follow, own_of
 from torch import nn
 from torch.nn import functional as F
@@ -217,7 +217,7 @@ def test_the_mixture_is_evaluated():
         rows, net = data.splits.test[client], own_of(federation, client, module.net).eval()
         with torch.no_grad():
             expected = float(F.cross_entropy(net(x[rows]), y[rows]))
-        assert float(federation._run.client_scores.rounds[0][client]) == pytest.approx(expected, rel=1e-6)
+        assert float(client_scores(federation)[0][client]) == pytest.approx(expected, rel=1e-6)
 
 
 # ------------------------------------------------------------------ what a further pass leaves alone

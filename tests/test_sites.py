@@ -215,7 +215,7 @@ def test_new_clients_get_no_mean_of_parts_that_stay_at_the_sites(tmp_path, monke
     prepare(tmp_path, monkeypatch)
     with pytest.raises(SystemExit):
         federate(configuration(**OWN["personal"], personal_start="mean"))
-    assert "but the server of a real federation never has the clients' personal parts" in capsys.readouterr().err
+    assert "but the server of a real federation never has what its clients keep" in capsys.readouterr().err
 
 
 def test_what_a_site_cannot_export_is_refused(tmp_path, monkeypatch, capsys):

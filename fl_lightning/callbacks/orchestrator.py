@@ -17,6 +17,7 @@ from fl_lightning.clients.inner_trainer import without_advice
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
+from fl_lightning.core.capabilities import removed_by
 from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, options_in, refuse_second_sums
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
@@ -26,6 +27,7 @@ from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.functional.showing import settings_table, short_repr
 from fl_lightning.options.attackers import Attackers
+from fl_lightning.options.client_evaluation import ClientEvaluation
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
@@ -38,7 +40,7 @@ from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation
+from fl_lightning.server.checks.federation import check_federation, parts_of
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.privacy import warn_unprotected
@@ -63,7 +65,6 @@ from fl_lightning.server.termination import Termination
 from fl_lightning.server.tuning import tune_centralized
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
@@ -241,12 +242,19 @@ class FederatedOrchestrator(ChecksTypes, Callback):
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
         context = ServerContext(
-            trainer=trainer, data=data, cohort=round_size(self, data.num_clients), seed=self.seed, held=self._run.memory.held
+            trainer=trainer,
+            data=data,
+            cohort=round_size(self, data.num_clients),
+            seed=self.seed,
+            held=self._run.memory.held,
+            removed=removed_by(parts_of(self)),
+            own_models=self.route.keeps_models or self.strategy.own_models,
         )
-        hooks = self._run.hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
+        hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
         for hook in hooks.values():
             self._cleanup.callback(hook.close)
         refuse_second_sums(hooks, isinstance(self.strategy, JointStrategy))
+        self._run.use(hooks)
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:
         names = [data.client_name(client) for client in range(data.num_clients)]
@@ -279,7 +287,6 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             run=self._run,
             federation=federation,
             sampler=assembly.sampler(),
-            evaluator=assembly.evaluator(federation),
             hooks=[*self._run.hooks.values()],
             termination=Termination(trainer, self._cleanup),
         )
@@ -294,7 +301,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the module logs the metrics that settings and callbacks name, before the first round."""
         federated = self._takeover is not None
-        names = names_of(self.strategy, self.route, self.client_evaluation, pl_module) if federated else []
+        names = names_of(self.strategy, self.route, self.active_options, pl_module) if federated else []
         refuse_unknown_metrics(trainer, pl_module, names + monitors_of(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -326,11 +333,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             announce(trainer, "on_round_end", trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare the final model with the clients' own models if requested, and warn if the noise was simulated."""
+        """Let options conclude, and warn if the noise was simulated."""
         if self._takeover is None:
             return
-        if self.client_evaluation.active:
-            self._rounds.conclude()
+        self._rounds.conclude()
         self._run.account.conclude()
         self._rounds.warn_if_none()
 

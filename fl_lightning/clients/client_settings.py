@@ -51,13 +51,14 @@ class ClientSettings:
 
 def client_metrics(settings: FederationSettings) -> Metrics:
     """Return the metrics that are computed on clients' examples, by role."""
-    strategy, route, evaluation = settings.strategy, settings.route, settings.client_evaluation
-    found: dict[Any, tuple[Any, str]] = {
+    strategy, route = settings.strategy, settings.route
+    found: dict[str, tuple[Any, str]] = {
         "start": (strategy.global_metric, STRATEGY_METRIC),
         "sent": (strategy.local_metric, STRATEGY_METRIC),
         "route": (getattr(route, "metric", None), "federation.route.metric"),
-        "evaluation": (evaluation.metric if evaluation.active else None, "federation.client_evaluation.metric"),
     }
+    for option in settings.active_options:
+        found |= {one.role: (one.metric, f"federation.{option.setting}.metric") for one in option.measures()}
     return {role: pair for role, pair in found.items() if pair[0] is not None}
 
 

@@ -20,8 +20,9 @@ class Capability(Enum):
     SINGLE_UPDATES = "the server sees each client's update"
     COMPLETE_MODEL = "the server's model is complete"
     SERVED_MODELS = "clients start from models that come from the server"
+    NEAR_STATE = "what clients keep is where the server is"
     OPEN_HOLDINGS = "what clients keep may be read as it is"
-    MOVING_STARTS = "a client need not begin as in the first round"
+    FIRST_STARTS = "clients that have not trained yet begin with all of the first model"
     FIXED_TENSORS = "training changes no tensor that has no gradient"
     HELD_PARTS = "clients hold parts of the model"
 
@@ -90,6 +91,11 @@ class Unassuming:
     def provides(self) -> Iterable[Capability]:
         """Return what is not there without the part."""
         return ()
+
+
+def removed_by(parts: Iterable[Part]) -> frozenset[Capability]:
+    """Return the capabilities that the parts take away."""
+    return frozenset(removal.capability for part in parts for removal in part.removes())
 
 
 def removal_of(parts: Iterable[Part], capability: Capability) -> Removal | None:

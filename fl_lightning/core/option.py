@@ -7,7 +7,7 @@ clients train. The federation calls the hooks of all options in one order, and k
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.client_metric import ClientMetric
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientJob
@@ -43,6 +44,8 @@ class ServerContext:
         cohort: the number of clients in a round.
         seed: the seed of the federation.
         held: returns the parameters and buffers that a simulated client holds, by name; empty before its first training.
+        removed: the capabilities that parts of the federation take away from the others.
+        own_models: whether clients keep complete models of their own, which they use instead of the global one.
     """
 
     trainer: Trainer
@@ -50,6 +53,8 @@ class ServerContext:
     cohort: int
     seed: int
     held: Callable[[int], Mapping[str, Tensor]]
+    removed: frozenset[Capability] = frozenset()
+    own_models: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ class ServerHooks:
         return ()
 
     def open(self, federation: Federation) -> None:
-        """Learn of the parts of the federation, before its first round in this fit."""
+        """Take the parts of the federation when all are built, with a checkpoint's state restored, before the first round."""
 
     def begin_round(self, round_idx: int) -> None:
         """Prepare for a round, before its clients are drawn."""
@@ -91,12 +96,33 @@ class ServerHooks:
         """Return what adds up the updates of a round, for a strategy that needs only sums; None for plain sums."""
         return None
 
+    def before_step(self, result: RoundResult) -> None:
+        """Learn the result of a round before the server changes the global model by it."""
+
     def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
         """Return metrics of a round, logged as ``federation/<name>``, after the global model has been set."""
         return {}
 
+    def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
+        """Return metrics of the new global model by their full names, after the round has been timed and logged.
+
+        The module logs them, so that callbacks can monitor them.
+
+        Args:
+            round_idx: the communication round, from 0.
+            jobs: the turns of the round's clients, on all ranks.
+        """
+        return {}
+
+    def conclude(self, rounds: int) -> None:
+        """Act after the last round of a fit.
+
+        Args:
+            rounds: the number of rounds so far, also those before the run was resumed.
+        """
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, as tensors and plain values."""
+        """Return the state that a resumed run needs, as tensors and plain values; also after :meth:`close`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,12 +169,16 @@ class OptionSettings:
     Attributes:
         setting: its name among the federation's settings.
         simulated_only: whether it cannot be used with clients at sites of their own.
+        at_sites: whether sites build it from the settings that the server sends, in a section of its name.
+        clients_may_join: whether clients may be absent from a run, or join when it is resumed.
         protects: whether it protects clients, so that a training without a federation warns that it does not.
         on_resume: what a resumed run may change.
     """
 
     setting: ClassVar[str]
     simulated_only: ClassVar[bool] = False
+    at_sites: ClassVar[bool] = False
+    clients_may_join: ClassVar[bool] = True
     protects: ClassVar[bool] = False
     on_resume: ClassVar[ResumeRule]
 
@@ -167,6 +197,18 @@ class OptionSettings:
 
     def provides(self) -> Iterable[Capability]:
         """Return what is not there without the option."""
+        return ()
+
+    def measures(self) -> Iterable[ClientMetric]:
+        """Return the metrics that clients compute for the option on examples of their own."""
+        return ()
+
+    def logs(self) -> Collection[str]:
+        """Return the names of metrics that the option logs after every round, whether or not the server validates."""
+        return ()
+
+    def free_on_resume(self) -> Collection[str]:
+        """Return the arguments that a resumed run may change freely because of the values of others."""
         return ()
 
     def at_server(self, context: ServerContext) -> ServerHooks:

@@ -6,6 +6,15 @@ allows. A new class is added to one of the two tables by hand; a test finds thos
 
 from __future__ import annotations
 
+from fl_lightning import options
+from fl_lightning.core.option import OptionSettings
+
+OPTIONS: dict[str, type[OptionSettings]] = {
+    kind.setting: kind
+    for kind in (getattr(options, name) for name in options.__all__)
+    if issubclass(kind, OptionSettings) and kind.at_sites
+}
+"""The options that sites build, by the setting that holds them."""
 _MODELS = {
     "tasks": "ClassificationTask LossAdaptation RegressionTask",
     "models": "DensityCount FrozenBackbone KerasCNN LeNet MLP ResNet18 UNet VGG19",
@@ -19,7 +28,7 @@ _PARTS = {
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
         "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "settings": "ClientEvaluation ExamplePrivacy Faults LocalTraining PartialWork",
+    "settings": "ExamplePrivacy Faults LocalTraining PartialWork",
     "transforms": "ClientPrivacy ClipUpdate Quantize TopK",
 }
 _TORCH = {
@@ -58,4 +67,5 @@ def model_classes() -> frozenset[str]:
 def default_classes() -> frozenset[str]:
     """Return all dotted paths that a site accepts by default."""
     own = {f"fl_lightning.{name}" for names in _PARTS.values() for name in names.split()}
+    own |= {f"fl_lightning.{kind.__name__}" for kind in OPTIONS.values()}
     return frozenset(own | {f"{module}.{name}" for module, names in _TORCH.items() for name in names.split()}) | model_classes()

@@ -79,16 +79,16 @@ def standardizes(datamodule: Any) -> bool:
     return bool(getattr(datamodule, "standardize", False))
 
 
-def evaluated_parts(settings: Any) -> dict[str, Part]:
-    """Return the parts of each client's examples on which models are evaluated, by the setting that asks for it."""
+def evaluated_parts(settings: Any) -> list[tuple[str, Part]]:
+    """Return the parts of each client's examples on which models are evaluated, each after the setting that asks for it."""
     strategy, route = settings.strategy, settings.route
-    found: dict[str, tuple[bool, Part]] = {
-        f"federation.strategy {type(strategy).__name__}": (strategy.local_metric is not None, "validation"),
-        f"the losses that {type(strategy).__name__} reads": (strategy.global_metric is not None, "training"),
-        f"federation.route {type(route).__name__}": (route.reads_data and not route.needs_labels, "training"),
-        "federation.client_evaluation": (settings.client_evaluation.active, "test"),
-    }
-    return {name: part for name, (used, part) in found.items() if used}
+    found: list[tuple[str, Part, bool]] = [
+        (f"federation.strategy {type(strategy).__name__}", "validation", strategy.local_metric is not None),
+        (f"the losses that {type(strategy).__name__} reads", "training", strategy.global_metric is not None),
+        (f"federation.route {type(route).__name__}", "training", route.reads_data and not route.needs_labels),
+    ]
+    of_options = [(f"federation.{option.setting}", one.part) for option in settings.active_options for one in option.measures()]
+    return [(name, part) for name, part, used in found if used] + of_options
 
 
 # ---------------------------------------------------------------- names of classes and features
@@ -190,17 +190,18 @@ def require_parts(settings: Any, infos: Sequence[ClientInfo], absent: int = 0) -
     Raises:
         ConfigurationError: naming the setting and the sites.
     """
-    if absent and settings.client_evaluation.active:
+    fixed = [option.setting for option in settings.active_options if not option.clients_may_join]
+    if absent and fixed:
         raise ConfigurationError(
-            "'federation.client_evaluation' needs all sites, but some are absent. Remove 'federation.pool.min_sites', or the "
-            "evaluation."
+            f"'federation.{fixed[0]}' needs all sites, but some are absent. Remove 'federation.pool.min_sites', or "
+            f"'federation.{fixed[0]}'."
         )
     sizes: dict[Part, Callable[[ClientInfo], int]] = {
         "training": lambda info: info.num_examples,
         "validation": lambda info: info.num_validation,
         "test": lambda info: info.num_test,
     }
-    for name, part in evaluated_parts(settings).items():
+    for name, part in evaluated_parts(settings):
         lacking = [info.name for info in infos if not sizes[part](info)]
         if lacking:
             raise ConfigurationError(

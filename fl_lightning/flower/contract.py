@@ -15,7 +15,9 @@ from fl_lightning.clients.client_copy import client_copy
 from fl_lightning.clients.client_settings import ClientSettings, client_settings
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.runtime import ClientRuntime
+from fl_lightning.core.option import options_in
 from fl_lightning.data.batch_norm import check_batch_norm
+from fl_lightning.flower.accepted_classes import OPTIONS
 from fl_lightning.flower.checks import not_at_sites
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import Recipe, RefusedError
@@ -23,7 +25,6 @@ from fl_lightning.flower.site_data import SiteData
 from fl_lightning.flower.site_limits import SiteLimits
 from fl_lightning.functional.keyed_noise import OneTimeKey
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, resolve_precision
 from fl_lightning.strategies.base import Strategy
@@ -34,7 +35,7 @@ SECTIONS = {
     "route": Route,
     "local": LocalTraining,
     "transforms": list[Transform],
-    "client_evaluation": ClientEvaluation,
+    **OPTIONS,
     "faults": Faults,
 }
 """The settings under ``federation`` that a site needs, with their types."""
@@ -97,7 +98,8 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     """
     recipe, sections, limits = Recipe(policy.accepted_classes), contract["federation"], SiteLimits(policy)
     built = {name: recipe.build(sections[name], kind, f"federation.{name}") for name, kind in SECTIONS.items()}
-    owner: Any = SimpleNamespace(**built, active_options=(), seed=contract["seed"], rounds=contract["rounds"])
+    active = tuple(options_in(built.values()))
+    owner: Any = SimpleNamespace(**built, active_options=active, seed=contract["seed"], rounds=contract["rounds"])
     owner.transforms = owner.transforms or []
     never = [name for name, asked in not_at_sites(owner).items() if asked]
     if never:

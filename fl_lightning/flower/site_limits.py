@@ -85,11 +85,11 @@ class SiteLimits:
             raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")
         with self._requiring_noise():
             check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
-        for setting, part in evaluated_parts(owner).items():
+        for setting, part in evaluated_parts(owner):
             if least > 0:
                 raise RefusedError(
                     f"'{setting}' evaluates models on each client's {part} examples, and this site's 'policy.min_noise' is "
-                    f"{least}, so no figure without noise leaves it. Use FedAvg, without 'federation.client_evaluation'."
+                    f"{least}, so no figure without noise leaves it. Use FedAvg, and measure nothing else at the clients."
                 )
             if part not in self._policy.evaluations:
                 raise RefusedError(

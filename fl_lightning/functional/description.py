@@ -79,13 +79,13 @@ class Describer:
     its submodules. Paths are left out; the contents of data files are compared as data.
 
     Args:
-        is_free: given a class of this package and an argument, returns whether to leave out the argument.
+        is_free: given an object, its class of this package and an argument, returns whether to leave out the argument.
 
     Attributes:
         unseen: the names of values that cannot be described, such as lambdas.
     """
 
-    def __init__(self, is_free: Callable[[type, str], bool] = lambda kind, name: False) -> None:
+    def __init__(self, is_free: Callable[[object, type, str], bool] = lambda *_: False) -> None:
         self._is_free = is_free
         self._open: list[int] = []
         self.unseen: list[str] = []
@@ -168,10 +168,12 @@ class Describer:
         if own is None:
             return node | self._each(public, where)
         arguments = constructor_arguments(kind)
-        given = {name: _argument(value, name) for name in arguments if not self._is_free(own, name)}
+        given = {name: _argument(value, name) for name in arguments if not self._is_free(value, own, name)}
         if own is not kind:
             node[BASE] = qualified_name(own)
-            given |= {name: item for name, item in public.items() if name not in arguments and not self._is_free(own, name)}
+            given |= {
+                name: item for name, item in public.items() if name not in arguments and not self._is_free(value, own, name)
+            }
         given = {name: item for name, item in given.items() if item is not _NOTHING}
         return node | self._each(given, where, lambda name: _tells_types_apart(arguments.get(name, "")))
 

@@ -1,6 +1,5 @@
 """Reports on updates, clients and partitions to loggers, files and the terminal."""
 
-from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
 from fl_lightning.reporting.matrices import draw_confusion
 from fl_lightning.reporting.partition import PartitionSummary, draw_partition
 from fl_lightning.reporting.prediction_images import draw_predictions, keep_picture
@@ -11,7 +10,6 @@ from fl_lightning.reporting.wandb import describe_run, plot_over_rounds, prefer_
 __all__ = [
     "PartitionSummary",
     "client_metrics",
-    "comparison_table",
     "describe_run",
     "draw_confusion",
     "draw_partition",
@@ -22,7 +20,6 @@ __all__ = [
     "plot_over_rounds",
     "prefer_offline",
     "round_metrics",
-    "spread_of_clients",
     "text_table",
     "write_matrix",
 ]

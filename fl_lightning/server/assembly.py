@@ -21,7 +21,6 @@ from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.compatibility import check_convex, federated_data
 from fl_lightning.server.checks.federation import parts_of
 from fl_lightning.server.checks.privacy import check_private_model
-from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
@@ -156,9 +155,3 @@ class Assembly:
         if settings.asynchronous is not None:
             return AsynchronousSampler(settings=settings.asynchronous, clock=settings.clock or Clock(), **common)
         return ClientSampler(clients_per_round=settings.clients_per_round, clock=settings.clock, **common)
-
-    def evaluator(self, federation: Federation) -> ClientEvaluator:
-        """Return the evaluator of models at the clients."""
-        settings = self._settings
-        own, parts = settings.route.keeps_models or settings.strategy.own_models, bool(federation.server.held_tensors())
-        return ClientEvaluator(settings.client_evaluation, federation, self._run.client_scores, own, parts)

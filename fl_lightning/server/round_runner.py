@@ -19,8 +19,6 @@ from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.reporting.rounds import movement, staleness_figures
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.asynchronous import AsynchronousRound
-from fl_lightning.server.checks.incomplete import client_figures
-from fl_lightning.server.client_evaluation import ClientEvaluator
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
@@ -43,7 +41,6 @@ class RoundRunner:
         run: the state of the run.
         federation: the parts of the federation.
         sampler: the sampler that draws the rounds.
-        evaluator: the evaluator of models at the clients.
         hooks: the hooks of the options in use, in order.
         termination: tells all ranks when one is told to end.
     """
@@ -55,12 +52,11 @@ class RoundRunner:
         run: RunState,
         federation: Federation,
         sampler: ClientSampler,
-        evaluator: ClientEvaluator,
         hooks: Sequence[ServerHooks],
         termination: Termination,
     ) -> None:
         self._settings, self._run, self._federation = settings, run, federation
-        self._sampler, self._evaluator, self._hooks = sampler, evaluator, hooks
+        self._sampler, self._hooks = sampler, hooks
         self._termination = termination
         self._buffers = RankBuffers(federation.server, federation.comm)
         self._default_dtype = torch.get_default_dtype()
@@ -75,8 +71,9 @@ class RoundRunner:
         self._termination.agree(comm, raises=True)
         with outside_precision(trainer, self._default_dtype):
             jobs = self._round(module)
-            scores = self._evaluator.end_round(trainer.current_epoch, jobs)
-        figures = client_figures(self._settings, scores)
+            figures: dict[str, float] = {}
+            for hook in self._hooks:
+                figures |= hook.end_round(trainer.current_epoch, jobs)
         if figures:
             module.log_dict(figures, on_step=False, on_epoch=True, batch_size=1)
         self._termination.agree(comm, raises=False)
@@ -91,9 +88,10 @@ class RoundRunner:
             )
 
     def conclude(self) -> None:
-        """Compare the final model with the clients' own models."""
+        """Let the options in use act after the last round."""
         with outside_precision(self._federation.trainer, self._default_dtype):
-            self._evaluator.conclude(self._federation.trainer.current_epoch)
+            for hook in self._hooks:
+                hook.conclude(self._federation.trainer.current_epoch)
 
     def _round(self, module: LightningModule) -> list[ClientJob]:
         """Run a round, log it, and return the turns of the clients."""
@@ -164,15 +162,16 @@ class RoundRunner:
             self._settings.route.reset()
         self._federation.refresh_frozen()
         self._buffers.agree(type(self._federation.trainer.lightning_module).__name__)
-        self._evaluator.begin_round(round_idx)
-        sweep_client_files(self._federation.trainer, self._run.memory)
         for hook in self._hooks:
             hook.begin_round(round_idx)
+        sweep_client_files(self._federation.trainer, self._run.memory)
         return self._sampler.round(round_idx, self._run.queue)
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
         server = self._federation.server
+        for hook in self._hooks:
+            hook.before_step(result)
         give_back()  # the clients' free memory: with the gradient, this is where a round needs most
         step = set_pseudo_gradient(server.parameters(), result.aggregate)
         optimizer: Any = module.optimizers()
@@ -180,7 +179,6 @@ class RoundRunner:
         optimizer.zero_grad()
         server.set_buffers(result.aggregate, result.counters)
         if result.moved:
-            self._evaluator.note_moving(result.moved)
             server.set_moved(result.moved)
             self._run.moving = server.moving
         self._buffers.note()

@@ -25,7 +25,6 @@ from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.partition import Partition
 from fl_lightning.reporting.rounds import Totals
 from fl_lightning.server.checks.privacy import privacy_in_words
-from fl_lightning.server.client_evaluation import ClientScores
 from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.resume.changes import Change, changes, in_words, of_clients
 from fl_lightning.server.resume.fingerprint import Fingerprint
@@ -59,7 +58,6 @@ class RunState:
         self.last_scores: dict[int, float] = {}
         self.saved_round = self.finished_round = -1
         self.account = PrivacyAccount()
-        self.client_scores = ClientScores()
         self.totals = Totals()
         self.hooks: Mapping[str, ServerHooks] = {}
         """The hooks of the options in use, by name."""
@@ -95,6 +93,7 @@ class RunState:
         """
         if not continues:
             self.reset()
+            self.hooks = {}
         self.pool = self._random_state = self._weights = None
         self.account.forget_loaded()
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
@@ -103,6 +102,12 @@ class RunState:
         self._contents = [list(one) for one in zip(names, training.sizes.tolist(), contents, strict=False)]
         self.fingerprint = self.unsent = None
         self.federation = uuid4().hex  # a resumed fit takes the checkpoint's
+
+    def use(self, hooks: Mapping[str, ServerHooks]) -> None:
+        """Take the hooks of the options in use; a fit that continues the previous one has their state, too."""
+        for name in hooks.keys() & self.hooks.keys():
+            hooks[name].load_state_dict(self.hooks[name].state_dict())
+        self.hooks = hooks
 
     def reset(self) -> None:
         """Discard all state before the first round."""
@@ -131,7 +136,6 @@ class RunState:
             "route_state": self._owner.route.state_dict(),
             "memory": (self.pool or self.memory).state_dict(),
             "last_scores": dict(self.last_scores),
-            "client_scores": self.client_scores.state_dict(),
             "totals": self.totals.state_dict(),
             "options": {name: hook.state_dict() for name, hook in self.hooks.items()},
             "queue": self.queue.state_dict(),
@@ -161,7 +165,6 @@ class RunState:
         self.memory.load_state_dict(state["memory"])
         self.last_scores = dict(state["last_scores"])
         self.account.load_state_dict(state["privacy_account"])
-        self.client_scores.load_state_dict(state["client_scores"])
         self.totals.load_state_dict(state["totals"])
         for name in self.hooks.keys() & state.get("options", {}).keys():
             self.hooks[name].load_state_dict(state["options"][name])
@@ -238,10 +241,10 @@ class RunState:
                 "no single epsilon covers both."
             )
         if self._sites and state.get("sites"):
-            strategy, scores = self._owner.strategy, self._owner.client_evaluation
-            joined = "" if strategy.clients_may_join else f"'federation.strategy' {type(strategy).__name__}"
-            joined = "differential privacy" if now else joined or ("'federation.client_evaluation'" if scores.active else "")
-            problems += other_sites(state["sites"], self._sites, joined)
+            strategy = self._owner.strategy
+            fixed = [] if strategy.clients_may_join else [f"'federation.strategy' {type(strategy).__name__}"]
+            fixed += [f"'federation.{option.setting}'" for option in self._owner.active_options if not option.clients_may_join]
+            problems += other_sites(state["sites"], self._sites, "differential privacy" if now else next(iter(fixed), ""))
         elif state["clients"] != self.num_clients:
             problems.append(f"The checkpoint has {state['clients']} clients, but this run has {self.num_clients}.")
         elif state["partition"] != self._partition:

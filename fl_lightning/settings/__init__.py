@@ -2,7 +2,6 @@
 
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.faults import Faults
@@ -13,7 +12,6 @@ from fl_lightning.settings.server_evaluation import ServerEvaluation
 __all__ = [
     "Asynchronous",
     "Availability",
-    "ClientEvaluation",
     "Clock",
     "ExamplePrivacy",
     "Faults",

@@ -10,7 +10,6 @@ from fl_lightning.core.option import OptionSettings
 from fl_lightning.routes.base import Route
 from fl_lightning.settings.asynchronous import Asynchronous
 from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
@@ -29,7 +28,6 @@ class FederationSettings(Protocol):
     transforms: list[Transform]
     faults: Faults
     availability: Availability
-    client_evaluation: ClientEvaluation
     server_evaluation: ServerEvaluation
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
 
+from fl_lightning.core.capabilities import Capability, Removal, Unassuming
 from fl_lightning.messages import ClientInfo
 
 
-class RemoteClients(ABC):
+class RemoteClients(Unassuming, ABC):
     """Connect to clients outside this process; the value of ``federation.pool``."""
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the server of a real federation lacks."""
+        why = "the server of a real federation never has what its clients keep"
+        yield Removal(Capability.NEAR_STATE, why, "remove 'federation.pool'")
 
     @abstractmethod
     def open(self, trainer: Trainer, settings: Any) -> tuple[ClientInfo, ...]:
@@ -35,7 +41,7 @@ class RemoteClients(ABC):
             federation: returns the federation's id, which checkpoints keep.
         """
 
-    def review(self, round_idx: int, influence: Mapping[int, float]) -> None:  # noqa: B027 (nothing by default)
+    def review(self, round_idx: int, influence: Mapping[int, float]) -> None:
         """Refuse a round in which one client has too much influence, before the server uses its result.
 
         Args:

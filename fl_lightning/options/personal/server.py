@@ -26,19 +26,15 @@ class PersonalPartsAtServer(ServerHooks):
         context: the fit.
 
     Raises:
-        ConfigurationError: if the mean of the parts is needed where there are none, or where the server never has them.
+        ConfigurationError: if the mean of the parts is wanted, but there are none.
     """
 
     def __init__(self, personal: PersonalParts, context: ServerContext) -> None:
         self._personal, self._context = personal, context
-        why = ""
         if not personal.parts:
-            why = "'federation.personal' is empty, so there are no parts to average. Name them there"
-        elif personal.mean and context.data.is_remote:
-            why = "the server of a real federation never has the clients' personal parts"
-        if why:
             raise ConfigurationError(
-                f"'federation.personal_start' is 'mean', but {why}, or set 'federation.personal_start' to first."
+                "'federation.personal_start' is 'mean', but 'federation.personal' is empty, so there are no parts to average. "
+                "Name them there, or set 'federation.personal_start' to first."
             )
 
     def held(self, module: nn.Module) -> tuple[str, ...]:

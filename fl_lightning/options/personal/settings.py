@@ -93,14 +93,17 @@ class PersonalParts(OptionSettings):
         yield Need(Capability.SERVED_MODELS, f"'{_NAME}' lets each client keep parts of its own", f"Remove '{_NAME}'")
         if self.mean:
             mean, remedy = f"'{_NAME}_start' is 'mean', which", f"Set '{_NAME}_start' to first"
+            yield Need(Capability.NEAR_STATE, f"{mean} averages the personal parts at the server", remedy)
             passes = f"{mean} passes the mean of the clients' personal parts to the server and to new clients"
             yield Need(Capability.OPEN_HOLDINGS, passes, remedy)
             yield Need(Capability.WHOLE_ROUNDS, f"{mean} averages the personal parts after a whole round", remedy)
-            yield Need(Capability.MOVING_STARTS, f"{mean} lets new clients begin with other parts in each round", remedy)
 
     def removes(self) -> Iterator[Removal]:
         """Return what personal parts take away: the server lacks them."""
         yield Removal(Capability.COMPLETE_MODEL, f"with '{_NAME}' the server's model is incomplete", f"remove '{_NAME}'")
+        if self.mean:
+            why = f"'{_NAME}_start' is 'mean', which lets new clients begin with other parts in each round"
+            yield Removal(Capability.FIRST_STARTS, why, f"set '{_NAME}_start' to first")
 
     def provides(self) -> tuple[Capability, ...]:
         """Return that clients hold parts, if any are named."""

@@ -28,8 +28,7 @@ def parts_of(settings: FederationSettings) -> Iterator[Part]:
     yield from (settings.strategy, settings.route)
     yield from settings.transforms
     yield from settings.active_options
-    yield settings.client_evaluation
-    yield from (part for part in (settings.asynchronous, settings.local.privacy) if part is not None)
+    yield from (part for part in (settings.pool, settings.asynchronous, settings.local.privacy) if part is not None)
 
 
 def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
@@ -49,6 +48,5 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
         check_faults(settings.faults, availability, part, settings.local, data.num_clients, settings.clients_per_round)
     check_strategy(settings.strategy, settings.local, data, trainer)
     check_privacy(settings, data)
-    settings.client_evaluation.check(data)
     check_route(settings.route, settings.strategy, data, trainer)
     check_server_optimizer(settings.strategy, settings.route, settings.server_optimizer)

@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torchmetrics import Metric
 
 from fl_lightning.core.capabilities import Capability, removal_of
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
@@ -43,15 +42,13 @@ def check_incomplete(owner: FederationSettings, trainer: Trainer) -> None:
 
 def _check_monitors(owner: FederationSettings, trainer: Trainer, why: str) -> None:
     """Refuse callbacks that monitor a metric of the server's validation set."""
-    evaluation = owner.client_evaluation
-    metric = evaluation.metric if isinstance(evaluation.metric, str) else ""
+    known = {name for option in owner.active_options for name in option.logs()}
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str) or not monitor.startswith(("val", "federation/client_")):
             continue
-        known = {metric, "federation/client_mean", "federation/client_worst", "federation/client_p10"}
-        if evaluation.every_n_rounds != 1 or monitor not in known:
+        if monitor not in known:
             raise ConfigurationError(
                 f"{type(callback).__name__} monitors '{monitor}', but {why}, so the server does not validate. The clients' own "
                 "evaluation takes its place: set 'federation.client_evaluation' to "
@@ -65,20 +62,6 @@ def without_validation(owner: FederationSettings, trainer: Trainer, cleanup: Exi
     if _why(owner):
         cleanup.callback(setattr, trainer, "limit_val_batches", trainer.limit_val_batches)
         trainer.limit_val_batches = 0
-
-
-def client_figures(owner: FederationSettings, scores: dict[str, float]) -> dict[str, float]:
-    """Return what the log has of the clients' scores; if the server does not validate, their mean is also the metric itself.
-
-    Args:
-        owner: the federation's settings.
-        scores: the result of ``spread_of_clients``; empty in a round without an evaluation.
-    """
-    figures = {f"federation/{name}": value for name, value in scores.items()}
-    metric: str | Metric = owner.client_evaluation.metric
-    if scores and _why(owner) and isinstance(metric, str):
-        figures[metric] = scores["client_mean"]
-    return figures
 
 
 def warn_incomplete(owner: FederationSettings, trainer: Trainer) -> None:

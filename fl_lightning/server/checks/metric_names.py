@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.description import is_users
 from fl_lightning.functional.metric_names import is_validation_figure
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.client_evaluation import ClientEvaluation
 from fl_lightning.strategies.base import JointStrategy, Strategy
 
 Names = list[tuple[str, str]]
 """Metric names, each after the setting that has it."""
 
 
-def names_of(strategy: Strategy, route: Route, evaluation: ClientEvaluation, module: LightningModule) -> Names:
+def names_of(strategy: Strategy, route: Route, options: Iterable[OptionSettings], module: LightningModule) -> Names:
     """Return the metric names in the federation's settings, and those that adaptive losses follow."""
     parameters = inspect.signature(type(strategy)).parameters
     own = "federation.strategy.loss" if "loss" in parameters and "metric" not in parameters else "federation.strategy.metric"
-    wanted = {
-        own: [strategy.metric, strategy.local_metric, strategy.global_metric],
-        "federation.route.metric": [route.server_metric],
-        "federation.client_evaluation.metric": [evaluation.metric if evaluation.active else None],
-    }
+    of_strategy = [strategy.metric, strategy.local_metric, strategy.global_metric]
     if isinstance(strategy, JointStrategy):
-        wanted[own].append(strategy.worth_metric)
+        of_strategy.append(strategy.worth_metric)
+    wanted: list[tuple[str, object]] = [
+        *((own, metric) for metric in of_strategy),
+        ("federation.route.metric", route.server_metric),
+    ]
+    wanted += [(f"federation.{option.setting}.metric", one.metric) for option in options for one in option.measures()]
     losses = [part for part in module.modules() if isinstance(part, AdaptiveLoss)]
-    wanted |= {f"{type(loss).__name__}.signal": [getattr(loss, "signal", None)] for loss in losses}
-    return [(setting, name) for setting, names in wanted.items() for name in names if isinstance(name, str)]
+    wanted += [(f"{type(loss).__name__}.signal", getattr(loss, "signal", None)) for loss in losses]
+    return [(setting, name) for setting, name in wanted if isinstance(name, str)]
 
 
 def monitors_of(trainer: Trainer) -> Names:

@@ -19,6 +19,7 @@ from fl_lightning.clients.engines.fabric.optimizer import batches_per_epoch
 from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.lightning import configured_parts
 from fl_lightning.compat.torch import chained_schedules
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import Kind, kind_of
 from fl_lightning.data.content import content, loader_content
 from fl_lightning.data.federated import FederatedDataModule
@@ -57,7 +58,7 @@ def fingerprint(
         data: the data, set up for a fit.
         server: a new optimizer of the server.
     """
-    describer = Describer(lambda kind, name: name == "server_optimizer" or kind_of(kind, name) is Kind.FREE)
+    describer = Describer(_is_free)
     with isolated_rng(0, torch.device("cpu")):
         federation = describer.describe(owner, "federation")
         federation["server_optimizer"] = _optimizer(describer, server, "federation.server_optimizer")
@@ -65,8 +66,6 @@ def fingerprint(
         local["precision"] = resolve_precision(owner.local, str(trainer.precision), trainer.strategy.root_device)
         if not any(kind.side_by_side for kind in possible_engines(owner.local.engine)):
             federation["local"] = _without(local, "stack_size", "compile")
-        if not owner.client_evaluation.every_n_rounds:  # no earlier results that it must match
-            federation["client_evaluation"] = _without(federation["client_evaluation"], "metric", "mode")
         settings = {
             "federation": federation,
             "trainer": _trainer(describer, trainer),
@@ -75,6 +74,12 @@ def fingerprint(
             **_model(describer, client_copy(module), owner.local, data, trainer),
         }
     return Fingerprint(settings, tuple(name for name in describer.unseen if name not in settings))
+
+
+def _is_free(value: object, kind: type, argument: str) -> bool:
+    """Return whether no resumed run is compared by an argument of an object."""
+    of_option = value.free_on_resume() if isinstance(value, OptionSettings) else ()
+    return argument == "server_optimizer" or argument in of_option or kind_of(kind, argument) is Kind.FREE
 
 
 def _without(node: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,71 +12,70 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from fl_lightning.core.capabilities import Capability
+from fl_lightning.core.option import ServerContext, ServerHooks
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.messages import ClientJob, EvalOrder, Progress
-from fl_lightning.reporting.client_scores import comparison_table, spread_of_clients
+from fl_lightning.options.client_evaluation.settings import ROLE, ClientEvaluation
+from fl_lightning.options.client_evaluation.tables import comparison_table, spread_of_clients
 from fl_lightning.reporting.tables import log_table, text_table
 from fl_lightning.server.federation import Federation
-from fl_lightning.settings.client_evaluation import ClientEvaluation
+from fl_lightning.server.round_result import RoundResult
 from fl_lightning.types import Snapshot
 
 _SHOWN = 30
 """The number of clients that the terminal shows; the files contain all of them."""
 
 
-class ClientScores:
-    """Hold the scores so far and the initial model of the federation, which are part of the run's state."""
-
-    def __init__(self) -> None:
-        self.rounds: dict[int, Tensor] = {}
-        self.jobs: list[ClientJob] = []
-        self.start: Snapshot | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        start = None if self.start is None else [self.start.vector, self.start.counters, dict(self.start.moved)]
-        turns = [
-            [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)] for job in self.jobs
-        ]
-        return {"rounds": dict(self.rounds), "turns": turns, "start": start}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
-        self.rounds = dict(state["rounds"])
-        self.jobs = [
-            ClientJob(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
-            for k, round_idx, period, epochs, *place in state["turns"]
-        ]
-        self.start = None if state["start"] is None else Snapshot(*state["start"])
-
-
-def _place(job: ClientJob) -> tuple[int | None, ...]:
-    return () if job.progress is None else (job.progress.turn, job.progress.turns)
-
-
-class ClientEvaluator:
+class EvaluationAtServer(ServerHooks):
     """Evaluate models on the clients' own test parts; every rank takes its share of the clients.
 
     Args:
         settings: the metric to compute, and when.
-        federation: the parts of the federation.
-        scores: the scores so far, to which results are added.
-        own_models: whether clients have their own models, which are evaluated instead of the global one.
-        own_parts: whether clients have personal parts, with which the global model is evaluated.
+        context: the fit.
+
+    Raises:
+        ConfigurationError: if the clients have no test parts; it says what to set.
     """
 
-    def __init__(
-        self,
-        settings: ClientEvaluation,
-        federation: Federation,
-        scores: ClientScores,
-        own_models: bool = False,
-        own_parts: bool = False,
-    ) -> None:
-        self._settings, self._parts, self._scores = settings, federation, scores
-        self._own, self._column = own_models, "own" if own_models or own_parts else "global"
+    def __init__(self, settings: ClientEvaluation, context: ServerContext) -> None:
+        if not context.data.clients_hold("test"):
+            raise ConfigurationError(
+                "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
+                "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."
+            )
+        self._settings = settings
+        self.rounds: dict[int, Tensor] = {}
+        """The score of each client, by round."""
+        self._jobs: list[ClientJob] = []
+        self._start: Snapshot | None = None
+        self._own, self._incomplete = context.own_models, Capability.COMPLETE_MODEL in context.removed
+        self._column = "own" if self._own or self._incomplete else "global"
         self._tried, self._told = False, set[int]()
-        self._sizes = federation.data.splits.test.sizes if federation.data.splits.test is not None else torch.zeros(0)
+
+    def open(self, federation: Federation) -> None:
+        """Take the parts of the federation."""
+        self._parts, test = federation, federation.data.splits.test
+        assert test is not None
+        self._sizes = test.sizes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scores so far, the turns of all clients, and the initial model."""
+        start = None if self._start is None else [self._start.vector, self._start.counters, dict(self._start.moved)]
+        turns = [
+            [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)]
+            for job in self._jobs
+        ]
+        return {"rounds": dict(self.rounds), "turns": turns, "start": start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the scores, turns and initial model."""
+        self.rounds = dict(state["rounds"])
+        self._jobs = [
+            ClientJob(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
+            for k, round_idx, period, epochs, *place in state["turns"]
+        ]
+        self._start = None if state["start"] is None else Snapshot(*state["start"])
 
     def begin_round(self, round_idx: int) -> None:
         """Store the initial model if clients will later train from it alone.
@@ -85,60 +84,65 @@ class ClientEvaluator:
             CheckpointError: if the run resumes from a checkpoint without the initial model.
             ConfigurationError: if the module does not log the metric, which is checked before the first round.
         """
-        scores, alone = self._scores, self._settings.compare_alone
         if round_idx == 0:
-            scores.rounds, scores.jobs = {}, []
-            scores.start = self._snapshot() if alone else None
-        self.require_start()
-        if scores.start is not None and scores.start.vector.numel() != self._parts.size:
+            self.rounds, self._jobs, self._start = {}, [], None
+            if self._settings.compare_alone:
+                server = self._parts.server
+                self._start = Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
+        self._require_start()
+        if self._start is not None and self._start.vector.numel() != self._parts.size:
             raise ConfigurationError(
                 f"The trained parameters changed in round {round_idx}, so clients alone cannot repeat the training from the "
                 "initial model. Set 'federation.client_evaluation.compare_alone' to false, or freeze the same parts in all "
                 "rounds."
             )
-        if self._settings.active and not self._tried:
-            self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, 0, "test", "evaluation")])
+        if not self._tried:
+            self._parts.pool.evaluate([EvalOrder(self._parts.publish().version, 0, "test", ROLE)])
             self._tried = True
 
-    def require_start(self) -> None:
+    def _require_start(self) -> None:
         """Refuse to compare with clients alone without the initial model.
 
         Raises:
             CheckpointError: if the initial model is missing.
         """
-        if self._settings.compare_alone and self._scores.start is None:
+        if self._settings.compare_alone and self._start is None:
             raise CheckpointError(
                 "'federation.client_evaluation.compare_alone' needs the initial model of the federation, but the checkpoint "
                 "does not contain it, because the run was started without this setting. Set it to false, or start again "
                 "without 'ckpt_path'."
             )
 
-    def note_moving(self, names: Iterable[str]) -> None:
+    def before_step(self, result: RoundResult) -> None:
         """Keep the initial values of frozen tensors that clients have changed, before the server changes them."""
-        start = self._scores.start
-        if start is not None:
-            own = self._parts.server.tensors()
-            new = {name: own[name].cpu().clone() for name in names if name not in start.moved}
-            self._scores.start = replace(start, moved={**start.moved, **new})
-
-    def _snapshot(self) -> Snapshot:
-        server = self._parts.server
-        return Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
+        if self._start is not None and result.moved:
+            own, before = self._parts.server.tensors(), self._start.moved
+            new = {name: own[name].cpu().clone() for name in result.moved if name not in before}
+            self._start = replace(self._start, moved={**before, **new})
 
     def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
-        """Evaluate the new global model, or the clients' own models, at all clients if due; see ``spread_of_clients``."""
+        """Evaluate the new global model, or the clients' own models, at all clients if due.
+
+        Returns:
+            The clients' mean and spread, see ``spread_of_clients``; empty in a round without an evaluation. The mean is also
+            logged as the metric itself if the server cannot measure it, because its model is incomplete.
+        """
         if self._settings.compare_alone:
             alone = [ClientJob(job.client, job.round_idx, job.period, job.epochs, progress=job.progress) for job in jobs]
-            self._scores.jobs += sorted(alone, key=lambda job: (job.client, job.period))
+            self._jobs += sorted(alone, key=lambda job: (job.client, job.period))
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
-        values = self._scores.rounds[round_idx] = self._now()
+        values = self.rounds[round_idx] = self._now()
         counted = self._counted(values)
         if not counted.any() and not self._parts.pool.simulated:  # no site has answered
             return {}
         counted = counted if counted.any() else torch.ones_like(counted)
-        return spread_of_clients(values[counted], self._sizes[counted], self._settings.higher_is_better)
+        found = spread_of_clients(values[counted], self._sizes[counted], self._settings.higher_is_better)
+        figures, metric = {f"federation/{name}": value for name, value in found.items()}, self._settings.metric
+        if self._incomplete and isinstance(metric, str):  # which the server cannot log
+            figures[metric] = found["client_mean"]
+        return figures
 
     def _counted(self, *columns: Tensor) -> Tensor:
         """Return the clients with values, over which means are taken, bool, shape (K,), and warn of the others.
@@ -163,7 +167,7 @@ class ClientEvaluator:
         return metric if isinstance(metric, str) else type(metric).__name__
 
     def _now(self) -> Tensor:
-        return self._each(lambda client, version: EvalOrder(version, client, "test", "evaluation", own=self._own))
+        return self._each(lambda client, version: EvalOrder(version, client, "test", ROLE, own=self._own))
 
     def _each(self, order: Callable[[int, int], EvalOrder]) -> Tensor:
         """Return the result of an order for every client, where a function returns the order of a client and a version."""
@@ -181,10 +185,10 @@ class ClientEvaluator:
         """
         if not rounds:
             return
-        self.require_start()
-        if rounds - 1 not in self._scores.rounds:
-            self._scores.rounds[rounds - 1] = self._now()
-        columns: dict[str, Tensor] = {self._column: self._scores.rounds[rounds - 1]}
+        self._require_start()
+        if rounds - 1 not in self.rounds:
+            self.rounds[rounds - 1] = self._now()
+        columns: dict[str, Tensor] = {self._column: self.rounds[rounds - 1]}
         if self._settings.compare_alone:
             columns = {"local only": self._alone(), **columns}
         if self._settings.personal_epochs:
@@ -194,9 +198,9 @@ class ClientEvaluator:
         header, rows = comparison_table(
             names, self._sizes, columns, self._settings.higher_is_better, self._counted(*columns.values())
         )
-        table = [[names[k], *(float(v[k]) for v in self._scores.rounds.values())] for k in range(len(names))]
+        table = [[names[k], *(float(v[k]) for v in self.rounds.values())] for k in range(len(names))]
         trainer = self._parts.trainer
-        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self._scores.rounds)], table)
+        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self.rounds)], table)
         if self._settings.compares:
             self._write(rounds - 1, "client_comparison", header, rows)
         if trainer.is_global_zero:
@@ -222,17 +226,21 @@ class ClientEvaluator:
         epochs = self._settings.personal_epochs
 
         def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", "evaluation", jobs=(ClientJob(client, rounds),), epochs=epochs)
+            return EvalOrder(version, client, "test", ROLE, jobs=(ClientJob(client, rounds),), epochs=epochs)
 
         return self._each(order)
 
     def _alone(self) -> Tensor:
         """Evaluate every client's model, trained alone from the initial model with the same turns as in the federation."""
         jobs: dict[int, list[ClientJob]] = {}
-        for job in self._scores.jobs:
+        for job in self._jobs:
             jobs.setdefault(job.client, []).append(job)
 
         def order(client: int, version: int) -> EvalOrder:
-            return EvalOrder(version, client, "test", "evaluation", self._scores.start, jobs=tuple(jobs.get(client, ())))
+            return EvalOrder(version, client, "test", ROLE, self._start, jobs=tuple(jobs.get(client, ())))
 
         return self._each(order)
+
+
+def _place(job: ClientJob) -> tuple[int | None, ...]:
+    return () if job.progress is None else (job.progress.turn, job.progress.turns)

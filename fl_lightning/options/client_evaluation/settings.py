@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from torchmetrics import Metric
 
-from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.capabilities import Capability, Need
+from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
-from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.client_evaluation."
+ROLE = "evaluation"
+"""The role of the metric in the server's orders."""
 
 
 @checks_types
 @dataclass(frozen=True)
-class ClientEvaluation:
+class ClientEvaluation(OptionSettings):
     """Evaluate the global model on each client's own test part, and at the end compare it with models of the clients' own.
 
     Args:
@@ -43,6 +46,10 @@ class ClientEvaluation:
     mode: Literal["max", "min"] | None = None
     personal_epochs: int = 0
     compare_alone: bool = False
+
+    setting = "client_evaluation"
+    at_sites = True
+    clients_may_join = False
     on_resume = ResumeRule(free="every_n_rounds personal_epochs compare_alone", on_purpose="metric mode")
 
     def __post_init__(self) -> None:
@@ -66,28 +73,27 @@ class ClientEvaluation:
         """Whether higher values of the metric are better."""
         return higher_is_better(self.metric, self.mode, _NAME + "mode")
 
-    def removes(self) -> Iterator[Removal]:
-        """Return what the comparison with clients alone takes away: they can only begin as in the first round."""
+    def needs(self) -> Iterator[Need]:
+        """Return what the comparison at the end needs: that clients alone can begin where the federation began."""
         if self.compare_alone:
             why = f"'{_NAME}compare_alone' trains clients from the first model"
-            yield Removal(Capability.MOVING_STARTS, why, f"set '{_NAME}compare_alone' to false")
+            yield Need(Capability.FIRST_STARTS, why, f"Set '{_NAME}compare_alone' to false")
 
-    def needs(self) -> tuple[Need, ...]:
-        """Return nothing."""
-        return ()
+    def measures(self) -> Iterator[ClientMetric]:
+        """Return the metric on the clients' test parts."""
+        yield ClientMetric(ROLE, self.metric, "test")
 
-    def provides(self) -> tuple[Capability, ...]:
-        """Return nothing."""
-        return ()
+    def logs(self) -> Collection[str]:
+        """Return the clients' scores, and the metric itself, if all rounds have them."""
+        own = {self.metric} if isinstance(self.metric, str) else set[str]()
+        return own | {f"federation/client_{name}" for name in ("mean", "worst", "p10")} if self.every_n_rounds == 1 else ()
 
-    def check(self, data: FederatedDataModule) -> None:
-        """Reject the evaluation if the clients have no test parts.
+    def free_on_resume(self) -> Collection[str]:
+        """Return the metric and its mode if there are no earlier results that they must match."""
+        return () if self.every_n_rounds else ("metric", "mode")
 
-        Raises:
-            ConfigurationError: if they have none; it says what to set.
-        """
-        if self.active and not data.clients_hold("test"):
-            raise ConfigurationError(
-                "'federation.client_evaluation' measures on each client's own test part, but the clients have no test parts. "
-                "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."
-            )
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server."""
+        from fl_lightning.options.client_evaluation.server import EvaluationAtServer
+
+        return EvaluationAtServer(self, context)
