@@ -37,11 +37,11 @@ _NAMES = {
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
-    "options": "Attackers ClientEvaluation PersonalPart SecureAggregation",
+    "options": ("Asynchronous Attackers Availability ClientEvaluation Clock PartialWork PersonalPart SecureAggregation"),
     "plugins": "AtomicCheckpointIO",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
-    "settings": ("Asynchronous Availability Clock ExamplePrivacy Faults LocalTraining PartialWork ServerEvaluation"),
+    "settings": "ExamplePrivacy Faults LocalTraining ServerEvaluation",
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
         "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "

@@ -205,10 +205,22 @@ from fl_lightning.optimizers import (
     Yogi as Yogi,
 )
 from fl_lightning.options import (
+    Asynchronous as Asynchronous,
+)
+from fl_lightning.options import (
     Attackers as Attackers,
 )
 from fl_lightning.options import (
+    Availability as Availability,
+)
+from fl_lightning.options import (
     ClientEvaluation as ClientEvaluation,
+)
+from fl_lightning.options import (
+    Clock as Clock,
+)
+from fl_lightning.options import (
+    PartialWork as PartialWork,
 )
 from fl_lightning.options import (
     PersonalPart as PersonalPart,
@@ -286,15 +298,6 @@ from fl_lightning.rules import ClientRule as ClientRule
 from fl_lightning.rules import ControlVariates as ControlVariates
 from fl_lightning.rules import ProximalRule as ProximalRule
 from fl_lightning.settings import (
-    Asynchronous as Asynchronous,
-)
-from fl_lightning.settings import (
-    Availability as Availability,
-)
-from fl_lightning.settings import (
-    Clock as Clock,
-)
-from fl_lightning.settings import (
     ExamplePrivacy as ExamplePrivacy,
 )
 from fl_lightning.settings import (
@@ -302,9 +305,6 @@ from fl_lightning.settings import (
 )
 from fl_lightning.settings import (
     LocalTraining as LocalTraining,
-)
-from fl_lightning.settings import (
-    PartialWork as PartialWork,
 )
 from fl_lightning.settings import (
     ServerEvaluation as ServerEvaluation,

@@ -72,7 +72,7 @@ class Consecutive(Partitioner):
 def client_scores(federation: FederatedOrchestrator) -> dict[int, Tensor]:
     """The scores on the clients' own test parts so far, by round; empty without an evaluation there."""
     hooks: Any = federation._run.hooks.get("client_evaluation")
-    return {} if hooks is None else hooks.rounds
+    return {} if hooks is None else hooks.scores
 
 
 def network(batchnorm: bool = False) -> nn.Sequential:

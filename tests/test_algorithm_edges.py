@@ -53,7 +53,7 @@ from fl_lightning.types import Snapshot
 # ------------------------------------------------------------------ fits that go on
 
 
-@pytest.mark.parametrize("name", ["scaffold", "attackers", "local only", "clients' parts"])
+@pytest.mark.parametrize("name", ["scaffold", "attackers", "local only", "clients' parts", "fedasync"])
 def test_a_second_fit_goes_on_with_what_clients_kept(name):
     module, data, federation = prepare(name)
     trainer(4, federation).fit(module, data)
@@ -66,7 +66,7 @@ def test_a_second_fit_goes_on_with_what_clients_kept(name):
     assert same_bits(outcome(module, federation), expected)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "warm start", "attackers", "local only"])
+@pytest.mark.parametrize("name", ["scaffold", "warm start", "attackers", "local only", "fedbuff"])
 def test_the_same_orchestrator_starts_anew(name):
     _, data, federation = prepare(name)
     finals = []

@@ -354,7 +354,9 @@ def test_a_buffer_that_nobody_can_fill_is_flushed_like_a_round_with_drop_outs():
 
 
 def test_a_round_without_updates_ends_the_run():
-    with pytest.raises(ClientError, match=r"Round 0: 0 updates can arrive, but a new model needs 1. Lower 'drop_out'"):
+    with pytest.raises(
+        ClientError, match=r"Round 0: 0 updates can arrive, but a new model needs 1. Lower .*, or lower 'drop_out'"
+    ):
         fitted(asynchronous=Asynchronous(5, 5), availability=Availability(drop_out=0.999), strategy=FedBuff())
 
 
@@ -405,6 +407,19 @@ def test_synchronous_rounds_wait_for_the_last_client():
     assert "federation/staleness" not in run.callback_metrics
 
 
+@pytest.mark.parametrize("resumes", [True, False], ids=["from a checkpoint", "in a second fit"])
+def test_the_time_goes_on(tmp_path, resumes):
+    settings = {"clock": Clock("lognormal", "uniform"), "clients_per_round": 3}
+    _, whole = fitted(4, **settings)
+    _, run = fitted(2, callbacks=[every_round(tmp_path)], flags={"enable_checkpointing": True}, **settings)
+    if resumes:
+        _, run = fitted(4, ckpt_path=str(tmp_path / "last.ckpt"), **settings)
+    else:
+        run.fit_loop.max_epochs = 4
+        run.fit(run.lightning_module, run.datamodule)
+    assert run.callback_metrics["federation/ticks"] == whole.callback_metrics["federation/ticks"]
+
+
 def test_tables_show_the_staleness_of_each_update(tmp_path):
     updates = Updates()
     fitted(
@@ -430,7 +445,8 @@ def test_a_checkpoint_holds_the_jobs_in_progress_and_their_starts(tmp_path):
     settings = {"strategy": FedAsync(), "asynchronous": Asynchronous(4), "clock": Clock("lognormal", "exponential")}
     saving = {"flags": {"enable_checkpointing": True}}
     _, run = fitted(7, callbacks=[every_round(tmp_path)], **settings, **saving)
-    (state,) = [s for s in torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"].values() if "queue" in s]
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["FederatedOrchestrator"]
+    state = saved["options"]["asynchronous"]
     flights, starts = state["queue"]["flights"], state["starts"]
     assert len(flights) == 3
     assert set(starts) == {version for _, _, version, _ in flights}

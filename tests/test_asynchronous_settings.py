@@ -23,7 +23,6 @@ from fl_lightning import (
     FedBuff,
     FedCyclic,
     FedDyn,
-    FederatedOrchestrator,
     FedNova,
     LocalTraining,
     PartialWork,
@@ -31,7 +30,7 @@ from fl_lightning import (
     SecureAggregation,
     TransferLearning,
 )
-from fl_lightning.server.checks.asynchronous import check_clock
+from fl_lightning.options.asynchronous.server import AsynchronousAtServer
 
 BUFFER = "federation.asynchronous.buffer"
 
@@ -71,31 +70,37 @@ def test_a_value_outside_its_range(build, message):
         ({"strategy": FedNova()}, "FedNova needs each client to train from the current global model"),
         ({"strategy": Scaffold()}, "Scaffold needs each client to train from the current global model"),
         ({"strategy": FedDyn()}, "FedDyn needs each client to train from the current global model"),
-        ({"route": FedCyclic()}, "On the route FedCyclic clients wait for each other, which 'federation.asynchronous'"),
+        ({"route": FedCyclic()}, "On the route FedCyclic clients wait for each other, but 'federation.asynchronous'"),
         ({"strategy": FedAsync(), "asynchronous": Asynchronous(3, 2)}, f"mixes every update .* '{BUFFER}' is 2. Set it to 1"),
-        ({"clients_per_round": 2}, r"'federation.clients_per_round' \(2\) does not work .*: no round draws a cohort. Set"),
+        ({"clients_per_round": 2}, r"'federation.clients_per_round' \(2\) is the size .*, but .* no round draws a cohort"),
         (
             {"secure_aggregation": SecureAggregation()},
             "'federation.secure_aggregation' lets the clients of a round agree on masks, but with",
         ),
         (
             {"strategy": FedAvg("uniform"), "transforms": [ClientPrivacy(1.0, 1.0)]},
-            "ClientPrivacy with noise at the server does not work with .* drawn from all clients. Set its 'noise' to local",
+            "ClientPrivacy with noise at the server needs cohorts .* drawn from all clients, but .* Set its",
         ),
         (
             {"local": LocalTraining(max_epochs=2, partial_work=PartialWork(0.5))},
-            "'federation.local.partial_work' does not work with",
+            "'federation.local.partial_work' needs .*, but .* no round draws",
         ),
         (
             {"attackers": Attackers(clients=[1], model=ALIE())},
             "'federation.attackers.model' ALIE reads the honest changes of a whole round, but with",
         ),
         ({"faults": Faults("skip", min_updates=3)}, "'federation.faults.min_updates' must be at most the 2 clients of a round"),
-        ({"strategy": FedBuff(), "asynchronous": None}, "FedBuff combines updates of asynchronous rounds, but 'federation.asy"),
-        ({"strategy": FedAsync(), "asynchronous": None}, "FedAsync combines updates of asynchronous rounds, but 'federation."),
+        (
+            {"strategy": FedBuff(), "asynchronous": None},
+            "FedBuff combines updates of asynchronous rounds, .* Set 'federation.asy",
+        ),
+        (
+            {"strategy": FedAsync(), "asynchronous": None},
+            "FedAsync combines updates of asynchronous rounds, .* Set 'federation.",
+        ),
         (
             {"route": FedCyclic(), "asynchronous": None, "clock": Clock()},
-            "On the route FedCyclic clients wait for each other, which 'federation.clock' does not simulate",
+            "On the route FedCyclic clients wait for each other, but 'federation.clock' does not simulate",
         ),
         (
             {"strategy": FedBuff(), "server_optimizer": lambda p: torch.optim.Adam(p)},
@@ -155,9 +160,9 @@ def test_parameters_that_thaw_while_a_client_trains_are_refused():
 
 
 def test_several_ranks_are_no_faster_with_one_update_at_a_time():
-    owner = FederatedOrchestrator(FedAsync(), asynchronous=Asynchronous())
+    context = SimpleNamespace(strategy=FedAsync(), trainer=SimpleNamespace(world_size=2))
     with pytest.warns(UserWarning, match=f"'{BUFFER}' is 1, so one client trains at a time, and 2 ranks are no faster"):
-        check_clock(owner, SimpleNamespace(num_clients=3), SimpleNamespace(world_size=2))
+        AsynchronousAtServer(Asynchronous(), context)
 
 
 def test_a_resumed_run_keeps_its_kind_of_rounds(tmp_path):

@@ -48,8 +48,8 @@ from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.functional import ModelState, draw_cohort
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ServerModel
+from fl_lightning.options.availability import settings as availability_module
 from fl_lightning.server.sampling import ClientSampler
-from fl_lightning.settings import availability as availability_module
 
 SKIP = Faults("skip")
 MARK = 1e3
@@ -400,8 +400,10 @@ def test_stragglers_that_are_dropped_count_as_drawn():
     """Two of three are needed; one is dropped and one fails."""
     local = LocalTraining(max_epochs=2, partial_work=PartialWork(0.34, "drop"))
     for seed in range(20):
-        drawn = ClientSampler(3, 1.0, local, Availability(), Faults(), seed).round(0).clients
-        if 1 in drawn:
+        context = SimpleNamespace(local=local, cohort=3)
+        hooks = [local.partial_work.at_server(context)]
+        drawing = ClientSampler(num_clients=3, clients_per_round=1.0, faults=Faults(), seed=seed, hooks=hooks)
+        if 1 in drawing.round(0).clients:
             break
     with pytest.raises(ClientError, match="Round 0: 1 of 3 updates are valid, but the round needs 2"):
         federate(Plain(), 1, data=Marked(math.nan), faults=Faults("skip", min_updates=0.5), local=local, seed=seed)
@@ -469,11 +471,16 @@ def test_a_round_draws_who_comes_and_goes_once(monkeypatch):
     draws = []
     draw = availability_module.generator
     monkeypatch.setattr(availability_module, "generator", lambda *key: draws.append(key) or draw(*key))
-    rules = (0.5, LocalTraining(), Availability(leave=0.2, come_back=0.4), Faults(), 3)
-    drawing = ClientSampler(30, *rules)
+    context = SimpleNamespace(data=SimpleNamespace(num_clients=30), seed=3, synchronous=True)
+
+    def sampler():
+        hooks = [Availability(leave=0.2, come_back=0.4).at_server(context)]
+        return ClientSampler(num_clients=30, clients_per_round=0.5, faults=Faults(), seed=3, hooks=hooks)
+
+    drawing = sampler()
     found = [drawing.round(round_idx).clients for round_idx in range(50)]
     assert len([key for key in draws if key[-1] == "coming and going"]) == 49
-    assert [ClientSampler(30, *rules).round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
+    assert [sampler().round(round_idx).clients for round_idx in (49, 7)] == [found[49], found[7]]
     assert drawing.round(12).clients == found[12]
 
 

@@ -47,17 +47,22 @@ OPTIONS = {
     ),
     "personal": ("personal",),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
+    "partial_work": ("partial_work", "partialwork", "straggler"),
+    "availability": ("availability", "drop_out", "slow_clients", "come_back"),
+    "clock": ("clock",),
+    "asynchronous": ("asynchronous",),
 }
 """The folder of each option, and the parts of names that belong to it."""
 LEAVES = {
+    "asynchronous": ("strategies",),
     "attackers": ("attacks",),
     "client_evaluation": (),
     "personal": ("strategies",),
     "secure_aggregation": ("strategies", "functional"),
 }
 """Further folders that belong to an option, or whose messages name it."""
-MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py"}
-"""The exports, and the signature of the callback."""
+MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py", "settings/local_training.py"}
+"""The exports, and the signatures of the callback and of the local training."""
 WORDS = ("cli/", "studies/", "starter/")
 """What is read by people: help, lists of algorithms, labels of charts."""
 OTHER_MEANINGS = {
@@ -72,6 +77,8 @@ OTHER_MEANINGS = {
         ("clients/client_data.py", "clients/client_evaluators.py", "data/federated.py", "flower/site_data.py"),
         "client_evaluation_view",
     ),
+    "flower/accepted_classes.py": "partialwork",  # the names of all public classes that a site may build
+    "flower/site_connection.py": "clock",  # that of the machine
 }
 
 
@@ -91,7 +98,7 @@ def named(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_one_folder(option):
-    own = (f"options/{option}/", *(f"{leaf}/" for leaf in LEAVES[option]))
+    own = (f"options/{option}/", f"options/{option}.py", *(f"{leaf}/" for leaf in LEAVES.get(option, ())))
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()

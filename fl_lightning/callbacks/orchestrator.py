@@ -18,7 +18,7 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.core.capabilities import removed_by
-from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, options_in, refuse_second_sums
+from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, options_in, own_cohort, refuse_second_sums
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -26,8 +26,11 @@ from fl_lightning.errors import require
 from fl_lightning.functional.model_parts import give_own_memory
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.functional.showing import settings_table, short_repr
+from fl_lightning.options.asynchronous import Asynchronous
 from fl_lightning.options.attackers import Attackers
+from fl_lightning.options.availability import Availability
 from fl_lightning.options.client_evaluation import ClientEvaluation
+from fl_lightning.options.clock import Clock
 from fl_lightning.options.personal import PersonalPart, PersonalParts
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.plugins.checkpoint_io import lock_checkpoints, make_plain, use_safe_checkpoints
@@ -37,10 +40,9 @@ from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
-from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, parts_of
+from fl_lightning.server.checks.federation import check_federation, parts_of, round_size
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
 from fl_lightning.server.checks.privacy import warn_unprotected
@@ -63,9 +65,6 @@ from fl_lightning.server.run_state import RunState
 from fl_lightning.server.takeover import Takeover
 from fl_lightning.server.termination import Termination
 from fl_lightning.server.tuning import tune_centralized
-from fl_lightning.settings.asynchronous import Asynchronous
-from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining, refuse_outer_flags
 from fl_lightning.settings.pool import RemoteClients
@@ -249,6 +248,9 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             held=self._run.memory.held,
             removed=removed_by(parts_of(self)),
             own_models=self.route.keeps_models or self.strategy.own_models,
+            local=self.local,
+            strategy=self.strategy,
+            synchronous=own_cohort(self.active_options, data.num_clients) is None,
         )
         hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
         for hook in hooks.values():

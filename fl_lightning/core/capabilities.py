@@ -23,6 +23,11 @@ class Capability(Enum):
     NEAR_STATE = "what clients keep is where the server is"
     OPEN_HOLDINGS = "what clients keep may be read as it is"
     FIRST_STARTS = "clients that have not trained yet begin with all of the first model"
+    EVERY_CLIENT = "every client of a cohort delivers, and cohorts may be all clients"
+    FULL_DRAWS = "cohorts are drawn from all clients"
+    WAITING_CLIENTS = "clients may wait for each other within a round"
+    OWN_PACE = "a round waits for no client"
+    COHORTS = "each round draws a cohort, and waits for it"
     FIXED_TENSORS = "training changes no tensor that has no gradient"
     HELD_PARTS = "clients hold parts of the model"
 
@@ -98,9 +103,9 @@ def removed_by(parts: Iterable[Part]) -> frozenset[Capability]:
     return frozenset(removal.capability for part in parts for removal in part.removes())
 
 
-def removal_of(parts: Iterable[Part], capability: Capability) -> Removal | None:
-    """Return how one of the parts takes a capability away; None if none does."""
-    return next((removal for part in parts for removal in part.removes() if removal.capability is capability), None)
+def removals_of(parts: Iterable[Part], capability: Capability) -> list[Removal]:
+    """Return how parts take a capability away."""
+    return [removal for part in parts for removal in part.removes() if removal.capability is capability]
 
 
 def need_of(parts: Iterable[Part], capability: Capability) -> Need | None:
@@ -115,11 +120,18 @@ def check_parts(parts: Iterable[Part]) -> None:
         ConfigurationError: naming both parts, and what to change.
     """
     everyone = list(parts)
-    removals = [removal for part in everyone for removal in part.removes()]
     provided = {capability for part in everyone for capability in part.provides()}
     for need in (need for part in everyone for need in part.needs()):
         if need.capability in _PROVIDED and need.capability not in provided:
             raise ConfigurationError(f"{need.because}. {need.remedy}.")
-        for removal in removals:
-            if removal.capability is need.capability:
-                raise ConfigurationError(f"{need.because}, but {removal.because}. {need.remedy}, or {removal.remedy}.")
+        check_need(need, everyone)
+
+
+def check_need(need: Need, parts: Iterable[Part]) -> None:
+    """Refuse a need that one of the parts makes impossible.
+
+    Raises:
+        ConfigurationError: naming both parts, and what to change.
+    """
+    for removal in removals_of(parts, need.capability):
+        raise ConfigurationError(f"{need.because}, but {removal.because}. {need.remedy}, or {removal.remedy}.")

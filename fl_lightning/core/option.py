@@ -28,10 +28,17 @@ if TYPE_CHECKING:
     from fl_lightning.clients.update_editor import UpdateEditor
     from fl_lightning.data.federated import FederatedDataModule
     from fl_lightning.server.federation import Federation
+    from fl_lightning.server.round import FederationRound
     from fl_lightning.server.round_result import RoundResult
     from fl_lightning.server.round_sums import RoundSums
-    from fl_lightning.server.sampling import RoundPlan
+    from fl_lightning.server.sampling import ClientSampler, RoundPlan
+    from fl_lightning.settings.local_training import LocalTraining
+    from fl_lightning.strategies.base import Strategy
     from fl_lightning.utilities.collectives import Collectives
+
+
+USUAL_TICKS = 1000
+"""How long a client trains in simulated time, unless an option says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,9 @@ class ServerContext:
         held: returns the parameters and buffers that a simulated client holds, by name; empty before its first training.
         removed: the capabilities that parts of the federation take away from the others.
         own_models: whether clients keep complete models of their own, which they use instead of the global one.
+        local: the settings of the local training.
+        strategy: the strategy.
+        synchronous: whether each round draws a cohort and waits for all of it.
     """
 
     trainer: Trainer
@@ -53,6 +63,9 @@ class ServerContext:
     cohort: int
     seed: int
     held: Callable[[int], Mapping[str, Tensor]]
+    local: LocalTraining
+    strategy: Strategy
+    synchronous: bool
     removed: frozenset[Capability] = frozenset()
     own_models: bool = False
 
@@ -88,9 +101,35 @@ class ServerHooks:
     def begin_round(self, round_idx: int) -> None:
         """Prepare for a round, before its clients are drawn."""
 
+    def candidates(self, round_idx: int, clients: Sequence[int]) -> Sequence[int]:
+        """Return those of the given clients, ascending, from which a round may draw its own."""
+        return clients
+
+    def plan(self, plan: RoundPlan) -> RoundPlan:
+        """Return the plan that follows a draw of clients, instead of the given one: who of them trains, and who is lost.
+
+        What depends only on the plan, and on its seed, is the same on every rank and in a resumed run.
+        """
+        return plan
+
+    def duration(self, client: int, round_idx: int, ticks: float) -> float:
+        """Return how long a client's training from the model of a round takes in simulated time, instead of the given ticks.
+
+        Only rounds that do not wait for all of their clients ask for it.
+        """
+        return ticks
+
     def task(self, job: ClientJob) -> ClientJob:
-        """Return the job that a client gets instead of the given one; without exchange between ranks."""
+        """Return the job that a client gets instead of the given one. Every rank asks for all jobs of a round."""
         return job
+
+    def sampler(self, sampler: ClientSampler) -> ClientSampler:
+        """Return what plans the rounds, instead of the given sampler; see :meth:`OptionSettings.cohort`."""
+        return sampler
+
+    def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
+        """Return what builds each round, instead of the given class."""
+        return build
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums | None:
         """Return what adds up the updates of a round, for a strategy that needs only sums; None for plain sums."""
@@ -211,6 +250,14 @@ class OptionSettings:
         """Return the arguments that a resumed run may change freely because of the values of others."""
         return ()
 
+    def cohort(self, num_clients: int) -> int | None:
+        """Return the number of updates in a round, if the option's sampler plans rounds that draw no cohort.
+
+        Raises:
+            ConfigurationError: if it exceeds the number of clients.
+        """
+        return None
+
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server.
 
@@ -264,6 +311,11 @@ def options_in(values: Iterable[object]) -> Iterator[OptionSettings]:
             yield from options_in(value)
         elif is_dataclass(value):
             yield from options_in(getattr(value, field.name) for field in fields(value))
+
+
+def own_cohort(options: Iterable[OptionSettings], num_clients: int) -> int | None:
+    """Return the number of updates in a round that an option plans; None if each round draws a cohort."""
+    return next((size for option in options if (size := option.cohort(num_clients)) is not None), None)
 
 
 def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:

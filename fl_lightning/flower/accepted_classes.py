@@ -28,7 +28,8 @@ _PARTS = {
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
         "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "settings": "ExamplePrivacy Faults LocalTraining PartialWork",
+    "settings": "ExamplePrivacy Faults LocalTraining",
+    "options": "PartialWork",
     "transforms": "ClientPrivacy ClipUpdate Quantize TopK",
 }
 _TORCH = {
@@ -55,7 +56,7 @@ NOT_ACCEPTED = {
     **dict.fromkeys(_NO_SETTINGS.split(), "it is a base class, or no part of a configuration"),
 }
 """The other public classes of the same subpackages, with the reason why a server may not name them."""
-PARTS = (*_MODELS, *(part for part in _PARTS if part != "settings"))
+PARTS = (*_MODELS, *(part for part in _PARTS if part not in ("settings", "options")))
 """The subpackages whose public classes the tables cover."""
 
 

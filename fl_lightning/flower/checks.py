@@ -14,7 +14,6 @@ from fl_lightning.data.ranges import unlike_ranges
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ClientInfo, NameComparison, Part
 from fl_lightning.routes.mocha import Mocha
-from fl_lightning.settings.availability import Availability
 from fl_lightning.strategies.focus import Focus
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.transforms.base import Transform
@@ -35,9 +34,6 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     local, route = settings.local, settings.route
     refused = not_at_sites(settings) | {
         **{f"federation.{option.setting}": option.simulated_only for option in settings.active_options},
-        "federation.availability": settings.availability != Availability(),
-        "federation.asynchronous": settings.asynchronous is not None,
-        "federation.clock": settings.clock is not None,
         "federation.local.callbacks": bool(local.callbacks),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),

@@ -121,11 +121,15 @@ class Route(Unassuming, ChecksTypes, ABC):
 
     def needs(self) -> Iterator[Need]:
         """Return what the route needs of other parts of a federation."""
+        name, server = type(self).__name__, "Use the route ServerRoute"
+        yield Need(Capability.WAITING_CLIENTS, f"On the route {name} clients wait for each other", server)
+        if self.needs_all_clients:
+            yield Need(Capability.EVERY_CLIENT, f"{name} needs every client in every round", server)
         if self.bypasses_server:
-            yield Need(Capability.SINGLE_UPDATES, self._bypass[0].upper() + self._bypass[1:], "Use the route ServerRoute")
+            yield Need(Capability.SINGLE_UPDATES, self._bypass[0].upper() + self._bypass[1:], server)
         if self.server_metric is not None:
             why = f"The route {type(self).__name__} scores models on the server's set"
-            yield Need(Capability.COMPLETE_MODEL, why, "Use the route ServerRoute")
+            yield Need(Capability.COMPLETE_MODEL, why, server)
 
     def removes(self) -> Iterator[Removal]:
         """Return what the route takes away from other parts of a federation."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning.clients.assembly import ClientAssembly, Workplace
@@ -12,20 +10,17 @@ from fl_lightning.clients.inner_trainer import moves_batches
 from fl_lightning.clients.local_pool import LocalPool
 from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
-from fl_lightning.core.capabilities import Capability, need_of, removal_of
+from fl_lightning.core.capabilities import Capability, need_of, removals_of, removed_by
 from fl_lightning.data.batch_norm import check_batch_norm
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
-from fl_lightning.server.asynchronous import AsynchronousSampler
-from fl_lightning.server.checks.asynchronous import round_size
 from fl_lightning.server.checks.compatibility import check_convex, federated_data
-from fl_lightning.server.checks.federation import parts_of
+from fl_lightning.server.checks.federation import parts_of, round_size
 from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
 from fl_lightning.server.sampling import ClientSampler
-from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import resolve_precision
 from fl_lightning.utilities.collectives import Collectives
@@ -134,7 +129,7 @@ class Assembly:
             seed=settings.seed,
             transforms=settings.transforms,
             faults=settings.faults,
-            hides_updates=removal_of(settings.active_options, Capability.SINGLE_UPDATES) is not None,
+            hides_updates=Capability.SINGLE_UPDATES in removed_by(settings.active_options),
             memory_limit=settings.memory_limit * 2**30,
             fixed=need_of(parts_of(settings), Capability.FIXED_TENSORS),
             privacy=self._run.account,
@@ -143,15 +138,16 @@ class Assembly:
     def sampler(self) -> ClientSampler:
         """Return the sampler that draws the rounds."""
         settings, account = self._settings, self._run.account
-        common: dict[str, Any] = {
-            "num_clients": self._data.num_clients,
-            "local": settings.local,
-            "availability": settings.availability,
-            "faults": settings.faults,
-            "seed": settings.seed,
-            "secret": None if account.clients is None else account.secret,
-            "sizes": self._data.indices.sizes.tolist(),
-        }
-        if settings.asynchronous is not None:
-            return AsynchronousSampler(settings=settings.asynchronous, clock=settings.clock or Clock(), **common)
-        return ClientSampler(clients_per_round=settings.clients_per_round, clock=settings.clock, **common)
+        hooks = [*self._run.hooks.values()]
+        sampler = ClientSampler(
+            num_clients=self._data.num_clients,
+            clients_per_round=settings.clients_per_round,
+            faults=settings.faults,
+            seed=settings.seed,
+            secret=None if account.clients is None else account.secret,
+            hooks=hooks,
+            remedies=[loss.remedy for loss in removals_of(settings.active_options, Capability.EVERY_CLIENT)],
+        )
+        for hook in hooks:
+            sampler = hook.sampler(sampler)
+        return sampler

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from types import MappingProxyType
 from uuid import uuid4
 
 from lightning.pytorch import Trainer
@@ -21,7 +22,6 @@ from fl_lightning.functional.returned import described
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.privacy.account import PrivacyAccount
-from fl_lightning.server.start_models import StartModel
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import Strategy
@@ -113,13 +113,18 @@ class Federation:
         """Return the number of trained parameters in the first round of the fit."""
         return self.server.num_parameters
 
-    def publish(self, earlier: StartModel | None = None) -> ServerModel:
-        """Publish the current global model to the clients, or that of an earlier round."""
+    def publish(self, round_idx: int | None = None, tensors: Mapping[str, Tensor] = MappingProxyType({})) -> ServerModel:
+        """Publish the current global model to the clients, or that of an earlier round.
+
+        Args:
+            round_idx: the round that began with the model; None for the current one.
+            tensors: those of its tensors that differ from the current ones, by name.
+        """
         strategy = self.strategy
         model = ServerModel(
             version=next(_versions),
-            round_idx=self.trainer.current_epoch if earlier is None else earlier.round_idx,
-            tensors=self.server.tensors() if earlier is None else {**self.server.tensors(), **earlier.tensors},
+            round_idx=self.trainer.current_epoch if round_idx is None else round_idx,
+            tensors={**self.server.tensors(), **tensors},
             layout=self.server.layout,
             broadcast=strategy.broadcast(),
             largest=self.largest,

@@ -172,8 +172,8 @@ class FederationRound(Cohort):
         progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
         for chain in chains:
             jobs = tuple(
-                self._job(self.plan.job(client, self.round_idx, period, pulled.get(client), self.from_own_models, progress))
-                for client in chain
+                self._job(ClientJob(k, self.round_idx, period, None, 1.0, pulled.get(k), self.from_own_models, progress))
+                for k in chain
             )
             orders.append(Chain(self._published(), jobs, starts.get(chain[0]), delivers, scored))
             self.jobs += jobs
@@ -263,13 +263,13 @@ class FederationRound(Cohort):
         updates = [replace(update, epsilon=self.federation.privacy.epsilon_of(update.client)) for update in updates]
         if self._chosen is not None:
             chosen = self._chosen
-            return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved)
+            return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved, self.plan.lost)
         strategy = self.federation.strategy
         delivered = self._delivered({update.client for update in updates})
         aggregate, updates, moved = self._gathered.aggregate(updates, delivered, self._worth)
         aggregate = receive(self.federation, self.round_idx, aggregate, len(updates), len(self.clients))
         counters = self._comm.elementwise_maximum(self._counters)
-        return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved)
+        return RoundResult(aggregate, counters, with_shares(updates, strategy), failures, moved, self.plan.lost)
 
     def scores(self, updates: Sequence[ClientUpdate]) -> dict[int, float]:
         """Return the scores of the models that reached the strategy, by client."""

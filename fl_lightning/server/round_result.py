@@ -23,7 +23,7 @@ _SHOWN = 3
 class RoundResult:
     """Hold a round's new state (float64, shape (d,)), new counters, and updates and failures in the order of clients.
 
-    ``moved`` holds the new values of frozen tensors that clients changed, by name.
+    ``moved`` holds the new values of frozen tensors that clients changed, by name, and ``lost`` the clients that dropped out.
     """
 
     aggregate: Tensor
@@ -31,6 +31,7 @@ class RoundResult:
     updates: list[ClientUpdate]
     failures: list[ClientFailure]
     moved: Mapping[str, Tensor] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 class Aggregate(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +15,8 @@ from fl_lightning.core.option import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.messages import ClientJob, Progress
-from fl_lightning.reporting.rounds import movement, staleness_figures
+from fl_lightning.reporting.rounds import movement
 from fl_lightning.server.announcements import announce, tell_failures
-from fl_lightning.server.asynchronous import AsynchronousRound
 from fl_lightning.server.client_files import sweep_client_files
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.outer_trainer import outside_precision, planned_rounds
@@ -109,9 +107,6 @@ class RoundRunner:
         if self._settings.server_evaluation.every_n_rounds > 1:
             run.last_scores |= federation_round.scores(result.updates)
         run.engine, run.finished_round = federation.engine, round_idx
-        if plan.queue is not None:
-            run.starts.keep({flight.version for flight in plan.queue.flights}, round_idx, federation.server)
-            run.queue = plan.queue
         step = self._step_server(module, result)
         accepted = [update.client for update in result.updates]
         waited = federation.pool.settle(round_idx, accepted, run.saved_round)
@@ -126,9 +121,10 @@ class RoundRunner:
 
     def _new_round(self, round_idx: int, plan: RoundPlan) -> FederationRound:
         settings, run = self._settings, self._run
-        synchronous = settings.asynchronous is None
-        make = FederationRound if synchronous else partial(AsynchronousRound, start_models=run.starts)
-        return make(
+        build: Callable[..., FederationRound] = FederationRound
+        for hook in self._hooks:
+            build = hook.rounds(build)
+        return build(
             federation=self._federation,
             round_idx=round_idx,
             plan=plan,
@@ -165,7 +161,7 @@ class RoundRunner:
         for hook in self._hooks:
             hook.begin_round(round_idx)
         sweep_client_files(self._federation.trainer, self._run.memory)
-        return self._sampler.round(round_idx, self._run.queue)
+        return self._sampler.round(round_idx)
 
     def _step_server(self, module: LightningModule, result: RoundResult) -> float:
         """Step the server's optimizer, and return the norm of the pseudo-gradient."""
@@ -186,12 +182,10 @@ class RoundRunner:
 
     def _figures(self, federation_round: FederationRound, result: RoundResult, step: float, missed: int) -> dict[str, float]:
         """Return the metrics of a round that do not belong to single clients."""
-        settings, plan = self._settings, federation_round.plan
+        settings = self._settings
         figures = settings.strategy.figures() | federation_round.figures()
-        figures |= {"stragglers": float(len(plan.epochs))} if settings.local.partial_work.share else {}
         for hook in self._hooks:
             figures |= hook.after_round(self._federation, federation_round.round_idx, result)
-        figures |= staleness_figures(result.updates) | ({} if plan.queue is None else {"ticks": float(plan.queue.tick)})
-        figures |= {"failures": float(missed)} if settings.faults.skips or settings.availability.drop_out else {}
+        figures |= {"failures": float(missed)} if settings.faults.skips else {}
         figures |= movement(result.updates, step, settings.strategy.averages)
         return figures | {"lr_factor": settings.local.lr_decay**federation_round.round_idx}

@@ -20,7 +20,6 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.core.option import ServerHooks
 from fl_lightning.core.resume_rule import Kind
 from fl_lightning.errors import CheckpointError
-from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.partition import Partition
 from fl_lightning.reporting.rounds import Totals
@@ -29,7 +28,6 @@ from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.resume.changes import Change, changes, in_words, of_clients
 from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
-from fl_lightning.server.start_models import StartModels
 from fl_lightning.settings.federation import FederationSettings
 
 FORMAT = 4
@@ -61,7 +59,6 @@ class RunState:
         self.totals = Totals()
         self.hooks: Mapping[str, ServerHooks] = {}
         """The hooks of the options in use, by name."""
-        self.queue, self.starts = EventQueue(), StartModels()
         self.engine: str | None = None
         self.moving: tuple[str, ...] = ()
         self.unsent: tuple[str, ...] | None = None
@@ -113,7 +110,6 @@ class RunState:
         """Discard all state before the first round."""
         self.memory.forget()
         self.totals.reset()
-        self.queue, self.starts = EventQueue(), StartModels()
         self.last_scores, self.saved_round, self.finished_round = {}, -1, -1
         self.moving, self.engine = (), None
         self.rounds, self.rounds_are_known = None, False
@@ -138,8 +134,6 @@ class RunState:
             "last_scores": dict(self.last_scores),
             "totals": self.totals.state_dict(),
             "options": {name: hook.state_dict() for name, hook in self.hooks.items()},
-            "queue": self.queue.state_dict(),
-            "starts": self.starts.state_dict(),
             "engine": self.engine,
             "moving": list(self.moving),
             "held": list(self.held()),
@@ -168,8 +162,6 @@ class RunState:
         self.totals.load_state_dict(state["totals"])
         for name in self.hooks.keys() & state.get("options", {}).keys():
             self.hooks[name].load_state_dict(state["options"][name])
-        self.queue = EventQueue.from_state(state.get("queue", {}))
-        self.starts.load_state_dict(state.get("starts", {}))
         self.engine = state.get("engine")
         self.moving = tuple(state.get("moving", ()))
         self.unsent = next((tuple(names) for names in state.get("unsent", [])), None)

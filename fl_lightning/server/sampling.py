@@ -1,135 +1,102 @@
-"""Draw the clients that take part in a round, and the work of each."""
+"""Draw the clients that take part in a round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from fl_lightning.core.option import ServerHooks
 from fl_lightning.errors import ClientError
-from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort
-from fl_lightning.messages import ClientJob, Progress
-from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
-from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.types import Pull
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundPlan:
-    """Hold the draw of a round, the same on every rank.
+    """Hold who takes part in a round, the same on every rank.
 
     Attributes:
-        clients: the clients that train, ascending.
-        drawn: the number of clients that were drawn.
-        lost: the drawn clients that drop out.
-        epochs: the local epochs of the clients that do fewer than the others, by client.
-        slowness: the slowness of the clients that do fewer steps, by client.
-        queue: the simulated clock at the end of the round; None without one.
+        round_idx: the communication round, from 0.
+        seed: the seed of what happens to the cohort, which is as secret as the cohort.
+        cohort: the clients that were drawn, ascending.
+        clients: those of them that train, ascending.
+        lost: those that drop out, ascending.
     """
 
+    round_idx: int
+    seed: int
+    cohort: tuple[int, ...]
     clients: tuple[int, ...]
-    drawn: int
     lost: tuple[int, ...] = ()
-    epochs: Mapping[int, int] = field(default_factory=dict)
-    slowness: Mapping[int, float] = field(default_factory=dict)
-    queue: EventQueue | None = None
 
-    def job(
-        self,
-        client: int,
-        round_idx: int,
-        period: int = 0,
-        pull: Pull | None = None,
-        own_model: bool = False,
-        progress: Progress | None = None,
-    ) -> ClientJob:
-        """Return one client's turn."""
-        fewer, slowness = self.epochs.get(client), self.slowness.get(client, 1.0)
-        return ClientJob(client, round_idx, period, fewer, slowness, pull, own_model, progress)
+    @property
+    def drawn(self) -> int:
+        """Return the number of clients that were drawn."""
+        return len(self.cohort)
 
 
+@dataclass(frozen=True, kw_only=True)
 class ClientSampler:
     """Draw the rounds of a federation.
 
     Args:
         num_clients: the number K of clients in the federation.
         clients_per_round: the clients per round, as a fraction or a number.
-        local: the settings of the local training, with those of partial work.
-        availability: the settings of absent, slow and lost clients.
         faults: the settings of failures, with the smallest number of updates.
         seed: the seed of the federation.
-        secret: the key from which to draw cohorts and partial work if they must stay secret; None to use the seed.
-        clock: the simulated clock, or None.
-        sizes: the numbers of examples of all clients, for the clock.
+        secret: the key from which to draw cohorts, and what happens to them, if they must stay secret; None to use the seed.
+        hooks: the hooks of the options in use, in order.
+        remedies: what a user can do so that no option loses clients, as orders in lower case.
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        clients_per_round: int | float,
-        local: LocalTraining,
-        availability: Availability,
-        faults: Faults,
-        seed: int,
-        secret: SecretKey | None = None,
-        clock: Clock | None = None,
-        sizes: Sequence[int] = (),
-    ) -> None:
-        self._num_clients, self._per_round, self._local, self._seed = num_clients, clients_per_round, local, seed
-        self._availability, self._faults, self._secret = availability, faults, secret
-        self._clock, self._sizes = clock, sizes
-        self._rounds, self._next_round = availability.present(num_clients, seed), 0
-        slow = availability.slow_clients(num_clients, seed)
-        self._slowness = dict.fromkeys(slow, availability.slowness)
+    num_clients: int
+    clients_per_round: int | float
+    faults: Faults
+    seed: int
+    secret: SecretKey | None = None
+    hooks: Sequence[ServerHooks] = ()
+    remedies: Sequence[str] = ()
 
-    def _present(self, round_idx: int) -> list[int]:
-        """Return the present clients: one step after the previous round, or all steps in a resumed run's first round."""
-        if not self._availability.leave:
-            return list(range(self._num_clients))
-        if round_idx < self._next_round:
-            self._rounds, self._next_round = self._availability.present(self._num_clients, self._seed), 0
-        there = next(islice(self._rounds, round_idx - self._next_round, None))
-        self._next_round = round_idx + 1
-        return there
-
-    def round(self, round_idx: int, queue: EventQueue = EventQueue()) -> RoundPlan:  # noqa: B008 (frozen)
+    def round(self, round_idx: int) -> RoundPlan:
         """Return the draw of a round.
 
         Args:
             round_idx: the communication round, from 0.
-            queue: the simulated clock before the round.
 
         Raises:
             ClientError: if fewer clients remain than the round needs.
         """
-        there = self._present(round_idx)
-        order, seed = None, self._seed
-        if self._secret is not None:
-            order = self._secret.stream("cohort", round_idx).permutation(self._num_clients)
-            seed = self._secret.stream("cohort's seed", round_idx).integer()
-        cohort = draw_cohort(self._num_clients, self._per_round, seed, round_idx, there, order)
-        lost = self._availability.dropped_out(cohort, seed, round_idx)
-        work, epochs = self._local.partial_work, {}
-        if work.share:
-            epochs = work.epochs(cohort, self._local.max_epochs, seed, round_idx)
-        gone = {*lost, *(epochs if work.drops else ())}
-        left = tuple(client for client in cohort if client not in gone)
-        if len(left) < self._faults.needed(len(cohort)) or not left:
-            needed = max(1, self._faults.needed(len(cohort)))
+        clients, seed = self.candidates(round_idx), self.seed
+        if self.secret is not None:
+            seed = self.secret.stream("cohort's seed", round_idx).integer()
+        cohort = draw_cohort(self.num_clients, self.clients_per_round, seed, round_idx, clients, self.order(round_idx))
+        plan = self.followed(RoundPlan(round_idx=round_idx, seed=seed, cohort=cohort, clients=cohort))
+        needed = max(1, self.faults.needed(plan.drawn))
+        if len(plan.clients) < needed:
             raise ClientError(
-                f"Round {round_idx}: {len(left)} of {self._num_clients} clients are available, but the round needs "
-                f"{needed}. Lower 'federation.faults.min_updates', 'drop_out' and 'leave' of 'federation.availability', or "
-                "'federation.local.partial_work.share' if stragglers are dropped."
+                f"Round {round_idx}: {len(plan.clients)} of {self.num_clients} clients are available, but the round needs "
+                f"{needed}. " + self.advice("Lower 'federation.faults.min_updates'")
             )
-        after = None if self._clock is None else EventQueue(queue.tick + self._ticks(self._clock, left, epochs, round_idx))
-        return RoundPlan(left, len(cohort), tuple(sorted(lost)), epochs, self._slowness, after)
+        return plan
 
-    def _ticks(self, clock: Clock, clients: Sequence[int], epochs: Mapping[int, int], round_idx: int) -> int:
-        """Return the duration of a round, which ends when the last of its clients has delivered."""
-        whole = self._local.max_epochs
-        shares = {client: fewer / whole for client, fewer in epochs.items()}
-        return max(clock.duration(k, round_idx, self._sizes, self._seed, shares.get(k, 1.0)) for k in clients)
+    def candidates(self, round_idx: int) -> Sequence[int]:
+        """Return the clients that a round may draw."""
+        clients: Sequence[int] = range(self.num_clients)
+        for hook in self.hooks:
+            clients = hook.candidates(round_idx, clients)
+        return clients
+
+    def order(self, round_idx: int) -> Sequence[int] | None:
+        """Return all clients in a secret order in which a round prefers them; None if the seed decides."""
+        return None if self.secret is None else self.secret.stream("cohort", round_idx).permutation(self.num_clients)
+
+    def followed(self, plan: RoundPlan) -> RoundPlan:
+        """Return a plan after what happens to its cohort."""
+        for hook in self.hooks:
+            plan = hook.plan(plan)
+        return plan
+
+    def advice(self, first: str) -> str:
+        """Return what a user can do if too few clients are left, as a sentence."""
+        return ", or ".join([first, *self.remedies]) + "."

@@ -8,9 +8,6 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from fl_lightning.core.option import OptionSettings
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.asynchronous import Asynchronous
-from fl_lightning.settings.availability import Availability
-from fl_lightning.settings.clock import Clock
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.pool import RemoteClients
@@ -27,13 +24,10 @@ class FederationSettings(Protocol):
     local: LocalTraining
     transforms: list[Transform]
     faults: Faults
-    availability: Availability
     server_evaluation: ServerEvaluation
     clients_per_round: int | float
     server_optimizer: OptimizerCallable | None
     memory_limit: float
-    asynchronous: Asynchronous | None
-    clock: Clock | None
     client_columns: int
     seed: int
     resume_changed: bool

@@ -111,9 +111,21 @@ class Strategy(Unassuming, ChecksTypes):
             why = f"{type(self).__name__} weighs every client's model by its score at the server"
             yield Need(Capability.SINGLE_UPDATES, why, ONLY_SUMS)
         yield from self._needs_of_scores(self.metric)
+        name, other = type(self).__name__, "Use another strategy, such as FedAvg"
         if self.needs_held_parts:
-            why = f"{type(self).__name__} needs a head of each client, but 'federation.personal' is empty"
+            why = f"{name} needs a head of each client, but 'federation.personal' is empty"
             yield Need(Capability.HELD_PARTS, why, "Name the head's parameters there, such as [{names: 'head.*'}]")
+        if self.needs_all_clients:
+            yield Need(Capability.EVERY_CLIENT, f"{name} needs every client in every round", other)
+        if self.needs_own_training:
+            start = f"{name} needs each client to train from the current global model"
+            yield Need(Capability.WHOLE_ROUNDS, start, "Use FedBuff, FedAsync, FedAvg, AdaFed or FedMedian")
+        if type(self).broadcast is not Strategy.broadcast:
+            sent = f"{name} sends tensors with each model ('broadcast'), which belong to the current model"
+            yield Need(Capability.WHOLE_ROUNDS, sent, "Use FedBuff")
+        if self.needs_asynchronous:
+            remedy = "Set 'federation.asynchronous', for example to {concurrency: 10, buffer: 1}"
+            yield Need(Capability.OWN_PACE, f"{name} combines updates of asynchronous rounds", remedy)
 
     def _needs_of_scores(self, metric: str | Metric | None) -> Iterator[Need]:
         """Return what it needs to score clients' models at the server, if it does."""

@@ -15,7 +15,6 @@ from fl_lightning.clients.engines.trainer import TrainerEngine
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.errors import EngineError
 from fl_lightning.messages import ModelLayout
-from fl_lightning.settings.partial_work import PartialWork
 
 ENGINES: dict[str, type[Engine]] = {"trainer": TrainerEngine, "fabric": FabricEngine, "stacked": StackedEngine}
 """The engines by their names in ``federation.local.engine``, in the order in which ``fastest`` tries them."""
@@ -103,13 +102,13 @@ class LocalEngine:
         ENGINES[name](self._resident, self._settings)
 
     def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
-        """Return another engine for clients that train alone: without rules, privacy, deadlines and stragglers.
+        """Return another engine for clients that train alone: without rules, privacy and deadlines.
 
         Args:
             name: the name of the engine; by default this one, or the lean loop if this one trains clients side by side.
             changes: new values for fields of :class:`LocalTraining`, such as ``max_epochs``.
         """
-        local = replace(self._settings.local, proximal_mu=0.0, partial_work=PartialWork(), privacy=None, **changes)
+        local = replace(self._settings.local, proximal_mu=0.0, privacy=None, **changes)
         settings = replace(self._settings, local=local, rules=(), private=None, deadline=None)
         own = "fabric" if self.kind.side_by_side else self.name
         return LocalEngine(self._resident, settings, name or own, self._falls_back)

@@ -45,7 +45,7 @@ class EvaluationAtServer(ServerHooks):
                 "Set 'data.client_test' to the share of its examples that each client holds back, e.g. 0.2."
             )
         self._settings = settings
-        self.rounds: dict[int, Tensor] = {}
+        self.scores: dict[int, Tensor] = {}
         """The score of each client, by round."""
         self._jobs: list[ClientJob] = []
         self._start: Snapshot | None = None
@@ -66,11 +66,11 @@ class EvaluationAtServer(ServerHooks):
             [job.client, job.round_idx, job.period, -1 if job.epochs is None else job.epochs, *_place(job)]
             for job in self._jobs
         ]
-        return {"rounds": dict(self.rounds), "turns": turns, "start": start}
+        return {"rounds": dict(self.scores), "turns": turns, "start": start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the scores, turns and initial model."""
-        self.rounds = dict(state["rounds"])
+        self.scores = dict(state["rounds"])
         self._jobs = [
             ClientJob(k, round_idx, period, None if epochs < 0 else epochs, progress=Progress(*place) if place else None)
             for k, round_idx, period, epochs, *place in state["turns"]
@@ -85,7 +85,7 @@ class EvaluationAtServer(ServerHooks):
             ConfigurationError: if the module does not log the metric, which is checked before the first round.
         """
         if round_idx == 0:
-            self.rounds, self._jobs, self._start = {}, [], None
+            self.scores, self._jobs, self._start = {}, [], None
             if self._settings.compare_alone:
                 server = self._parts.server
                 self._start = Snapshot(server.vector().cpu().clone(), server.counters().cpu().clone())
@@ -133,7 +133,7 @@ class EvaluationAtServer(ServerHooks):
         every = self._settings.every_n_rounds
         if not every or (round_idx + 1) % every:
             return {}
-        values = self.rounds[round_idx] = self._now()
+        values = self.scores[round_idx] = self._now()
         counted = self._counted(values)
         if not counted.any() and not self._parts.pool.simulated:  # no site has answered
             return {}
@@ -186,9 +186,9 @@ class EvaluationAtServer(ServerHooks):
         if not rounds:
             return
         self._require_start()
-        if rounds - 1 not in self.rounds:
-            self.rounds[rounds - 1] = self._now()
-        columns: dict[str, Tensor] = {self._column: self.rounds[rounds - 1]}
+        if rounds - 1 not in self.scores:
+            self.scores[rounds - 1] = self._now()
+        columns: dict[str, Tensor] = {self._column: self.scores[rounds - 1]}
         if self._settings.compare_alone:
             columns = {"local only": self._alone(), **columns}
         if self._settings.personal_epochs:
@@ -198,9 +198,9 @@ class EvaluationAtServer(ServerHooks):
         header, rows = comparison_table(
             names, self._sizes, columns, self._settings.higher_is_better, self._counted(*columns.values())
         )
-        table = [[names[k], *(float(v[k]) for v in self.rounds.values())] for k in range(len(names))]
+        table = [[names[k], *(float(v[k]) for v in self.scores.values())] for k in range(len(names))]
         trainer = self._parts.trainer
-        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self.rounds)], table)
+        self._write(rounds - 1, "client_evaluation", ["client", *(f"round {r}" for r in self.scores)], table)
         if self._settings.compares:
             self._write(rounds - 1, "client_comparison", header, rows)
         if trainer.is_global_zero:

@@ -86,7 +86,7 @@ class MaskedRound:
             raise ClientError(
                 f"Round {self._round_idx}: {len(delivered)} of {len(self.cohort)} clients delivered, but removing the masks "
                 f"takes {self.threshold} or more. Lower 'federation.secure_aggregation.threshold', or lose fewer clients "
-                "('federation.availability', 'federation.faults.retries')."
+                "('federation.faults.retries')."
             )
         helpers = sorted(delivered)[: self.threshold]
         keys = {gone: self._recovered(gone, "key", helpers) for gone in self.cohort if gone not in set(delivered)}

@@ -27,8 +27,7 @@ class MasksAtServer(ServerHooks):
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums:
         """Return the masked sums of a round, in which clients that drop out have exchanged keys, too."""
-        cohort = tuple(sorted({*plan.clients, *plan.lost, *plan.epochs}))  # including stragglers, which may be dropped
-        return MaskedSums(federation, MaskedRound(cohort, self._least(len(cohort)), federation.seed, round_idx))
+        return MaskedSums(federation, MaskedRound(plan.cohort, self._least(plan.drawn), federation.seed, round_idx))
 
 
 class MaskedSums(RoundSums):

@@ -12,12 +12,10 @@ from fl_lightning.clients.engines.selection import possible_engines
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, DataError
-from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.routes.base import Route
 from fl_lightning.routes.server import ServerRoute
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.server.evaluators import require_server_set
-from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, Strategy
@@ -158,49 +156,46 @@ def check_route(route: Route, strategy: Strategy, data: FederatedDataModule, tra
         )
 
 
-def check_cohort(route: Route | Strategy, local: LocalTraining, num_clients: int, clients_per_round: int | float) -> None:
-    """Refuse a cohort that is too large or too small, or only a sample if the route needs every client.
+def check_cohort(route: Route | Strategy, size: int, num_clients: int) -> None:
+    """Refuse a cohort that is only a sample if the route needs every client.
 
     Raises:
         ConfigurationError: if the cohort does not fit; it names the setting.
     """
-    size = cohort_size(num_clients, clients_per_round)
-    local.partial_work.check(local.max_epochs, size)
-    if route.needs_all_clients and (size < num_clients or local.partial_work.drops):
-        which = f"a cohort of {size} out of {num_clients}" if size < num_clients else "stragglers that are dropped"
+    if route.needs_all_clients and size < num_clients:
         raise ConfigurationError(
-            f"{type(route).__name__} needs every client in every round, but this federation has {which}. Set "
-            f"'federation.clients_per_round' to 1.0 and keep stragglers, or use {_instead(route)}."
+            f"{type(route).__name__} needs every client in every round, but this federation has a cohort of {size} out of "
+            f"{num_clients}. Set 'federation.clients_per_round' to 1.0, or use {_instead(route)}."
         )
 
 
-def check_faults(
-    faults: Faults,
-    availability: Availability,
-    route: Route | Strategy,
-    local: LocalTraining,
-    num_clients: int,
-    clients_per_round: int | float,
-) -> None:
+def check_faults(faults: Faults, route: Route | Strategy, local: LocalTraining, size: int) -> None:
     """Refuse to lose clients if the route needs all of them, and refuse limits that the engine does not support.
 
     Raises:
         ConfigurationError: if the settings do not work together; it names them.
     """
-    faults.check(cohort_size(num_clients, clients_per_round))
-    loses = "'federation.availability'" if availability.loses_clients else "'federation.faults.policy' skip"
-    if route.needs_all_clients and (availability.loses_clients or faults.skips):
+    faults.check(size)
+    if route.needs_all_clients and faults.skips:
         raise ConfigurationError(
-            f"{type(route).__name__} needs every client in every round, but {loses} may lose some. Use the policy fatal (with "
-            f"'federation.faults.retries') and set 'drop_out' and 'leave' to 0, or use {_instead(route)}."
+            f"{type(route).__name__} needs every client in every round, but 'federation.faults.policy' skip may lose some. Use "
+            f"the policy fatal (with 'federation.faults.retries'), or use {_instead(route)}."
         )
-    limits = {"federation.faults.deadline": faults.deadline is not None, "federation.availability.slow": availability.slow > 0}
-    for setting, used in limits.items():
-        if used and not all(kind.checks_between_steps for kind in possible_engines(local.engine)):
-            raise ConfigurationError(
-                f"'{setting}' is checked between a client's steps, but the engine '{local.engine}' may run many clients' steps "
-                "at once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
-            )
+    if faults.deadline is not None:
+        require_steps("federation.faults.deadline", local)
+
+
+def require_steps(setting: str, local: LocalTraining) -> None:
+    """Refuse a setting that ends a client's training early if the engine may run many clients' steps at once.
+
+    Raises:
+        ConfigurationError: naming the setting and the engines.
+    """
+    if not all(kind.checks_between_steps for kind in possible_engines(local.engine)):
+        raise ConfigurationError(
+            f"'{setting}' is checked between a client's steps, but the engine '{local.engine}' may run many clients' steps at "
+            "once. Set 'federation.local.engine' to 'fabric' or 'trainer'."
+        )
 
 
 def _instead(part: Route | Strategy) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 
 from lightning.pytorch import Trainer
 
-from fl_lightning.core.capabilities import Part, check_parts
+from fl_lightning.core.capabilities import Capability, Need, Part, Removal, Unassuming, check_parts
+from fl_lightning.core.option import own_cohort
 from fl_lightning.data.federated import FederatedDataModule
-from fl_lightning.server.checks.asynchronous import check_clock
+from fl_lightning.functional.scheduling import cohort_size
 from fl_lightning.server.checks.compatibility import (
     check_cohort,
     check_faults,
@@ -28,7 +29,41 @@ def parts_of(settings: FederationSettings) -> Iterator[Part]:
     yield from (settings.strategy, settings.route)
     yield from settings.transforms
     yield from settings.active_options
-    yield from (part for part in (settings.pool, settings.asynchronous, settings.local.privacy) if part is not None)
+    yield from (part for part in (settings.pool, settings.local.privacy) if part is not None)
+
+
+@dataclass(frozen=True)
+class Cohorts(Unassuming):
+    """State what rounds need that draw a cohort, and that they wait for it.
+
+    Args:
+        per_round: the size of a cohort, a number or a fraction of all clients.
+        drawn: whether rounds draw cohorts.
+    """
+
+    per_round: int | float
+    drawn: bool
+
+    def needs(self) -> Iterator[Need]:
+        """Return what a size of cohorts needs."""
+        if self.per_round != 1.0:
+            what = f"'federation.clients_per_round' ({self.per_round}) is the size of the cohort that each round draws"
+            yield Need(Capability.COHORTS, what, "Remove it")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what rounds do not do that wait."""
+        if self.drawn:
+            yield Removal(Capability.OWN_PACE, "each round waits for all clients of its cohort", "use FedAvg")
+
+
+def round_size(settings: FederationSettings, num_clients: int) -> int:
+    """Return the number of clients in a round: of the cohort, or as an option plans it.
+
+    Raises:
+        ConfigurationError: if it exceeds the number of clients.
+    """
+    own = own_cohort(settings.active_options, num_clients)
+    return cohort_size(num_clients, settings.clients_per_round) if own is None else own
 
 
 def check_federation(settings: FederationSettings, trainer: Trainer, data: FederatedDataModule) -> None:
@@ -37,15 +72,14 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
     Raises:
         ConfigurationError: with the settings that do not fit, and what to change.
     """
-    check_parts(parts_of(settings))
+    drawn = own_cohort(settings.active_options, data.num_clients) is None
+    check_parts([*parts_of(settings), Cohorts(settings.clients_per_round, drawn)])
     check_incomplete(settings, trainer)
-    check_clock(settings, data, trainer)
-    limits_steps = settings.asynchronous is None  # otherwise slow clients end later
-    availability = settings.availability if limits_steps else replace(settings.availability, slow=0.0)
+    size = round_size(settings, data.num_clients)
     for part in (settings.route, settings.strategy):
         check_state(part)
-        check_cohort(part, settings.local, data.num_clients, settings.clients_per_round)
-        check_faults(settings.faults, availability, part, settings.local, data.num_clients, settings.clients_per_round)
+        check_cohort(part, size, data.num_clients)
+        check_faults(settings.faults, part, settings.local, size)
     check_strategy(settings.strategy, settings.local, data, trainer)
     check_privacy(settings, data)
     check_route(settings.route, settings.strategy, data, trainer)

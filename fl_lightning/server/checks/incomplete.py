@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.core.capabilities import Capability, removal_of
+from fl_lightning.core.capabilities import Capability, removals_of
 from fl_lightning.errors import CheckpointError, ConfigurationError, did_you_mean
 from fl_lightning.losses.adaptive import AdaptiveLoss
 from fl_lightning.settings.federation import FederationSettings
@@ -18,8 +18,7 @@ _EXPORT = "write a client's complete model with 'fl-lightning export --client NA
 
 def _why(owner: FederationSettings) -> str:
     """Return why the server's model is incomplete; empty if it is not."""
-    removal = removal_of(owner.active_options, Capability.COMPLETE_MODEL)
-    return "" if removal is None else removal.because
+    return next((removal.because for removal in removals_of(owner.active_options, Capability.COMPLETE_MODEL)), "")
 
 
 def check_incomplete(owner: FederationSettings, trainer: Trainer) -> None:

@@ -15,10 +15,10 @@ from fl_lightning.clients.private_checks import (
     declares,
     private_transforms,
 )
+from fl_lightning.core.capabilities import Capability, Need, check_need
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.model_state import ModelState
-from fl_lightning.settings.availability import Availability
 from fl_lightning.settings.federation import FederationSettings
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import Strategy
@@ -33,7 +33,7 @@ def check_privacy(owner: FederationSettings, data: FederatedDataModule) -> None:
         ConfigurationError: if the settings break privacy; it names them.
     """
     check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
-    _check_clients(owner.transforms, owner.strategy, owner.availability)
+    _check_clients(owner)
     _check_data(owner.transforms, owner.local, data)
     _check_noise_seeds(owner.transforms, owner.local)
 
@@ -90,16 +90,16 @@ def _check_noise_seeds(transforms: Sequence[Transform], local: LocalTraining) ->
         )
 
 
-def _check_clients(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
+def _check_clients(owner: FederationSettings) -> None:
     """Refuse settings by which a client has influence beyond its clipped change, or which the accountant does not cover."""
-    private = private_transforms(transforms)
-    if not private:
-        return
-    if private[0].noise == "central":
-        _check_central(transforms, strategy, availability)
+    private = private_transforms(owner.transforms)
+    if private and private[0].noise == "central":
+        _check_central(owner.transforms, owner.strategy)
+        what = "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients"
+        check_need(Need(Capability.FULL_DRAWS, what, "Set its 'noise' to local"), owner.active_options)
 
 
-def _check_central(transforms: Sequence[Transform], strategy: Strategy, availability: Availability) -> None:
+def _check_central(transforms: Sequence[Transform], strategy: Strategy) -> None:
     """Refuse settings with which a client's part in the sum exceeds its norm, or cohorts are not as the accountant assumes."""
     name, weighting = type(strategy).__name__, getattr(strategy, "weighting", "uniform")
     how = f"weighs by '{weighting}'" if weighting != "uniform" else ""
@@ -122,11 +122,6 @@ def _check_central(transforms: Sequence[Transform], strategy: Strategy, availabi
         raise ConfigurationError(
             f"{changed[0]} changes the average at the server ('receive') before ClientPrivacy adds its noise, so a client may "
             "move it by more than its clipped change. Remove one of them, or set the 'noise' of ClientPrivacy to local."
-        )
-    if availability.leave:
-        raise ConfigurationError(
-            "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients, but clients may be away, "
-            f"because 'federation.availability.leave' is {availability.leave}. Set it to 0, or 'noise' to local."
         )
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous rounds: the server does not wait for all clients, but for a number of updates."""
+"""The settings of asynchronous rounds."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types
 
 _NAME = "federation.asynchronous."
+_WHAT = "'federation.asynchronous'"
 
 
 @checks_types
 @dataclass(frozen=True)
-class Asynchronous:
+class Asynchronous(OptionSettings):
     """Aggregate whenever a number of updates has arrived, on the simulated clock of ``federation.clock``.
 
     ``concurrency`` clients train at the same time, each from the newest model at its start. When one ends, its update goes to
@@ -33,6 +35,9 @@ class Asynchronous:
 
     concurrency: int | float = 1.0
     buffer: int = 1
+
+    setting = "asynchronous"
+    simulated_only = True
     on_resume = ResumeRule(on_purpose="concurrency buffer")
 
     def __post_init__(self) -> None:
@@ -44,14 +49,37 @@ class Asynchronous:
         require(whole and self.buffer >= 1, _NAME + "buffer", "a whole number of 1 or above", self.buffer)
 
     def needs(self) -> Iterator[Need]:
-        """Return what such rounds need; what they need of the cohort is checked with it."""
-        why = "'federation.asynchronous' does not cover such tensors"
-        yield Need(Capability.FIXED_TENSORS, why, "Remove 'federation.asynchronous'")
+        """Return what such rounds need of training."""
+        yield Need(Capability.FIXED_TENSORS, f"{_WHAT} does not cover such tensors", f"Remove {_WHAT}")
 
     def removes(self) -> Iterator[Removal]:
-        """Return what asynchronous rounds take away: updates of a round start from different models."""
-        why = "with 'federation.asynchronous' clients deliver changes of different models"
-        yield Removal(Capability.WHOLE_ROUNDS, why, "remove 'federation.asynchronous'")
+        """Return what asynchronous rounds take away: cohorts, of which all clients start from the same model."""
+        remove = f"remove {_WHAT}"
+        for capability, why in (
+            (Capability.WHOLE_ROUNDS, f"with {_WHAT} clients deliver changes of different models"),
+            (Capability.EVERY_CLIENT, f"with {_WHAT} a round has the clients that end first"),
+            (Capability.COHORTS, f"with {_WHAT} no round draws a cohort, and 'concurrency' says how many clients train"),
+            (Capability.FULL_DRAWS, f"with {_WHAT} no round draws a cohort"),
+            (Capability.WAITING_CLIENTS, f"{_WHAT} does not simulate that"),
+        ):
+            yield Removal(capability, why, remove)
+
+    def cohort(self, num_clients: int) -> int:
+        """Return the number of updates in a new model."""
+        self.slots(num_clients)
+        wanted = f"at most {num_clients}, because each of the {num_clients} clients has at most one update in a new model"
+        require(self.buffer <= num_clients, _NAME + "buffer", wanted, self.buffer)
+        return self.buffer
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server.
+
+        Raises:
+            ConfigurationError: if the strategy is not defined for so many updates.
+        """
+        from fl_lightning.options.asynchronous.server import AsynchronousAtServer
+
+        return AsynchronousAtServer(self, context)
 
     def provides(self) -> tuple[Capability, ...]:
         """Return nothing."""
@@ -71,13 +99,3 @@ class Asynchronous:
             require(self.concurrency <= num_clients, _NAME + "concurrency", wanted, self.concurrency)
             return self.concurrency
         return max(1, round(self.concurrency * num_clients))
-
-    def check(self, num_clients: int) -> None:
-        """Reject numbers that do not fit the number of clients.
-
-        Raises:
-            ConfigurationError: naming the setting.
-        """
-        self.slots(num_clients)
-        wanted = f"at most {num_clients}, because each of the {num_clients} clients has at most one update in a new model"
-        require(self.buffer <= num_clients, _NAME + "buffer", wanted, self.buffer)

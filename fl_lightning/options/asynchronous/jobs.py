@@ -1,8 +1,8 @@
-"""Keep the models from which the jobs of asynchronous clients started, until the last of these jobs has ended."""
+"""Keep the jobs that asynchronous clients have begun, and the models from which they started until the last has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.event_queue import EventQueue
 from fl_lightning.functional.model_state import ModelState
 
 
@@ -26,13 +27,20 @@ class StartModel:
     tensors: Mapping[str, Tensor]
 
 
-class StartModels:
-    """Hold the models of earlier rounds; part of the run's state. There are at most as many as jobs in progress."""
+class JobsInProgress:
+    """Hold the simulated clock with the jobs that have begun, and the models of their starts, at most as many as jobs."""
+
+    queue: EventQueue
+    _models: dict[int, StartModel]
 
     def __init__(self) -> None:
-        self._models: dict[int, StartModel] = {}
+        self.forget()
 
-    def of(self, round_idx: int, server: ModelState) -> StartModel:
+    def forget(self) -> None:
+        """Start anew."""
+        self.queue, self._models = EventQueue(), {}
+
+    def start_of(self, round_idx: int, server: ModelState) -> StartModel:
         """Return the model of an earlier round, on the device of the current one.
 
         Raises:
@@ -49,29 +57,32 @@ class StartModels:
             )
         return StartModel(round_idx, {name: tensor.to(server.device) for name, tensor in model.tensors.items()})
 
-    def keep(self, needed: Collection[int], round_idx: int, server: ModelState) -> None:
-        """Keep only the models that are needed, with a copy of the current one if it is among them.
+    def follow(self, queue: EventQueue, round_idx: int, server: ModelState) -> None:
+        """Go on to the jobs after a round, and keep only their models, with a copy of the current one if it is among them.
 
         Args:
-            needed: the rounds from whose models jobs in progress started.
+            queue: the clock after the round.
             round_idx: the current round, before the server changes its model.
             server: the current model.
         """
+        self.queue = queue
+        needed = {flight.version for flight in queue.flights}
         self._models = {known: model for known, model in self._models.items() if known in needed}
         if round_idx in needed:
             own = server.tensors()
             self._models[round_idx] = StartModel(round_idx, {name: own[name].clone() for name in _names(server)})
 
-    def state_dict(self) -> dict[int, dict[str, Tensor]]:
-        """Return the models for a checkpoint, by round."""
-        return {round_idx: dict(model.tensors) for round_idx, model in self._models.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the jobs, and the models by round, for a checkpoint."""
+        return {
+            "queue": self.queue.state_dict(),
+            "starts": {round_idx: dict(model.tensors) for round_idx, model in self._models.items()},
+        }
 
-    def load_state_dict(self, state: Mapping[Any, Mapping[str, Tensor]]) -> None:
-        """Restore the models of a checkpoint."""
-        self._models = {int(round_idx): StartModel(int(round_idx), dict(tensors)) for round_idx, tensors in state.items()}
-
-    def __len__(self) -> int:
-        return len(self._models)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the jobs and models of a checkpoint."""
+        self.queue = EventQueue.from_state(state["queue"])
+        self._models = {int(number): StartModel(int(number), dict(tensors)) for number, tensors in state["starts"].items()}
 
 
 def _names(server: ModelState) -> list[str]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fl_lightning.core.capabilities import Capability, Removal
+from fl_lightning.core.option import USUAL_TICKS, OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
+from fl_lightning.messages import ClientJob
 from fl_lightning.utilities.argument_types import checks_types
+
+if TYPE_CHECKING:
+    from fl_lightning.server.federation import Federation
+    from fl_lightning.server.round_result import RoundResult
 
 Distribution = Literal["constant", "uniform", "exponential", "half_normal", "lognormal"]
 _DISTRIBUTIONS = ("constant", "uniform", "exponential", "half_normal", "lognormal")
@@ -21,7 +28,7 @@ _NAME = "federation.clock."
 
 @checks_types
 @dataclass(frozen=True)
-class Clock:
+class Clock(OptionSettings):
     """Simulate how long clients train. It changes no result of synchronous rounds, and orders the events of asynchronous ones.
 
     Client k's training from the model of round t takes ``ticks * a_k * b_kt`` ticks, rounded, and at least one. The factors are
@@ -41,8 +48,11 @@ class Clock:
 
     between_clients: Distribution = "constant"
     between_jobs: Distribution = "constant"
-    ticks: int = 1000
+    ticks: int = USUAL_TICKS
     by_examples: bool = False
+
+    setting = "clock"
+    simulated_only = True
     on_resume = ResumeRule(on_purpose="between_clients between_jobs ticks by_examples")
 
     def __post_init__(self) -> None:
@@ -51,6 +61,14 @@ class Clock:
             require(known in _DISTRIBUTIONS, _NAME + name, f"one of {', '.join(_DISTRIBUTIONS)}", known)
         whole = isinstance(self.ticks, int) and self.ticks >= 1
         require(whole, _NAME + "ticks", "a whole number of 1 or above", self.ticks)
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the clock does not simulate."""
+        yield Removal(Capability.WAITING_CLIENTS, "'federation.clock' does not simulate that", "remove 'federation.clock'")
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server."""
+        return ClockAtServer(self, context)
 
     def duration(self, client: int, round_idx: int, sizes: Sequence[int], seed: int, factor: float = 1.0) -> int:
         """Return the duration of a client's training in ticks, >= 1.
@@ -66,6 +84,49 @@ class Clock:
         work = _draw(self.between_jobs, seed, client, round_idx, "clock of the job")
         share = sizes[client] * len(sizes) / sum(sizes) if self.by_examples else 1.0
         return max(1, round(self.ticks * speed * work * share * factor))
+
+
+class ClockAtServer(ServerHooks):
+    """Say how long clients train, and follow the time of rounds that wait for the slowest client.
+
+    Args:
+        clock: the settings.
+        context: the fit.
+    """
+
+    def __init__(self, clock: Clock, context: ServerContext) -> None:
+        self._clock, self._seed, self._sizes = clock, context.seed, context.data.indices.sizes.tolist()
+        self._epochs, self._follows = context.local.max_epochs, context.synchronous
+        self._tick = self._longest = 0
+
+    def begin_round(self, round_idx: int) -> None:
+        """Start the time with the first round."""
+        self._tick, self._longest = self._tick if round_idx else 0, 0
+
+    def task(self, job: ClientJob) -> ClientJob:
+        """Note how long the job takes."""
+        if self._follows:
+            share = 1.0 if job.epochs is None else job.epochs / self._epochs
+            taken = self._clock.duration(job.client, job.round_idx, self._sizes, self._seed, share)
+            self._longest = max(self._longest, taken)
+        return job
+
+    def duration(self, client: int, round_idx: int, ticks: float) -> float:
+        """Return the duration of a client's training."""
+        return self._clock.duration(client, round_idx, self._sizes, self._seed, ticks / USUAL_TICKS)
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return the time at the end of the round, which ends when the last of its clients has delivered."""
+        self._tick += self._longest
+        return {"ticks": float(self._tick)} if self._follows else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time."""
+        return {"tick": self._tick}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the time."""
+        self._tick = state["tick"]
 
 
 def _draw(distribution: Distribution, *key: int | str) -> float:

@@ -8,6 +8,8 @@ from itertools import count
 
 import torch
 
+from fl_lightning.core.capabilities import Capability, Removal
+from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
@@ -18,7 +20,7 @@ _NAME = "federation.availability."
 
 @checks_types
 @dataclass(frozen=True)
-class Availability:
+class Availability(OptionSettings):
     """Simulate unreliable clients. All draws depend only on the federation's seed and the round.
 
     Args:
@@ -39,6 +41,9 @@ class Availability:
     slowness: float = 2.0
     leave: float = 0.0
     come_back: float = 0.5
+
+    setting = "availability"
+    simulated_only = True
     on_resume = ResumeRule(on_purpose="drop_out slow slowness leave come_back")
 
     def __post_init__(self) -> None:
@@ -49,9 +54,33 @@ class Availability:
         require(0 < self.come_back <= 1, _NAME + "come_back", "above 0 and at most 1", self.come_back)
 
     @property
+    def active(self) -> bool:
+        """Return whether anything is set."""
+        return self != Availability()
+
+    @property
     def loses_clients(self) -> bool:
         """Whether a round may have fewer clients than requested."""
         return self.drop_out > 0 or self.leave > 0
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what rounds lose whose clients may be missing."""
+        if self.loses_clients:
+            remedy = "lower 'drop_out' and 'leave' of 'federation.availability', if need be to 0"
+            yield Removal(Capability.EVERY_CLIENT, "'federation.availability' may lose some", remedy)
+        if self.leave:
+            why = f"clients may be away, because '{_NAME}leave' is {self.leave}"
+            yield Removal(Capability.FULL_DRAWS, why, f"set '{_NAME}leave' to 0")
+
+    def at_server(self, context: ServerContext) -> ServerHooks:
+        """Return the hooks at the server.
+
+        Raises:
+            ConfigurationError: if the engine cannot end the work of slow clients.
+        """
+        from fl_lightning.options.availability.server import AvailabilityAtServer
+
+        return AvailabilityAtServer(self, context)
 
     def slow_clients(self, num_clients: int, seed: int) -> frozenset[int]:
         """Return the slow clients, round(slow * K) of them."""

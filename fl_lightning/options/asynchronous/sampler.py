@@ -1,0 +1,86 @@
+"""Plan asynchronous rounds from the events of a simulated clock: which updates arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from fl_lightning.core.option import USUAL_TICKS
+from fl_lightning.errors import ClientError
+from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
+from fl_lightning.functional.scheduling import draw_cohort
+from fl_lightning.options.asynchronous.jobs import JobsInProgress
+from fl_lightning.server.sampling import ClientSampler, RoundPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousPlan(RoundPlan):
+    """Hold the updates that become a new model; see :class:`RoundPlan`.
+
+    Attributes:
+        queue: the simulated clock at the end of the round.
+        starts: the rounds from whose models the clients started, by client.
+    """
+
+    queue: EventQueue
+    starts: Mapping[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousSampler(ClientSampler):
+    """Plan rounds from the events of a simulated clock; see :class:`ClientSampler`.
+
+    Args:
+        in_progress: the jobs that have begun before the round.
+        slots: the number of clients that train at the same time.
+        buffer: the number of updates in a new model.
+    """
+
+    in_progress: JobsInProgress
+    slots: int
+    buffer: int
+
+    def round(self, round_idx: int) -> AsynchronousPlan:
+        """Return the updates that become the next model, and the clock when the last of them arrives.
+
+        Raises:
+            ClientError: if fewer updates can arrive than the round needs.
+        """
+        present = self.candidates(round_idx)
+
+        def begin(tick: int, free: int, busy: Collection[int]) -> list[Flight]:
+            return self._begin(round_idx, tick, free, [client for client in present if client not in busy])
+
+        flush = until_flush(self.in_progress.queue, self.buffer, self.slots, begin)
+        needed = max(1, self.faults.needed(self.buffer))
+        if len(flush.arrived) < needed:
+            raise ClientError(
+                f"Round {round_idx}: {len(flush.arrived)} updates can arrive, but a new model needs {needed}. "
+                + self.advice("Lower 'federation.asynchronous.buffer' or 'federation.faults.min_updates'")
+            )
+        starts = {flight.client: flight.version for flight in flush.arrived}
+        lost = tuple(sorted(flight.client for flight in flush.lost))
+        return AsynchronousPlan(
+            round_idx=round_idx,
+            seed=self.seed,
+            cohort=tuple(sorted([*starts, *lost])),
+            clients=tuple(sorted(starts)),
+            lost=lost,
+            queue=flush.queue,
+            starts=starts,
+        )
+
+    def _begin(self, round_idx: int, tick: int, free: int, clients: Sequence[int]) -> list[Flight]:
+        """Return the jobs of clients that are drawn from those that can begin one."""
+        if not clients:
+            return []
+        cohort = draw_cohort(self.num_clients, free, self.seed, round_idx, clients, self.order(round_idx))
+        plan = self.followed(RoundPlan(round_idx=round_idx, seed=self.seed, cohort=cohort, clients=cohort))
+        begun = sorted({*plan.clients, *plan.lost})
+        return [Flight(tick + self._ticks(client, round_idx), client, round_idx, client in plan.lost) for client in begun]
+
+    def _ticks(self, client: int, round_idx: int) -> int:
+        ticks = float(USUAL_TICKS)
+        for hook in self.hooks:
+            ticks = hook.duration(client, round_idx, ticks)
+        return max(1, round(ticks))
