@@ -37,11 +37,14 @@ _NAMES = {
         "AdaFedSimulation1 ClassesPartitioner ColumnPartitioner DirichletPartitioner DomainPartitioner "
         "FlowerPartitioner IIDPartitioner Partitioner QuantityPartitioner ShardPartitioner TablePartitioner"
     ),
-    "options": ("Asynchronous Attackers Availability ClientEvaluation Clock PartialWork PersonalPart SecureAggregation"),
+    "options": (
+        "Asynchronous Attackers Availability ClientEvaluation ClientPrivacy Clock ExamplePrivacy PartialWork PersonalPart "
+        "SecureAggregation"
+    ),
     "plugins": "AtomicCheckpointIO",
     "rules": "ClientRule ControlVariates ProximalRule",
     "routes": "FedCyclic FedStar LocalOnly Mediators Mocha PeriodRoute RingFed Route ServerRoute WarmStart",
-    "settings": "ExamplePrivacy Faults LocalTraining ServerEvaluation",
+    "settings": "Faults LocalTraining ServerEvaluation",
     "strategies": (
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAsync FedAvg FedAvgM FedBABU FedBuff FedDyn FedExP FedLoss "
         "FedMedian FedNova FedRep FedSGD FederatedKMeans FilteringStrategy Focus GeometricMedian JointStrategy Krum "
@@ -50,7 +53,7 @@ _NAMES = {
     ),
     "studies": "Study",
     "tasks": "ClassificationTask KMeansTask LossAdaptation RegressionTask SupervisedTask",
-    "transforms": "ClientPrivacy ClipUpdate Quantize TopK Transform",
+    "transforms": "ClipUpdate Quantize TopK Transform",
     "types": "ClientFailure ClientUpdate",
 }
 """The public names of each subpackage. ``__init__.pyi`` lists them for type checkers."""

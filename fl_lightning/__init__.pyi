@@ -217,7 +217,13 @@ from fl_lightning.options import (
     ClientEvaluation as ClientEvaluation,
 )
 from fl_lightning.options import (
+    ClientPrivacy as ClientPrivacy,
+)
+from fl_lightning.options import (
     Clock as Clock,
+)
+from fl_lightning.options import (
+    ExamplePrivacy as ExamplePrivacy,
 )
 from fl_lightning.options import (
     PartialWork as PartialWork,
@@ -297,9 +303,6 @@ from fl_lightning.routes import (
 from fl_lightning.rules import ClientRule as ClientRule
 from fl_lightning.rules import ControlVariates as ControlVariates
 from fl_lightning.rules import ProximalRule as ProximalRule
-from fl_lightning.settings import (
-    ExamplePrivacy as ExamplePrivacy,
-)
 from fl_lightning.settings import (
     Faults as Faults,
 )
@@ -428,9 +431,6 @@ from fl_lightning.tasks import (
 )
 from fl_lightning.tasks import (
     SupervisedTask as SupervisedTask,
-)
-from fl_lightning.transforms import (
-    ClientPrivacy as ClientPrivacy,
 )
 from fl_lightning.transforms import (
     ClipUpdate as ClipUpdate,

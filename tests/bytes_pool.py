@@ -198,8 +198,8 @@ class BytesPool:
     def own_models(self) -> list[Snapshot | None]:
         raise NotImplementedError
 
-    def releases(self) -> dict[str, dict[int, int]]:
-        return {"sent": {}, "steps": {}}
+    def counts(self) -> dict[str, dict[int, int]]:
+        return {}
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
         return {}

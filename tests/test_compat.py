@@ -386,8 +386,9 @@ def test_what_opacus_leaves():
     left = {name for parameter in layer.parameters() for name in vars(parameter)}
     assert left == set(of_opacus.SAMPLE_ATTRIBUTES)
     assert vars(layer).keys() - vars(nn.Linear(2, 1)).keys() == set(of_opacus.LAYER_ATTRIBUTES)
-    of_opacus.forget_samples(layer)
+    of_opacus.forget_samples(layer, [layer])
     assert not any(vars(parameter) for parameter in layer.parameters())
+    assert vars(layer).keys() == vars(nn.Linear(2, 1)).keys()
 
 
 @relies_on("torchvision", "MNIST._check_exists")

@@ -45,7 +45,10 @@ OPTIONS = {
         *("client_evaluation", "clientevaluation", "client_scores", "clientscores", "compare_alone"),
         *("client_mean", "client_worst", "client_p10"),
     ),
+    "client_privacy": ("clientprivacy", "client_privacy"),
+    "example_privacy": ("exampleprivacy", "example_privacy", "privatesteps", "local.privacy"),
     "personal": ("personal",),
+    "privacy_account": ("privacy", "ledger"),
     "secure_aggregation": ("secure_agg", "secureagg", "maskedround", "maskedsums"),
     "partial_work": ("partial_work", "partialwork", "straggler"),
     "availability": ("availability", "drop_out", "slow_clients", "come_back"),
@@ -58,11 +61,18 @@ LEAVES = {
     "attackers": ("attacks",),
     "client_evaluation": (),
     "personal": ("strategies",),
+    "privacy_account": ("functional", "options/client_privacy", "options/example_privacy"),  # both have one account
     "secure_aggregation": ("strategies", "functional"),
 }
 """Further folders that belong to an option, or whose messages name it."""
-MAY_NAME = {"__init__.py", "callbacks/orchestrator.py", "options/__init__.py", "settings/local_training.py"}
-"""The exports, and the signatures of the callback and of the local training."""
+MAY_NAME = {
+    "__init__.py",
+    "callbacks/orchestrator.py",
+    "flower/accepted_classes.py",
+    "options/__init__.py",
+    "settings/local_training.py",
+}
+"""The exports, also those that sites accept, and the signatures of the callback and of its settings."""
 WORDS = ("cli/", "studies/", "starter/")
 """What is read by people: help, lists of algorithms, labels of charts."""
 OTHER_MEANINGS = {

@@ -228,7 +228,7 @@ def test_without_a_federation_the_tools_are_free():
     ("settings", "named"),
     [
         ({"local": LocalTraining(privacy=ExamplePrivacy(1.0, 1.0))}, "'federation.local.privacy' protects nothing"),
-        ({"transforms": [ClientPrivacy(1.0, 1.0)]}, "ClientPrivacy in 'federation.transforms' protects nothing"),
+        ({"transforms": [ClientPrivacy(1.0, 1.0)]}, "ClientPrivacy protects nothing"),
         ({"secure_aggregation": SecureAggregation()}, "'federation.secure_aggregation' protects nothing"),
     ],
 )

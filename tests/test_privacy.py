@@ -574,9 +574,11 @@ def test_two_optimizers_are_refused():
             half = list(self.parameters())
             return [torch.optim.SGD(half[:2], 0.1), torch.optim.SGD(half[2:], 0.1)]
 
-    from fl_lightning.clients.private_steps import PrivateSteps
+    from fl_lightning.core import ClientContext
+    from fl_lightning.options.example_privacy.clients import PrivateSteps
 
-    steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), SecretKey.draw())
+    context = ClientContext(num_clients=1, seed=0, device=torch.device("cpu"), kept=lambda _: {}, secret=SecretKey.draw())
+    steps = PrivateSteps(ExamplePrivacy(1.0, 1.0), context)
     outer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     module = Two()
     outer.strategy.optimizers = module.configure_optimizers()

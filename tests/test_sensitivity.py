@@ -23,6 +23,7 @@ from fl_lightning import (
     FedAvg,
     FedAvgM,
     FedCyclic,
+    FederatedOrchestrator,
     FedExP,
     LocalTraining,
     PersonalPart,
@@ -32,7 +33,6 @@ from fl_lightning import (
     TableDataModule,
     TopK,
 )
-from fl_lightning.clients.private_checks import check_private_settings
 from fl_lightning.strategies.base import JointStrategy, RunningStrategy, WeightedAverage
 from fl_lightning.strategies.filtering import FilteringStrategy
 from fl_lightning.transforms import Message, Sender
@@ -127,8 +127,10 @@ def test_what_comes_before_the_clipping_does_not_raise_the_sensitivity(strategy,
 def test_with_local_noise_only_the_model_depends_on_the_data_or_the_strategy_is_refused(kind, monkeypatch):
     """Oracle: of two federations that differ in client 0's data, its update differs in nothing else that a rule may read."""
     if kind.__name__ in MEASURED | NOT_THE_MODEL:
+        private = ClientPrivacy(C, 1.0, "local")
+        federation = FederatedOrchestrator(built(kind), transforms=[private])
         with pytest.raises(ConfigurationError, match="ClientPrivacy"):
-            check_private_settings([ClientPrivacy(C, 1.0, "local")], LocalTraining(), built(kind), ServerRoute())
+            private.check_settings(federation)
         return
     seen: list[list[Any]] = [[], []]
     for data, found in zip((Blobs(dtype=torch.float64), Neighbour()), seen, strict=True):

@@ -243,12 +243,12 @@ def of_checkpoint(path: Path) -> dict[str, Any]:
     for name, parts in RANDOM.items():
         part = state.pop(name)
         if parts:
-            state[name] = {key: value for key, value in part.items() if key not in parts}
+            state[name] = {option: {k: v for k, v in own.items() if k not in parts} for option, own in part.items()}
     memory = state["memory"]
     state["memory"] = {client: "in a file" if "stored" in kept else kept for client, kept in memory.items()}
     return {name: digest(part) for name, part in content.items()} | {f"federation: {k}": digest(v) for k, v in state.items()}
 
 
-RANDOM: dict[str, tuple[str, ...]] = {"federation": (), "privacy_account": ("run",)}
-"""Parts of the orchestrator's state that are new in each run: the ids of the federation and of the run. The names of files are
-new as well, but the digest of what clients keep covers their content."""
+RANDOM: dict[str, tuple[str, ...]] = {"federation": (), "options": ("run",)}
+"""Parts of the orchestrator's state that are new in each run: the federation's id, and a run's in an option's state. The names
+of files are new as well, but the digest of what clients keep covers their content."""

@@ -42,10 +42,9 @@ from fl_lightning.server.announcements import announce
 from fl_lightning.server.assembly import Assembly
 from fl_lightning.server.checks.checkpoint_trial import try_checkpoint
 from fl_lightning.server.checks.compatibility import federated_data, refuse_late_parts
-from fl_lightning.server.checks.federation import check_federation, parts_of, round_size
+from fl_lightning.server.checks.federation import check_federation, parts_of, round_size, warn_unprotected
 from fl_lightning.server.checks.incomplete import refuse_incomplete, warn_incomplete, without_validation
 from fl_lightning.server.checks.metric_names import monitors_of, names_of, refuse_unknown_metrics
-from fl_lightning.server.checks.privacy import warn_unprotected
 from fl_lightning.server.checks.ranks import require_same_partition
 from fl_lightning.server.checks.schedules import check_schedules
 from fl_lightning.server.checks.tools import (
@@ -240,6 +239,7 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         self._cleanup.callback(give_back)
 
     def _open_options(self, trainer: Trainer, data: FederatedDataModule) -> None:
+        options = self.active_options
         context = ServerContext(
             trainer=trainer,
             data=data,
@@ -250,9 +250,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             own_models=self.route.keeps_models or self.strategy.own_models,
             local=self.local,
             strategy=self.strategy,
-            synchronous=own_cohort(self.active_options, data.num_clients) is None,
+            synchronous=own_cohort(options, data.num_clients) is None,
+            options=options,
         )
-        hooks = {name: option.at_server(context) for name, option in by_name(self.active_options).items()}
+        hooks = {name: option.at_server(context) for name, option in by_name(options).items()}
         for hook in hooks.values():
             self._cleanup.callback(hook.close)
         refuse_second_sums(hooks, isinstance(self.strategy, JointStrategy))
@@ -335,11 +336,10 @@ class FederatedOrchestrator(ChecksTypes, Callback):
             announce(trainer, "on_round_end", trainer.current_epoch)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let options conclude, and warn if the noise was simulated."""
+        """Let options conclude, and warn of a fit that had nothing to do."""
         if self._takeover is None:
             return
         self._rounds.conclude()
-        self._run.account.conclude()
         self._rounds.warn_if_none()
 
     @property

@@ -17,10 +17,10 @@ from fl_lightning.compat.jsonargparse import in_words
 from fl_lightning.config.wrong_value import wrong_value
 from fl_lightning.core.option import Option
 from fl_lightning.errors import ConfigurationError, did_you_mean
+from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.secure_aggregation import SecureAggregation
 from fl_lightning.partitioners.base import Partitioner
 from fl_lightning.routes.base import Route
-from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.pool import RemoteClients
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform

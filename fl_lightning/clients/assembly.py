@@ -20,7 +20,6 @@ from fl_lightning.clients.failures import describe
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
-from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.runtime import ClientRuntime
 from fl_lightning.clients.task_trainer import TaskTrainer
@@ -68,7 +67,7 @@ class ClientAssembly:
         settings: the settings of the federation that clients need.
         place: the environment in which they train.
         memory: the state that clients keep between rounds.
-        secret: the key of the noise that protects privacy.
+        secret: the key of random numbers that must hide something.
         drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
         starts: called with each turn that begins.
         tell: returns the description of a client's error that the server receives.
@@ -90,8 +89,7 @@ class ClientAssembly:
         self._data, self._settings, self._place, self._memory, self._secret = data, settings, place, memory, secret
         self._drop_single, self._starts, self._tell = drop_single, starts, tell
         self.resident = ResidentModel(module, settings.local.channels_last)
-        privacy = settings.local.privacy
-        self._private = None if privacy is None else PrivateSteps(privacy, secret)
+        self._hooks = self._built_hooks()
         self._engine = self._chosen_engine()
 
     def runtime(self, undoable: bool = False) -> ClientRuntime:
@@ -121,7 +119,7 @@ class ClientAssembly:
             outer=place.outer,
             inference_mode=place.inference_mode,
         )
-        trainer = self._trainer(self._engine, self._memory, settings.rules, self._private)
+        trainer = self._trainer(self._engine, self._memory, settings.rules, self._hooks)
         tasks = TaskTrainer(
             trainer=trainer,
             memory=self._memory,
@@ -137,15 +135,14 @@ class ClientAssembly:
             tasks=tasks,
             memory=self._memory,
             outbox=outbox,
-            hooks=self._hooks(),
+            hooks=self._hooks,
             evaluators=evaluators,
-            private=self._private,
             alone=self._alone_for,
             name_of=name_of,
             fixed=settings.fixed,
         )
 
-    def _hooks(self) -> list[ClientHooks]:
+    def _built_hooks(self) -> list[ClientHooks]:
         """Return the hooks of the options in use, each with tensors of its own that clients keep."""
         settings = self._settings
 
@@ -155,6 +152,7 @@ class ClientAssembly:
                 seed=settings.seed,
                 device=self._place.device,
                 kept=lambda client: self._memory.drawer(client, f"option {name} "),
+                secret=self._secret,
             )
 
         return [option.at_clients(context(name)) for name, option in by_name(settings.options).items()]
@@ -178,7 +176,7 @@ class ClientAssembly:
             precision=place.precision,
             device=place.device,
             rules=settings.rules,
-            private=self._private,
+            hooks=self._hooks,
             deadline=settings.faults.deadline,
             fast_dev_run=place.fast_dev_run,
             logger=place.logger,
@@ -195,7 +193,7 @@ class ClientAssembly:
         return LocalEngine(self.resident, engine_settings, chosen, falls_back=name == "auto")
 
     def _trainer(
-        self, engine: LocalEngine, memory: ClientMemory, rules: Sequence[ClientRule], private: PrivateSteps | None
+        self, engine: LocalEngine, memory: ClientMemory, rules: Sequence[ClientRule], hooks: Sequence[ClientHooks]
     ) -> LocalTrainer:
         return LocalTrainer(
             resident=self.resident,
@@ -206,12 +204,12 @@ class ClientAssembly:
             seed=self._settings.seed,
             full_batch=self._settings.local.full_batch,
             drop_single=self._drop_single,
-            private=private,
+            hooks=hooks,
         )
 
     def _alone(self, engine: LocalEngine) -> LocalTrainer:
         """Return a trainer for clients that train outside of the federation: they keep and send nothing."""
-        return self._trainer(engine, ClientMemory(), (), None)
+        return self._trainer(engine, ClientMemory(), (), ())
 
     def _alone_for(self, epochs: int | None) -> LocalTrainer:
         """Return such a trainer for a number of local epochs, by default the number in the settings."""

@@ -65,7 +65,6 @@ def client_metrics(settings: FederationSettings) -> Metrics:
 def client_settings(settings: FederationSettings, num_clients: int) -> ClientSettings:
     """Return the settings of a federation that clients need."""
     here: list[Part] = [*settings.transforms, *settings.active_options]
-    here += [] if settings.local.privacy is None else [settings.local.privacy]
     return ClientSettings(
         local=settings.local,
         rule=settings.strategy.client_rule(),

@@ -143,9 +143,9 @@ class LocalPool:
         """See :meth:`ClientPool.own_models`."""
         return [self.runtime.memory.last_model(client) for client in range(self._data.num_clients)]
 
-    def releases(self) -> dict[str, dict[int, int]]:
-        """See :meth:`ClientPool.releases`."""
-        return self.runtime.releases()
+    def counts(self) -> dict[str, dict[int, int]]:
+        """See :meth:`ClientPool.counts`."""
+        return self.runtime.counts()
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
         """See :meth:`ClientPool.figures`."""

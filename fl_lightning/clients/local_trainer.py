@@ -15,8 +15,8 @@ from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.engines.selection import LocalEngine
 from fl_lightning.clients.kept_training import NAME, OWN
 from fl_lightning.clients.memory import ClientMemory, held_part
-from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import DataError
 from fl_lightning.functional.seeding import derive_seed
 from fl_lightning.messages import ClientJob, ModelLayout
@@ -54,7 +54,7 @@ class LocalTrainer:
         seed: the seed of the federation; a client's random numbers depend only on (seed, round, client).
         full_batch: whether a client trains on all its examples in one batch.
         drop_single: whether to drop a last batch of a single example, on which BatchNorm cannot train.
-        private: the callback that makes steps private, or None.
+        hooks: the clients' hooks of the options in use, in order.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class LocalTrainer:
         seed: int = 0,
         full_batch: bool = False,
         drop_single: bool = False,
-        private: PrivateSteps | None = None,
+        hooks: Sequence[ClientHooks] = (),
     ) -> None:
         self._resident, self.engine, self._data, self._memory = resident, engine, data, memory
-        self._rules, self._seed, self._private = rules, seed, private
+        self._rules, self._seed, self._hooks = rules, seed, hooks
         self._full_batch, self._drop_single = full_batch, drop_single
         self._bytes = (0, 0)
         self._counted: ModelLayout | None = None
@@ -117,11 +117,10 @@ class LocalTrainer:
         key = (self._seed, job.round_idx, job.client, *([job.period] if job.period else []))
 
         def open_data() -> LightningDataModule:
-            poisson = None
-            if self._private is not None:
-                poisson = self._private.begin(self._data, self._full_batch, job.round_idx, job.client, job.period)
+            drawn = (hook.batches(job, self._data, self._full_batch) for hook in self._hooks)
+            batches = next((found for found in drawn if found is not None), None)
             shuffle = derive_seed(*key, purpose + "shuffle")
-            return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, poisson)
+            return self._data.client(job.client, shuffle, self._full_batch, self._drop_single, batches)
 
         kept = self._memory.kept(job.client)
         return EngineJob(job, derive_seed(*key, purpose + "training"), open_data, own or start, kept, held_part(kept))

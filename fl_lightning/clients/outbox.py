@@ -31,7 +31,7 @@ class Outbox:
         transforms: the transforms of updates, in order.
         memory: the state that clients keep between rounds.
         seed: the seed of the federation.
-        secret: the key of the noise that protects privacy.
+        secret: the key of random numbers that must hide something.
         compresses: whether updates carry the form in which a site sends them.
     """
 

@@ -109,8 +109,8 @@ class ClientPool(Protocol):
         """Return the clients' own stored models, by client; None for a client without one."""
         ...
 
-    def releases(self) -> dict[str, dict[int, int]]:
-        """Return the numbers of each client's noisy messages (``sent``) and steps (``steps``) here since the last call."""
+    def counts(self) -> dict[str, dict[int, int]]:
+        """Return what the clients' hooks have counted here since the last call, and the transformed messages (``sent``)."""
         ...
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:

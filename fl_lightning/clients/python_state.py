@@ -9,7 +9,7 @@ restored without a warning.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,11 +201,8 @@ class PythonState:
                 with torch.no_grad():
                     buffer.copy_(value)
 
-    def end(self, ignored: Container[str] = ()) -> dict[str, Any]:
+    def end(self) -> dict[str, Any]:
         """Return what the client keeps: numbers and texts that differ from the start, and the module's ``client_state``.
-
-        Args:
-            ignored: attributes that are not the user's.
 
         Raises:
             ConfigurationError: if an attribute to keep is missing, or is neither a tensor nor a plain value.
@@ -217,7 +214,6 @@ class PythonState:
             (key, value)
             for key, value in self._attributes(parts)
             if key not in named
-            and key[1] not in ignored
             and not isinstance(parts[key[0]], MetricCollection)  # it groups its metrics in its first update
             and not equal(value, self._beginning.get(key, _ABSENT))
         ]

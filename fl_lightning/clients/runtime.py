@@ -15,7 +15,6 @@ from fl_lightning.clients.failures import UpdateCheck
 from fl_lightning.clients.local_trainer import LocalTrainer
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.outbox import Outbox
-from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
@@ -38,7 +37,6 @@ class ClientRuntime:
         outbox: the outbox that transforms their updates.
         hooks: the hooks of the options in use, in order, which come before the outbox.
         evaluators: the evaluators of models on their examples.
-        private: the callback that makes the clients' steps private, or None.
         alone: a function that returns a trainer for clients that train outside of the federation, given the number of local
             epochs, or None for the number in the settings.
         name_of: returns the name of a client.
@@ -55,7 +53,6 @@ class ClientRuntime:
         outbox: Outbox,
         hooks: Sequence[ClientHooks],
         evaluators: ClientEvaluators,
-        private: PrivateSteps | None,
         alone: Callable[[int | None], LocalTrainer],
         name_of: Callable[[int], str] = str,
         fixed: Need | None = None,
@@ -63,7 +60,7 @@ class ClientRuntime:
         self._name_of, self._fixed = name_of, fixed
         self.resident, self.trainer, self.memory, self._outbox = resident, trainer, memory, outbox
         self.hooks = hooks
-        self._trainer_of_tasks, self._evaluators, self._private, self._alone = tasks, evaluators, private, alone
+        self._trainer_of_tasks, self._evaluators, self._alone = tasks, evaluators, alone
         self._alone_trainers: dict[int | None, LocalTrainer] = {}
         self._check: UpdateCheck | None = None
         self._tasks, self._reading = deque[ClientTask](), False
@@ -164,9 +161,12 @@ class ClientRuntime:
             raise
         return EvalReport(order.client, value)
 
-    def releases(self) -> dict[str, dict[int, int]]:
-        """Return the numbers of each client's noisy messages (``sent``) and steps (``steps``) since the last call."""
-        return {"sent": self._outbox.take_sent(), "steps": {} if self._private is None else self._private.take()}
+    def counts(self) -> dict[str, dict[int, int]]:
+        """Return what the hooks have counted since the last call, and the number of each client's transformed messages."""
+        found = {"sent": self._outbox.take_sent()}
+        for hook in self.hooks:
+            found |= hook.counts()
+        return found
 
     def settle(self, accepted: Collection[int]) -> None:
         """Restore the state of clients whose updates the server did not accept."""

@@ -18,14 +18,13 @@ from fl_lightning.clients.engines.base import EngineJob, Trained
 from fl_lightning.clients.foreign_tensors import ForeignTensors
 from fl_lightning.clients.metrics import keep_metrics_to_this_process
 from fl_lightning.clients.passes import ClientModel, ListeningStep
-from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.stream_size import StreamSize
 from fl_lightning.clients.switches import set_switches, switches_of
 from fl_lightning.clients.turn import TurnPlan
 from fl_lightning.clients.turn_progress import TurnProgress
-from fl_lightning.compat.opacus import LAYER_ATTRIBUTES
 from fl_lightning.compat.torch import overflowed, parts_of, unscales_in_step
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import ClientError, ConfigurationError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules.base import ClientRule, LocalStart
@@ -41,7 +40,7 @@ class ClientSession(Callback):
         rules: the rules that change the clients' gradients, in order.
         progress: takes a fit to its place in the whole training; by default, each fit is a training of its own.
         deadline: the time limit of a fit in seconds, checked between steps; None for no limit.
-        private: the callback that makes steps private, or None.
+        hooks: the clients' hooks of the options in use, in order.
     """
 
     def __init__(
@@ -51,9 +50,9 @@ class ClientSession(Callback):
         rules: Sequence[ClientRule] = (),
         progress: TurnProgress | None = None,
         deadline: float | None = None,
-        private: PrivateSteps | None = None,
+        hooks: Sequence[ClientHooks] = (),
     ) -> None:
-        self._resident, self._rules, self._private = resident, rules, private
+        self._resident, self._rules, self._hooks = resident, rules, hooks
         self._arrival = Arrival(resident)
         self._progress, self._deadline = progress or TurnProgress(), deadline
         self._step: ListeningStep | None = None
@@ -63,8 +62,8 @@ class ClientSession(Callback):
 
     @property
     def callbacks(self) -> list[Callback]:
-        """Return the callbacks of a fit in order: gradients are made private before rules change them."""
-        return [self] if self._private is None else [self._private, self]
+        """Return the callbacks of a fit in order: options get gradients before rules change them."""
+        return [*(callback for hook in self._hooks for callback in hook.callbacks), self]
 
     def begin(self, job: EngineJob, plan: TurnPlan | None = None) -> None:
         """Prepare for the next fit, whose plan is one epoch by default."""
@@ -103,7 +102,7 @@ class ClientSession(Callback):
         figures = {name: value for rule, _ in self._terms for name, value in rule.figures().items()}
         self._terms = []
         coefficients = self._trace.coefficients()
-        attributes = self._resident.python.end(LAYER_ATTRIBUTES if self._private is not None else ())
+        attributes = self._resident.python.end()
         if attributes:
             self._kept["attributes"] = attributes
         switches = switches_of(self._resident.module, self._resident.server.layout)

@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
@@ -25,13 +25,18 @@ from fl_lightning.types import ClientUpdate
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 if TYPE_CHECKING:
+    from fl_lightning.clients.client_data import ClientData
     from fl_lightning.clients.update_editor import UpdateEditor
     from fl_lightning.data.federated import FederatedDataModule
+    from fl_lightning.data.poisson_loader import PoissonBatches
+    from fl_lightning.functional.keyed_noise import SecretKey
+    from fl_lightning.functional.model_state import ModelState
     from fl_lightning.server.federation import Federation
     from fl_lightning.server.round import FederationRound
     from fl_lightning.server.round_result import RoundResult
     from fl_lightning.server.round_sums import RoundSums
     from fl_lightning.server.sampling import ClientSampler, RoundPlan
+    from fl_lightning.settings.federation import FederationSettings
     from fl_lightning.settings.local_training import LocalTraining
     from fl_lightning.strategies.base import Strategy
     from fl_lightning.utilities.collectives import Collectives
@@ -56,6 +61,7 @@ class ServerContext:
         local: the settings of the local training.
         strategy: the strategy.
         synchronous: whether each round draws a cohort and waits for all of it.
+        options: the options in use, in order, for those that share something.
     """
 
     trainer: Trainer
@@ -66,6 +72,7 @@ class ServerContext:
     local: LocalTraining
     strategy: Strategy
     synchronous: bool
+    options: Sequence[OptionSettings] = ()
     removed: frozenset[Capability] = frozenset()
     own_models: bool = False
 
@@ -80,12 +87,14 @@ class ClientContext:
         device: the device on which they train.
         kept: returns a client's tensors of this option, by name, for reading and writing. They are in checkpoints, and are
             taken back if the server does not use the client's update.
+        secret: the key of random numbers that must hide something.
     """
 
     num_clients: int
     seed: int
     device: torch.device
     kept: Callable[[int], MutableMapping[str, Tensor]]
+    secret: SecretKey
 
 
 class ServerHooks:
@@ -96,7 +105,10 @@ class ServerHooks:
         return ()
 
     def open(self, federation: Federation) -> None:
-        """Take the parts of the federation when all are built, with a checkpoint's state restored, before the first round."""
+        """Take the parts of the federation when all are built, with a checkpoint's state restored, before the first round.
+
+        Ranks may exchange data.
+        """
 
     def begin_round(self, round_idx: int) -> None:
         """Prepare for a round, before its clients are drawn."""
@@ -130,6 +142,23 @@ class ServerHooks:
     def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
         """Return what builds each round, instead of the given class."""
         return build
+
+    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, jobs: Sequence[ClientJob]) -> None:
+        """Learn which jobs are about to begin, before any of them does; ranks may exchange data.
+
+        Args:
+            federation: the parts of the federation.
+            round_idx: the communication round, from 0; a job of an asynchronous round may have begun in an earlier one.
+            plan: the clients that take part.
+            jobs: the jobs of all ranks. A round of several periods begins those of each period at once.
+        """
+
+    def drained(self, federation: Federation, round_idx: int, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        """Return the updates of all ranks as callbacks and logs get them, after all clients have trained.
+
+        They do not hold models. Ranks may exchange data.
+        """
+        return updates
 
     def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums | None:
         """Return what adds up the updates of a round, for a strategy that needs only sums; None for plain sums."""
@@ -175,6 +204,21 @@ class ClientHooks:
     """Act where clients train. Each method does nothing unless a subclass defines it."""
 
     @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Return Lightning callbacks for the clients' fits; they come first, and all clients share them."""
+        return ()
+
+    def batches(self, job: ClientJob, data: ClientData, full_batch: bool) -> PoissonBatches | None:
+        """Return the batches of a fit that is about to begin, also of a repeated one; None for those of the datamodule.
+
+        Args:
+            job: the client's job.
+            data: the clients' examples.
+            full_batch: whether a client trains on all its examples in one batch.
+        """
+        return None
+
+    @property
     def waits(self) -> bool:
         """Return whether some clients' updates of this round wait for those of all others; the same on every rank."""
         return False
@@ -199,6 +243,13 @@ class ClientHooks:
             waiting: the number of updates that wait on this rank.
         """
 
+    def counts(self) -> dict[str, dict[int, int]]:
+        """Return what the hooks at the server read from the pool's ``counts``: by name, a number for each client.
+
+        The numbers count from the last call.
+        """
+        return {}
+
 
 # jsonargparse takes a dataclass for settings only if all its bases are dataclasses, so this one cannot derive from Unassuming.
 @dataclass(frozen=True, eq=False, repr=False)
@@ -211,6 +262,7 @@ class OptionSettings:
         at_sites: whether sites build it from the settings that the server sends, in a section of its name.
         clients_may_join: whether clients may be absent from a run, or join when it is resumed.
         protects: whether it protects clients, so that a training without a federation warns that it does not.
+        secret_cohorts: whether nobody may foresee which clients are drawn, so that they are not drawn from the seed.
         on_resume: what a resumed run may change.
     """
 
@@ -219,12 +271,31 @@ class OptionSettings:
     at_sites: ClassVar[bool] = False
     clients_may_join: ClassVar[bool] = True
     protects: ClassVar[bool] = False
+    secret_cohorts: ClassVar[bool] = False
     on_resume: ClassVar[ResumeRule]
 
     @property
     def active(self) -> bool:
         """Return whether the settings ask for the option. If not, nothing of it is built."""
         return True
+
+    @property
+    def title(self) -> str:
+        """Return the name of the option in messages."""
+        return f"'federation.{self.setting}'"
+
+    @property
+    def guarantee(self) -> str:
+        """Return in words what protects clients or examples in all rounds of a run, also of a resumed one; empty if nothing."""
+        return ""
+
+    def key(self, seed: int) -> SecretKey | None:
+        """Return the key of secret random numbers, for a simulation that can be repeated; None for a new one at each start.
+
+        Args:
+            seed: the seed of the federation.
+        """
+        return None
 
     def needs(self) -> Iterable[Need]:
         """Return what the option needs of the other parts of a federation."""
@@ -257,6 +328,39 @@ class OptionSettings:
             ConfigurationError: if it exceeds the number of clients.
         """
         return None
+
+    def check_settings(self, settings: FederationSettings) -> None:
+        """Refuse settings of other parts with which the option would not do what it promises; capabilities tell most of them.
+
+        A site that requires noise asks as well, and knows only what it needs itself: ``strategy``, ``route``, ``local``,
+        ``transforms`` and ``faults``.
+
+        Raises:
+            ConfigurationError: naming the settings.
+        """
+
+    def check_module(self, precision: str, module: LightningModule) -> None:
+        """Refuse a precision or a module with which the option would not do what it promises, as :meth:`check_settings` does.
+
+        Args:
+            precision: the precision in which clients train, as accepted by Lightning's Trainer.
+            module: the clients' module.
+        """
+
+    def check_sent(self, sent: ModelState) -> None:
+        """Refuse tensors that clients would send with which the option would not do what it promises."""
+
+    def not_at_sites(self) -> Iterable[str]:
+        """Return the settings in use, by name, that only a simulation can have."""
+        return (f"federation.{self.setting}",) if self.simulated_only else ()
+
+    def clients_noise(self, delivered: bool) -> float:
+        """Return how much noise clients add to what they send, as the multiplier of a norm; 0 for none. Sites require some.
+
+        Args:
+            delivered: whether a model passes the transforms on its way to the server.
+        """
+        return 0.0
 
     def at_server(self, context: ServerContext) -> ServerHooks:
         """Return the hooks at the server.
@@ -316,6 +420,11 @@ def options_in(values: Iterable[object]) -> Iterator[OptionSettings]:
 def own_cohort(options: Iterable[OptionSettings], num_clients: int) -> int | None:
     """Return the number of updates in a round that an option plans; None if each round draws a cohort."""
     return next((size for option in options if (size := option.cohort(num_clients)) is not None), None)
+
+
+def guarantees(options: Iterable[OptionSettings]) -> str:
+    """Return in words what the rounds of a run guarantee together; empty if nothing."""
+    return " and ".join(option.guarantee for option in options if option.guarantee)
 
 
 def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:

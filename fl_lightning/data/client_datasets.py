@@ -202,7 +202,7 @@ class ClientDatasets:
             indices = torch.arange(len(dataset))  # type: ignore[arg-type]
         size = indices.numel() if full_batch else None
         order = torch.Generator().manual_seed(seed)
-        sampler = self._sampler(order, self.splits.training[client], public, poisson is not None)
+        sampler = self._sampler(order, self.splits.training[client], public, poisson)
         if poisson is not None:
             return poisson_loader(reader, indices, order, whole if dataset is None else dataset, poisson)
         return client_loader(
@@ -217,7 +217,9 @@ class ClientDatasets:
             reader=reader,
         )
 
-    def _sampler(self, order: torch.Generator, own: Tensor, public: Tensor, poisson: bool) -> Sampler[int] | None:
+    def _sampler(
+        self, order: torch.Generator, own: Tensor, public: Tensor, poisson: PoissonBatches | None
+    ) -> Sampler[int] | None:
         """Return the user's sampler for a client's examples; None if they are read once each, shuffled or in order.
 
         Raises:
@@ -226,12 +228,13 @@ class ClientDatasets:
         sampler = self.source.sampler
         if is_plain(sampler):
             return None
-        for setting, used in (("federation.local.privacy", poisson), ("data.rebalancing", self._rebalancing is not None)):
-            if used:
-                raise ConfigurationError(
-                    f"The training loader uses {type(sampler).__name__}, but '{setting}' draws the examples itself. Remove one "
-                    "of them."
-                )
+        drawing = [] if poisson is None else [poisson.setting]
+        drawing += [] if self._rebalancing is None else ["data.rebalancing"]
+        if drawing:
+            raise ConfigurationError(
+                f"The training loader uses {type(sampler).__name__}, but '{drawing[0]}' draws the examples itself. Remove one "
+                "of them."
+            )
         return self.sampler_of(torch.cat([own, public]), order)
 
     def sampler_of(self, indices: Tensor, order: torch.Generator | None) -> Sampler[int]:

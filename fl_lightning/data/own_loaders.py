@@ -170,9 +170,8 @@ class OwnLoaders(ClientDatasets):
         Raises:
             ConfigurationError: if a setting asks for other batches.
         """
-        for setting, used in (("federation.local.full_batch", full_batch), ("federation.local.privacy", poisson is not None)):
-            if used:
-                raise ConfigurationError(_NO_SETTING.format(setting))
+        if full_batch or poisson is not None:
+            raise ConfigurationError(_NO_SETTING.format("federation.local.full_batch" if full_batch else poisson.setting))
         loader = self._loaders[client]
         for part in (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
             for name, value in getattr(part, "__dict__", {}).items():

@@ -29,7 +29,10 @@ class PoissonBatches:
         drawn: for each batch given out and not yet processed, the persons of its examples, numbered from 0; None if it is
             empty. An empty batch still holds one example, because networks need a non-empty batch; this example must not
             count.
+        setting: the setting that asks for these batches, for messages.
     """
+
+    setting = "federation.options"
 
     def __init__(self, size: int, batch_size: int, coins: Coins, persons: Tensor | None = None) -> None:
         self.expected = min(batch_size, size)

@@ -28,9 +28,9 @@ _PARTS = {
         "AFL APFL AdaFed CosineFilter Ditto FedAdagrad FedAvg FedAvgM FedBABU FedDyn FedExP FedLoss FedMedian FedNova FedRep "
         "FedSGD GeometricMedian Krum LastClient MOON PFedMe QFedAvg Scaffold ShapleyValues TrimmedMean"
     ),
-    "settings": "ExamplePrivacy Faults LocalTraining",
-    "options": "PartialWork",
-    "transforms": "ClientPrivacy ClipUpdate Quantize TopK",
+    "options": "ClientPrivacy ExamplePrivacy PartialWork",
+    "settings": "Faults LocalTraining",
+    "transforms": "ClipUpdate Quantize TopK",
 }
 _TORCH = {
     "torch.nn": (
@@ -56,7 +56,7 @@ NOT_ACCEPTED = {
     **dict.fromkeys(_NO_SETTINGS.split(), "it is a base class, or no part of a configuration"),
 }
 """The other public classes of the same subpackages, with the reason why a server may not name them."""
-PARTS = (*_MODELS, *(part for part in _PARTS if part not in ("settings", "options")))
+PARTS = (*_MODELS, *(part for part in _PARTS if part not in ("options", "settings")))
 """The subpackages whose public classes the tables cover."""
 
 

@@ -17,7 +17,6 @@ from fl_lightning.routes.mocha import Mocha
 from fl_lightning.strategies.focus import Focus
 from fl_lightning.strategies.kmeans import FederatedKMeans
 from fl_lightning.transforms.base import Transform
-from fl_lightning.transforms.client_privacy import ClientPrivacy
 
 
 def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
@@ -33,7 +32,6 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
     """
     local, route = settings.local, settings.route
     refused = not_at_sites(settings) | {
-        **{f"federation.{option.setting}": option.simulated_only for option in settings.active_options},
         "federation.local.callbacks": bool(local.callbacks),
         "data.public_share": bool(data.public_share),
         "data.feature_noise": bool(data.feature_noise),
@@ -60,11 +58,10 @@ def refuse_simulated(settings: Any, trainer: Trainer, data: Any) -> None:
 def not_at_sites(settings: Any) -> dict[str, bool]:
     """Return what sites do not do for any server, by name, and whether the settings ask for it; sites check it themselves."""
     local, strategy = settings.local, settings.strategy
-    noise = [t for t in settings.transforms if isinstance(t, ClientPrivacy) and t.noise_seed is not None]
     return {
         f"federation.local.engine: {local.engine}": local.engine in ("stacked", "fastest"),
         f"federation.local.compile: {local.compile}": bool(local.compile),
-        "noise_seed": bool(noise) or (local.privacy is not None and local.privacy.noise_seed is not None),
+        **{name: True for option in settings.active_options for name in option.not_at_sites()},
         "federation.route: Mocha": isinstance(settings.route, Mocha),
         f"federation.strategy: {type(strategy).__name__}": isinstance(strategy, FederatedKMeans | Focus),
     }

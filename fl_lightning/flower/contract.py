@@ -111,7 +111,7 @@ def build(contract: Mapping[str, Any], data: SiteData, policy: Policy, device: t
     settings = client_settings(owner, contract["num_clients"])
     torch.set_num_threads(contract["threads"])
     precision = resolve_precision(owner.local, contract["precision"], device)
-    limits.check_module(owner.transforms, owner.local, precision, module)
+    limits.check_module(owner.active_options, precision, module)
     place = Workplace(
         precision=precision,
         device=device,

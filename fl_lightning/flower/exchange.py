@@ -18,6 +18,8 @@ from fl_lightning.wire import to_bytes
 
 _FAREWELL = 20.0
 """The seconds for which sites may confirm the end of the last round."""
+_MOST_COUNTS = 20
+"""The largest number of counts, each of an option, in a site's reply."""
 
 
 class SiteError(ClientError):
@@ -73,7 +75,7 @@ class Exchange:
         self._settlements: dict[int, list[Settlement]] = defaultdict(list)
         self._trained = set[int]()
         self._requests: dict[int, _Request] = {}
-        self._releases: dict[str, dict[int, int]] = {"sent": {}, "steps": {}}
+        self._counts: dict[str, dict[int, int]] = {}
 
     def who(self, client: int) -> str:
         """Return a site's name and number, for messages."""
@@ -167,29 +169,30 @@ class Exchange:
             return None
         if "error" in found or "needs" in found:
             raise SiteError(who, envelope.printable(found.get("error", "it lacks the model")))
-        releases = found.get("releases", {})
-        if not conforms(releases, Mapping[str, Mapping[str, int]]):
+        counts = found.get("releases", {})
+        if not conforms(counts, Mapping[str, Mapping[str, int]]) or len(counts) > _MOST_COUNTS:
             raise SiteError(who, "its reply does not count what it has released.")
         assert self._model is not None
         if request.model:
             self._has[client] = self._model.version
         self._settlements.pop(client, None)
-        self._count(client, releases)
+        self._count(client, counts)
         return found
 
     def sized(self, update: ClientUpdate, answer: Answer) -> ClientUpdate:
         """Return an update with the bytes that were sent for it in both directions."""
         return replace(update, bytes_down=self._requests[answer.client].size, bytes_up=len(answer.content or b""))
 
-    def _count(self, client: int, releases: Mapping[str, Mapping[str, int]]) -> None:
-        for kind, counts in self._releases.items():
-            told = releases.get(kind, {}).get(str(client), 0)
+    def _count(self, client: int, counts: Mapping[str, Mapping[str, int]]) -> None:
+        for name, numbers in counts.items():
+            told = numbers.get(str(client), 0)
             if told > 0:
-                counts[client] = counts.get(client, 0) + told
+                known = self._counts.setdefault(name, {})
+                known[client] = known.get(client, 0) + told
 
-    def take_releases(self) -> dict[str, dict[int, int]]:
-        """Return how much each site has sent and trained since the last call; see :meth:`ClientPool.releases`."""
-        found, self._releases = self._releases, {"sent": {}, "steps": {}}
+    def take_counts(self) -> dict[str, dict[int, int]]:
+        """Return what each site has counted since the last call; see :meth:`ClientPool.counts`."""
+        found, self._counts = self._counts, {}
         return found
 
     # ---------------------------------------------------------------- the end of rounds

@@ -224,9 +224,9 @@ class RemotePool:
         """See :meth:`ClientPool.own_models`; sites keep their own models."""
         raise ClientError("The sites' own models stay at the sites. Use a route that does not mix them at the server.")
 
-    def releases(self) -> dict[str, dict[int, int]]:
-        """See :meth:`ClientPool.releases`."""
-        return self._exchange.take_releases()
+    def counts(self) -> dict[str, dict[int, int]]:
+        """See :meth:`ClientPool.counts`."""
+        return self._exchange.take_counts()
 
     def figures(self, round_idx: int, drawn: int) -> dict[str, float]:
         """See :meth:`ClientPool.figures`; what transforms keep stays at the sites."""

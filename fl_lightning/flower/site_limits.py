@@ -10,17 +10,15 @@ from typing import Any
 
 from lightning.pytorch import LightningModule
 
-from fl_lightning.clients.private_checks import check_private_settings, check_private_training, check_sent_buffers
+from fl_lightning.clients.client_settings import ClientSettings
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.flower.checks import evaluated_parts
 from fl_lightning.flower.policy import Policy
 from fl_lightning.flower.recipe import RefusedError
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.messages import ClientJob, ClientTask, EvalOrder
-from fl_lightning.settings.local_training import LocalTraining
-from fl_lightning.transforms.base import Transform
-from fl_lightning.transforms.client_privacy import ClientPrivacy
 from fl_lightning.types import ClientUpdate
 
 
@@ -78,13 +76,12 @@ class SiteLimits:
             RefusedError: naming the settings.
         """
         self.check_plan(owner.rounds, getattr(owner.route, "periods", 1))
-        given = [one.noise_multiplier for one in owner.transforms if isinstance(one, ClientPrivacy) and one.noise == "local"]
-        given += [] if owner.local.privacy is None else [owner.local.privacy.noise_multiplier]
-        most, least = max(given, default=0.0), self._policy.min_noise
+        most, least = _noise(owner.active_options), self._policy.min_noise
         if most < least:
             raise RefusedError(f"The noise multiplier at the client is {most}, but this site's policy requires {least}.")
         with self._requiring_noise():
-            check_private_settings(owner.transforms, owner.local, owner.strategy, owner.route)
+            for option in owner.active_options:
+                option.check_settings(owner)
         for setting, part in evaluated_parts(owner):
             if least > 0:
                 raise RefusedError(
@@ -97,16 +94,15 @@ class SiteLimits:
                     f"would have to add '{part}' to 'policy.evaluations'."
                 )
 
-    def check_module(
-        self, transforms: Sequence[Transform], local: LocalTraining, precision: str, module: LightningModule
-    ) -> None:
+    def check_module(self, options: Sequence[OptionSettings], precision: str, module: LightningModule) -> None:
         """Refuse a precision or a module with which the required noise would not cover single examples or the change.
 
         Raises:
             RefusedError: naming them.
         """
         with self._requiring_noise():
-            check_private_training(transforms, local, precision, module)
+            for option in options:
+                option.check_module(precision, module)
 
     def check_size(self, module: LightningModule) -> None:
         """Refuse a model that is larger than this site allows.
@@ -118,14 +114,15 @@ class SiteLimits:
         if size > self._policy.max_model:
             raise RefusedError(f"The model has {size:.0f} MiB, but this site allows {self._policy.max_model:g} MiB.")
 
-    def check_buffers(self, transforms: Sequence[Transform], local: LocalTraining, state: ModelState) -> None:
+    def check_buffers(self, options: Sequence[OptionSettings], state: ModelState) -> None:
         """Refuse a model whose buffers would be sent without the required noise.
 
         Raises:
             RefusedError: naming the buffers.
         """
         with self._requiring_noise():
-            check_sent_buffers(transforms, local, state)
+            for option in options:
+                option.check_sent(state)
 
     @contextmanager
     def _requiring_noise(self) -> Iterator[None]:
@@ -138,12 +135,12 @@ class SiteLimits:
 
     # ---------------------------------------------------------------- orders
 
-    def check_order(self, order: ClientTask | EvalOrder, local: LocalTraining, batches: float, smallest: int) -> None:
+    def check_order(self, order: ClientTask | EvalOrder, settings: ClientSettings, batches: float, smallest: int) -> None:
         """Refuse rounds, evaluations, turns, and models without noise that this site does not allow.
 
         Args:
             order: the order.
-            local: the settings of local training, whose noise also covers models that pass no transforms.
+            settings: the settings, some of whose options cover also models that pass no transforms.
             batches: the number of batches in one of the site's epochs; inf if it is unknown.
             smallest: the number of rows (or persons) in the smallest of them.
 
@@ -151,16 +148,16 @@ class SiteLimits:
             RefusedError: naming the limit.
         """
         policy = self._policy
-        if isinstance(order, ClientTask) and not order.delivers:
-            in_steps = 0.0 if local.privacy is None else local.privacy.noise_multiplier
-            if in_steps < policy.min_noise:
-                raise RefusedError(
-                    "The order asks for a model that passes no transforms, and so for one without the noise that this site's "
-                    "policy requires. Use the route ServerRoute, or 'federation.local.privacy'."
-                )
+        passed_on = isinstance(order, ClientTask) and not order.delivers
+        if passed_on and _noise(settings.options, delivered=False) < policy.min_noise:
+            raise RefusedError(
+                "The order asks for a model that passes no transforms, and so for one without the noise that its policy "
+                "requires. Use the route ServerRoute, or noise in every step of the clients' training."
+            )
         own = order.epochs if isinstance(order, EvalOrder) else None
         for job in (order.job,) if isinstance(order, ClientTask) else order.jobs:
-            turn = local if own is None else replace(local, max_epochs=own, max_steps=-1)
+            local = settings.local if own is None else replace(settings.local, max_epochs=own, max_steps=-1)
+            turn = replace(settings, local=local)
             self.check_turn(job, turn, batches, None if isinstance(order, EvalOrder) else smallest)
         if isinstance(order, EvalOrder):
             allowed = () if policy.min_noise > 0 else policy.evaluations
@@ -170,12 +167,12 @@ class SiteLimits:
                     "'policy.evaluations', or its 'policy.min_noise' is above 0."
                 )
 
-    def check_turn(self, job: ClientJob, local: LocalTraining, batches: float, smallest: int | None) -> None:
+    def check_turn(self, job: ClientJob, settings: ClientSettings, batches: float, smallest: int | None) -> None:
         """Refuse a turn with more epochs, fewer steps, or smaller batches than this site allows.
 
         Args:
             job: the turn.
-            local: the settings of local training.
+            settings: the settings of the clients.
             batches: the number of batches in one of the site's epochs; inf if it is unknown.
             smallest: the number of rows (or persons) in the smallest of them; None if the trained model does not leave.
 
@@ -185,7 +182,7 @@ class SiteLimits:
         policy = self._policy
         if not 0 <= job.round_idx < policy.max_rounds:
             raise RefusedError(f"Round {job.round_idx} is beyond this site's limit of {policy.max_rounds} rounds.")
-        plan = TurnPlan.of(job, local)
+        plan = TurnPlan.of(job, settings.local)
         steps = plan.steps(batches, whole=False) / job.slowness
         epochs = float(plan.epochs)
         if plan.epochs == -1:  # the number of steps ends the turn
@@ -194,7 +191,8 @@ class SiteLimits:
             raise RefusedError(f"The turn has {epochs:g} epochs, but this site's 'policy.max_epochs' is {policy.max_epochs}.")
         if smallest is not None and steps < policy.min_steps:
             raise RefusedError(f"The turn has {steps:g} steps, but this site's 'policy.min_steps' is {policy.min_steps}.")
-        if smallest is not None and local.privacy is None and smallest < policy.min_batch:
+        noisy = _noise(settings.options, delivered=False) > 0
+        if smallest is not None and not noisy and smallest < policy.min_batch:
             raise RefusedError(
                 f"A batch has {smallest} rows or persons at least, but this site's 'policy.min_batch' is {policy.min_batch}."
             )
@@ -204,3 +202,8 @@ class SiteLimits:
         if self._policy.min_noise == 0:
             return update
         return replace(update, train_loss=None, metrics={}, seconds=0.0, local_score=None, global_score=None)
+
+
+def _noise(options: Sequence[OptionSettings], delivered: bool = True) -> float:
+    """Return the largest multiplier of the noise that clients add to a model, which may pass the transforms or not."""
+    return max((option.clients_noise(delivered) for option in options), default=0.0)

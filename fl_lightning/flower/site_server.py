@@ -177,7 +177,7 @@ class SiteServer:
         self._record.admit(federation, digest)
         store = SiteStore(self._folder, federation)
         built = build(contract, self._data, self._policy, self._device, self.told)
-        self._limits.check_turn(ClientJob(client, 0), built.settings.local, *self._batches(built.settings.local))
+        self._limits.check_turn(ClientJob(client, 0), built.settings, *self._batches(built.settings.local))
         site = Site(built.runtime)
         kept = store.load()
         if kept is not None:
@@ -210,9 +210,9 @@ class SiteServer:
             work.site.handle(replace(model, tensors=tensors, first=first))
             work.model = model
         replies = [self._one(work, order) for order in orders]
-        releases = work.built.runtime.releases()
-        told = {kind: {str(client): n for client, n in counts.items()} for kind, counts in releases.items()}
-        reply = self._sent(work, envelope.reply(replies=replies, releases=told), replies)
+        found = work.built.runtime.counts()
+        counts = {name: {str(client): n for client, n in numbers.items()} for name, numbers in found.items()}
+        reply = self._sent(work, envelope.reply(replies=replies, releases=counts), replies)
         final = not any(isinstance(one, ClientFailure) for one in replies)
         work.store.save(work.site.state_dict(), key, reply if final else None)
         return reply
@@ -220,10 +220,10 @@ class SiteServer:
     def _check(self, work: _Work, orders: Sequence[Any], settlements: Sequence[Any]) -> None:
         for settlement in settlements:
             require_message(settlement, Settlement)
-        local = work.built.settings.local
+        settings = work.built.settings
         for order in orders:
             require_message(order, ClientTask, EvalOrder)
-            self._limits.check_order(order, local, *self._batches(local))
+            self._limits.check_order(order, settings, *self._batches(settings.local))
 
     def _batches(self, local: LocalTraining) -> tuple[float, int]:
         """Return the number of batches of an epoch under these settings, and the size of the smallest one."""
@@ -256,7 +256,7 @@ class SiteServer:
         assert client is not None
         require_order(order, resident.view(), resident.server.broadcast, client)
         settings = work.built.settings
-        self._limits.check_buffers(settings.transforms, settings.local, resident.view())
+        self._limits.check_buffers(settings.options, resident.view())
         result = work.site.handle(order)
         assert result is not None
         if isinstance(order, ClientTask):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,4 +92,5 @@ def _configured(node: Any) -> Any:
     if CLASS not in node:
         return own
     module, _, name = node[CLASS].rpartition(".")
-    return own if is_dataclass(getattr(sys.modules.get(module), name, None)) else {"class_path": node[CLASS], "init_args": own}
+    plain = "__dataclass_fields__" in vars(getattr(sys.modules.get(module), name, object))
+    return own if plain else {"class_path": node[CLASS], "init_args": own}

@@ -12,11 +12,11 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import detects_anomalies
 from fl_lightning.core.capabilities import Capability, need_of, removals_of, removed_by
 from fl_lightning.data.batch_norm import check_batch_norm
+from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.server.announcements import announce
 from fl_lightning.server.checks.compatibility import check_convex, federated_data
 from fl_lightning.server.checks.federation import parts_of, round_size
-from fl_lightning.server.checks.privacy import check_private_model
 from fl_lightning.server.evaluators import Evaluators
 from fl_lightning.server.federation import Federation
 from fl_lightning.server.run_state import RunState
@@ -48,7 +48,7 @@ class Assembly:
         device = trainer.strategy.root_device
         if not moves_batches(module, self._data):  # transfer hooks expect batches on the device that loaded them
             self._data.place(device)
-        run.account.begin(trainer, settings.transforms, settings.local.privacy, settings.seed)
+        self._secret = self._shared_key()
         self.place = Workplace(
             precision=resolve_precision(settings.local, trainer.precision, device),
             device=device,
@@ -66,10 +66,16 @@ class Assembly:
             settings=client_settings(settings, self._data.num_clients),
             place=self.place,
             memory=run.memory,
-            secret=run.account.secret,
+            secret=self._secret,
             drop_single=check_batch_norm(module, self._data),
             starts=lambda job: announce(trainer, "on_client_start", job.round_idx, job.client),
         )
+
+    def _shared_key(self) -> SecretKey:
+        """Return the key of secret random numbers, the same on every rank: an option's, or a new one at each start."""
+        given = (option.key(self._settings.seed) for option in self._settings.active_options)
+        key = next(filter(None, given), None) or SecretKey.draw()
+        return SecretKey(Collectives(self._trainer).gather(key.reveal())[0])
 
     def local_pool(self) -> ClientPool:
         """Return the pool of clients, simulated on the ranks of the Trainer."""
@@ -105,7 +111,9 @@ class Assembly:
         server.hold_at_clients([name for hook in self._run.hooks.values() for name in hook.held(self._module)])
         self._run.tensor_names, self._run.held = server.names, server.held_tensors
         check_convex(settings.route, self._module, settings.local)
-        check_private_model(settings.transforms, settings.local, self.place.precision, resident.module, server)
+        for option in settings.active_options:
+            option.check_module(self.place.precision, resident.module)
+            option.check_sent(server)
         evaluators = Evaluators(
             resident,
             self._data,
@@ -132,19 +140,19 @@ class Assembly:
             hides_updates=Capability.SINGLE_UPDATES in removed_by(settings.active_options),
             memory_limit=settings.memory_limit * 2**30,
             fixed=need_of(parts_of(settings), Capability.FIXED_TENSORS),
-            privacy=self._run.account,
+            secret=self._secret,
         )
 
     def sampler(self) -> ClientSampler:
         """Return the sampler that draws the rounds."""
-        settings, account = self._settings, self._run.account
+        settings = self._settings
         hooks = [*self._run.hooks.values()]
         sampler = ClientSampler(
             num_clients=self._data.num_clients,
             clients_per_round=settings.clients_per_round,
             faults=settings.faults,
             seed=settings.seed,
-            secret=None if account.clients is None else account.secret,
+            secret=self._secret if any(option.secret_cohorts for option in settings.active_options) else None,
             hooks=hooks,
             remedies=[loss.remedy for loss in removals_of(settings.active_options, Capability.EVERY_CLIENT)],
         )

@@ -17,16 +17,15 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.core.capabilities import Need
 from fl_lightning.data.federated import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.model_state import ModelState
 from fl_lightning.functional.returned import described
 from fl_lightning.messages import ServerModel
 from fl_lightning.server.evaluators import Evaluators
-from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.strategies.base import Strategy
 from fl_lightning.transforms.base import Transform
-from fl_lightning.transforms.client_privacy import ClientPrivacy
 from fl_lightning.utilities.collectives import Collectives
 
 _versions = count(1)
@@ -49,7 +48,7 @@ class Federation:
         faults: how to handle clients that fail.
         hides_updates: whether an option hides single updates from the server.
         memory_limit: the memory in bytes for the models of a round, for a strategy that needs all of them at once.
-        privacy: the key of the noise, and the account of the privacy spent.
+        secret: the key of random numbers that must hide something.
         fixed: the need of a part that training changes no tensor without a gradient; None without one.
         session: the id of the fit, different for each one.
     """
@@ -66,7 +65,7 @@ class Federation:
     faults: Faults = field(default_factory=Faults)
     hides_updates: bool = False
     memory_limit: float = math.inf
-    privacy: PrivacyAccount = field(default_factory=PrivacyAccount)
+    secret: SecretKey = field(default_factory=SecretKey.draw)
     fixed: Need | None = None
     session: str = field(default_factory=lambda: uuid4().hex)
 
@@ -144,14 +143,9 @@ class Federation:
     @property
     def shows_updates(self) -> bool:
         """Return whether the server sees individual changes, without masks or noise added at the server."""
-        return not self.hides_updates and not any(map(_acts_at_the_server, self.transforms))
+        return not self.hides_updates and not any(transform.receives for transform in self.transforms)
 
     @property
     def examples_to_score(self) -> int:
         """Return the number of examples on which the strategy evaluates each client's model."""
         return 0 if self.strategy.metric is None else self.evaluators.num_server_examples
-
-
-def _acts_at_the_server(transform: Transform) -> bool:
-    at_clients = isinstance(transform, ClientPrivacy) and transform.noise == "local"
-    return type(transform).receive is not Transform.receive and not at_clients

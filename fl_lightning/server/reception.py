@@ -43,7 +43,7 @@ def receive(parts: Federation, round_idx: int, aggregate: Tensor, received: int,
             continue
         start = to_float64(parts.server.vector()[:size]) if start is None else start
         draw = generator(parts.seed, round_idx, "server", "transform", number)
-        secret = parts.privacy.secret.stream(f"transform {number}", round_idx)
+        secret = parts.secret.stream(f"transform {number}", round_idx)
         changed = transform.receive(aggregate[:size] - start.to(aggregate), received, expected, draw, secret)
         remedy = "Return one number for each number of 'change', in float64."
         require_vector(changed, size, f"{type(transform).__name__}.receive returned", remedy, torch.float64)

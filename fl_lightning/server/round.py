@@ -20,7 +20,6 @@ from fl_lightning.messages import ClientJob, Progress
 from fl_lightning.routes.base import Chains, Cohort
 from fl_lightning.server.announcements import announce, tell_failures
 from fl_lightning.server.federation import Federation
-from fl_lightning.server.privacy.round import RoundPrivacy
 from fl_lightning.server.reception import receive
 from fl_lightning.server.round_result import RoundResult, as_one, shared_out, too_few, with_shares
 from fl_lightning.server.round_scores import RoundScores
@@ -66,7 +65,6 @@ class FederationRound(Cohort):
         self._chains: Chains = [[client] for client in self.clients]
         self._chosen: Snapshot | None = None
         self._error: Exception | None = None
-        self._privacy = RoundPrivacy(self.federation, self.round_idx, self.plan)
         self._scores = RoundScores(self.federation, self.round_idx, self.last_scores)
         self._version: int | None = None
         self.jobs: list[ClientJob] = []
@@ -167,7 +165,7 @@ class FederationRound(Cohort):
         delivers: bool = True,
         scored: int = 0,
     ) -> list[Chain]:
-        """Return the orders of the chains, and charge the privacy that they may spend."""
+        """Return the orders of the chains, of which the options learn."""
         starts, pulled, orders = starts or {}, pulled or {}, list[Chain]()
         progress = None if self.progress is None else replace(self.progress, turn=self.progress.turn + period)
         for chain in chains:
@@ -177,7 +175,8 @@ class FederationRound(Cohort):
             )
             orders.append(Chain(self._published(), jobs, starts.get(chain[0]), delivers, scored))
             self.jobs += jobs
-        self._privacy.charge([job for order in orders for job in order.jobs])
+        for hook in self.hooks:
+            hook.charge(self.federation, self.round_idx, self.plan, [job for order in orders for job in order.jobs])
         return orders
 
     def _gathering(self) -> UpdateBuffer | RoundSums:
@@ -259,8 +258,8 @@ class FederationRound(Cohort):
         """
         updates = self._comm.gather_updates(self._updates, self._error)
         failures = self._all_failures(len(updates))
-        self._privacy.settle()
-        updates = [replace(update, epsilon=self.federation.privacy.epsilon_of(update.client)) for update in updates]
+        for hook in self.hooks:
+            updates = hook.drained(self.federation, self.round_idx, updates)
         if self._chosen is not None:
             chosen = self._chosen
             return RoundResult(to_float64(chosen.vector), chosen.counters, updates, failures, chosen.moved, self.plan.lost)
@@ -281,9 +280,8 @@ class FederationRound(Cohort):
         return [[client for client in chain if client in good] for chain in self._chains]
 
     def figures(self) -> dict[str, float]:
-        """Return the privacy spent and the transforms' other metrics, after the ranks have shared the clients' state."""
-        spent = self.federation.privacy.figures(self.federation.data.num_clients)
-        return self._pool.figures(self.round_idx, self.plan.drawn) | spent
+        """Return the transforms' metrics, after the ranks have shared the clients' state."""
+        return self._pool.figures(self.round_idx, self.plan.drawn)
 
     def _all_failures(self, good: int) -> list[ClientFailure]:
         """Return the failures of all ranks.

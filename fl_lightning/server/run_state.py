@@ -17,14 +17,12 @@ from torch import Tensor
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.core.option import ServerHooks
+from fl_lightning.core.option import ServerHooks, guarantees
 from fl_lightning.core.resume_rule import Kind
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors
 from fl_lightning.functional.partition import Partition
 from fl_lightning.reporting.rounds import Totals
-from fl_lightning.server.checks.privacy import privacy_in_words
-from fl_lightning.server.privacy.account import PrivacyAccount
 from fl_lightning.server.resume.changes import Change, changes, in_words, of_clients
 from fl_lightning.server.resume.fingerprint import Fingerprint
 from fl_lightning.server.resume.sites import other_sites
@@ -55,7 +53,6 @@ class RunState:
         self.pool: ClientPool | None = None
         self.last_scores: dict[int, float] = {}
         self.saved_round = self.finished_round = -1
-        self.account = PrivacyAccount()
         self.totals = Totals()
         self.hooks: Mapping[str, ServerHooks] = {}
         """The hooks of the options in use, by name."""
@@ -92,7 +89,6 @@ class RunState:
             self.reset()
             self.hooks = {}
         self.pool = self._random_state = self._weights = None
-        self.account.forget_loaded()
         self._sites = [[name, int(n)] for name, n in zip(training.names or (), training.sizes, strict=False)] if remote else []
         self.num_clients, self.client_names = len(training), tuple(names)
         self._partition = training.digest()
@@ -140,8 +136,7 @@ class RunState:
             "unsent": [] if self.unsent is None else [list(self.unsent)],
             "rounds": [self.rounds] if self.rounds_are_known else [],
             "federation": self.federation,
-            "privacy": privacy_in_words(self._owner.transforms, self._owner.local),
-            "privacy_account": self.account.state_dict(),
+            "guarantees": guarantees(self._owner.active_options),
             "clients": self.num_clients,
             "client_names": list(self.client_names),
             "tensor_names": [list(names) for names in self.tensor_names()[:3]],
@@ -158,7 +153,6 @@ class RunState:
         self._owner.route.load_state_dict(state.get("route_state", {}))
         self.memory.load_state_dict(state["memory"])
         self.last_scores = dict(state["last_scores"])
-        self.account.load_state_dict(state["privacy_account"])
         self.totals.load_state_dict(state["totals"])
         for name in self.hooks.keys() & state.get("options", {}).keys():
             self.hooks[name].load_state_dict(state["options"][name])
@@ -224,19 +218,19 @@ class RunState:
         return both[0], both[1]
 
     def _other_clients(self, state: dict[str, Any]) -> list[str]:
-        """Return the differences in clients, their examples and their privacy."""
+        """Return the differences in clients, their examples and what options guarantee."""
         problems = []
-        before, now = state.get("privacy", ""), privacy_in_words(self._owner.transforms, self._owner.local)
+        before, now = state.get("guarantees", ""), guarantees(self._owner.active_options)
         if before != now:
             problems.append(
-                f"The checkpoint was written with {before or 'no differential privacy'}, but this run has {now or 'none'}, and "
-                "no single epsilon covers both."
+                f"The checkpoint was written with {before or 'no such protection'}, but this run has {now or 'none'}, and no "
+                "single epsilon covers both."
             )
         if self._sites and state.get("sites"):
             strategy = self._owner.strategy
             fixed = [] if strategy.clients_may_join else [f"'federation.strategy' {type(strategy).__name__}"]
             fixed += [f"'federation.{option.setting}'" for option in self._owner.active_options if not option.clients_may_join]
-            problems += other_sites(state["sites"], self._sites, "differential privacy" if now else next(iter(fixed), ""))
+            problems += other_sites(state["sites"], self._sites, now or next(iter(fixed), ""))
         elif state["clients"] != self.num_clients:
             problems.append(f"The checkpoint has {state['clients']} clients, but this run has {self.num_clients}.")
         elif state["partition"] != self._partition:

@@ -1,12 +1,10 @@
 """Settings of a federation: frozen dataclasses that check their values when they are built."""
 
-from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.settings.faults import Faults
 from fl_lightning.settings.local_training import LocalTraining
 from fl_lightning.settings.server_evaluation import ServerEvaluation
 
 __all__ = [
-    "ExamplePrivacy",
     "Faults",
     "LocalTraining",
     "ServerEvaluation",

@@ -12,8 +12,8 @@ from lightning.pytorch import Callback, Trainer
 from fl_lightning.compat.lightning import synchronises_batch_norm
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
+from fl_lightning.options.example_privacy import ExamplePrivacy
 from fl_lightning.options.partial_work import PartialWork
-from fl_lightning.settings.example_privacy import ExamplePrivacy
 from fl_lightning.utilities.argument_types import checks_types
 
 Engine = Literal["trainer", "fabric", "stacked", "auto", "fastest"]

@@ -1,9 +1,8 @@
 """Provide transforms, which change a client's update on its way to the server."""
 
 from fl_lightning.transforms.base import Message, Sender, Transform
-from fl_lightning.transforms.client_privacy import ClientPrivacy
 from fl_lightning.transforms.clip_update import ClipUpdate
 from fl_lightning.transforms.quantize import Quantize
 from fl_lightning.transforms.top_k import TopK
 
-__all__ = ["ClientPrivacy", "ClipUpdate", "Message", "Quantize", "Sender", "TopK", "Transform"]
+__all__ = ["ClipUpdate", "Message", "Quantize", "Sender", "TopK", "Transform"]

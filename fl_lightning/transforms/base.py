@@ -99,6 +99,11 @@ class Transform(Unassuming, ChecksTypes, ABC):
         """
         return change
 
+    @property
+    def receives(self) -> bool:
+        """Return whether :meth:`receive` changes the average, so that the log does not show what single clients have sent."""
+        return type(self).receive is not Transform.receive
+
     def figures(self, rounds: int, drawn: int, kept: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """Return figures to log as ``federation/<name>``.
 

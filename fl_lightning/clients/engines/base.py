@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
-from fl_lightning.clients.private_steps import PrivateSteps
 from fl_lightning.clients.resident import ResidentModel
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.settings.local_training import LocalTraining
@@ -27,7 +27,7 @@ class EngineSettings:
         precision: the precision, as accepted by Lightning's Trainer.
         device: the device to train on.
         rules: the rules that change the clients' training, in order.
-        private: the callback that makes steps private, or None.
+        hooks: the clients' hooks of the options in use, in order, for their callbacks.
         deadline: the time limit of a client's training in seconds, checked between steps; None for no limit.
         fast_dev_run: whether each client trains on a single batch.
         logger: whether the module finds a (silent) logger.
@@ -40,7 +40,7 @@ class EngineSettings:
     precision: str
     device: torch.device
     rules: Sequence[ClientRule] = ()
-    private: PrivateSteps | None = None
+    hooks: Sequence[ClientHooks] = ()
     deadline: float | None = None
     fast_dev_run: bool = False
     logger: bool = False

@@ -102,13 +102,13 @@ class LocalEngine:
         ENGINES[name](self._resident, self._settings)
 
     def other(self, name: str | None = None, **changes: Any) -> LocalEngine:
-        """Return another engine for clients that train alone: without rules, privacy and deadlines.
+        """Return another engine for clients that train alone: without rules, options and deadlines.
 
         Args:
             name: the name of the engine; by default this one, or the lean loop if this one trains clients side by side.
             changes: new values for fields of :class:`LocalTraining`, such as ``max_epochs``.
         """
-        local = replace(self._settings.local, proximal_mu=0.0, privacy=None, **changes)
-        settings = replace(self._settings, local=local, rules=(), private=None, deadline=None)
+        local = replace(self._settings.local, proximal_mu=0.0, **changes)
+        settings = replace(self._settings, local=local, rules=(), hooks=(), deadline=None)
         own = "fabric" if self.kind.side_by_side else self.name
         return LocalEngine(self._resident, settings, name or own, self._falls_back)

@@ -40,7 +40,7 @@ class SequentialEngine(ABC):
             limit=self._limit,
         )
         self.session = ClientSession(
-            resident, rules=settings.rules, progress=progress, deadline=settings.deadline, private=settings.private
+            resident, rules=settings.rules, progress=progress, deadline=settings.deadline, hooks=settings.hooks
         )
 
     def fit(self, jobs: Sequence[EngineJob]) -> Iterator[Trained]:

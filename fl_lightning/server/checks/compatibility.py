@@ -82,11 +82,6 @@ def check_strategy(strategy: Strategy, local: LocalTraining, data: FederatedData
             f"{type(strategy).__name__} has no rule for momentum from earlier rounds, but 'federation.local.optimizer_state' "
             "is 'kept'. Set it to 'fresh', or use another strategy, such as FedAvg."
         )
-    if strategy.own_models and local.privacy is not None:
-        raise ConfigurationError(
-            f"{type(strategy).__name__} trains a second model of each client, whose steps 'federation.local.privacy' does not "
-            "cover. Remove one of them."
-        )
     _check_rule(strategy, local)
     worth = strategy.worth_metric if isinstance(strategy, JointStrategy) else None
     for metric in (strategy.metric, worth):
@@ -104,11 +99,6 @@ def _check_rule(strategy: Strategy, local: LocalTraining) -> None:
     rule, name = strategy.client_rule(), type(strategy).__name__
     if rule is None or not rule.reads_batches:
         return
-    if local.privacy is not None:
-        raise ConfigurationError(
-            f"{name} passes each batch through the module again, which 'federation.local.privacy' does not cover. Remove one "
-            "of them."
-        )
     joins = type(rule).join_optimizers is not ClientRule.join_optimizers
     if joins and local.gradient_clip_val and local.gradient_clip_algorithm != "value":
         raise ConfigurationError(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.core.capabilities import Capability, Need, Part, Removal, Unassuming, check_parts
 from fl_lightning.core.option import own_cohort
@@ -20,7 +21,6 @@ from fl_lightning.server.checks.compatibility import (
     check_strategy,
 )
 from fl_lightning.server.checks.incomplete import check_incomplete
-from fl_lightning.server.checks.privacy import check_privacy
 from fl_lightning.settings.federation import FederationSettings
 
 
@@ -29,7 +29,7 @@ def parts_of(settings: FederationSettings) -> Iterator[Part]:
     yield from (settings.strategy, settings.route)
     yield from settings.transforms
     yield from settings.active_options
-    yield from (part for part in (settings.pool, settings.local.privacy) if part is not None)
+    yield from () if settings.pool is None else (settings.pool,)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,17 @@ def check_federation(settings: FederationSettings, trainer: Trainer, data: Feder
         check_cohort(part, size, data.num_clients)
         check_faults(settings.faults, part, settings.local, size)
     check_strategy(settings.strategy, settings.local, data, trainer)
-    check_privacy(settings, data)
+    for option in settings.active_options:
+        option.check_settings(settings)
     check_route(settings.route, settings.strategy, data, trainer)
     check_server_optimizer(settings.strategy, settings.route, settings.server_optimizer)
+
+
+def warn_unprotected(settings: FederationSettings) -> None:
+    """Warn if a training without a federation leaves out settings that were to protect the clients."""
+    unused = [option.title for option in settings.active_options if option.protects]
+    if unused:
+        rank_zero_warn(
+            f"'federation.enabled' is false, so the module trains on all examples in one place, and {' and '.join(unused)} "
+            "protects nothing. Set 'federation.enabled' to true to train with it."
+        )

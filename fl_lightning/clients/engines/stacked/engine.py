@@ -21,6 +21,7 @@ from fl_lightning.clients.engines.stacked.step import StackedStep
 from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.schedules import ScheduleMover
 from fl_lightning.clients.turn import TurnPlan
+from fl_lightning.core.option import ClientHooks
 from fl_lightning.errors import EngineError
 from fl_lightning.losses.proximal import ProximalLoss
 from fl_lightning.rules import ClientRule, PullRule
@@ -63,6 +64,7 @@ class StackedEngine:
         refuse_module(module, "stacked", _REFUSED_HOOKS)
         _refuse(module, local, settings.precision, settings.detect_anomaly)
         _refuse_rules(settings.rules)
+        _refuse_callbacks(settings.hooks)
         self._precision: Any = fabric_precision(settings.precision, device)
         if local.deterministic is not None:
             torch.use_deterministic_algorithms(local.deterministic)
@@ -92,6 +94,11 @@ class StackedEngine:
                 self._resident.fill(self._resident.view(), None)
                 fit = StackedFit(self._resident, self._step, stacked, data_of, self._settings, self._precision)
                 yield from fit.run(loaders, count, plan, self._mover)
+
+
+def _refuse_callbacks(hooks: Sequence[ClientHooks]) -> None:
+    for callback in (callback for hook in hooks for callback in hook.callbacks):
+        raise EngineError(f"Stacked clients do not support {type(callback).__name__}, a callback of an option. {_REMEDY}")
 
 
 def _refuse_rules(rules: Sequence[ClientRule]) -> None:

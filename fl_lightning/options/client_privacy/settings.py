@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.core.capabilities import Capability, Removal
+from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.keyed_noise import KeyedStream
 from fl_lightning.functional.privacy import epsilon_of_clients, require_package
-from fl_lightning.functional.spending import Spending
+from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.messages import ClientJob
+from fl_lightning.options.privacy_account.settings import PrivateOption
 from fl_lightning.transforms.base import Message, Sender
 from fl_lightning.transforms.clip_update import ClipUpdate
+
+if TYPE_CHECKING:
+    from fl_lightning.server.federation import Federation
+    from fl_lightning.server.sampling import RoundPlan
+    from fl_lightning.settings.federation import FederationSettings
 
 _NAME = "federation.transforms."
 
 
-class ClientPrivacy(ClipUpdate):
+class ClientPrivacy(ClipUpdate, PrivateOption):
     """Clip every change to a norm and add Gaussian noise, once at the server or at every client.
 
     ``central`` adds noise of standard deviation ``noise_multiplier * max_norm`` to the sum of the changes, so the average over
@@ -47,6 +55,11 @@ class ClientPrivacy(ClipUpdate):
         ConfigurationError: if a value is outside its range, or dp-accounting is not installed.
     """
 
+    setting = "transforms"
+    no_rebalancing = (
+        "lets each client's label counts influence the training of other clients, which ClientPrivacy does not cover"
+    )
+    secret_cohorts = True
     on_resume = ResumeRule(stays="*")
 
     def __init__(
@@ -67,6 +80,13 @@ class ClientPrivacy(ClipUpdate):
         self.noise = noise
         self.delta = delta
         self.noise_seed = noise_seed
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the noise needs: at the server, that any client may be in any cohort, as the accountant assumes."""
+        yield from super().needs()
+        if self.noise == "central":
+            what = "ClientPrivacy with noise at the server needs cohorts that are drawn from all clients"
+            yield Need(Capability.FULL_DRAWS, what, "Set its 'noise' to local")
 
     def removes(self) -> Iterator[Removal]:
         """Return what the noise takes away: other parts must not read a change before it is protected."""
@@ -89,16 +109,48 @@ class ClientPrivacy(ClipUpdate):
         """Add central noise to the average; see :meth:`Transform.receive`."""
         return change if self.noise == "local" else self._noisy(change * (received / expected), expected, secret)
 
-    def epsilon(self, spending: Spending, population: int) -> float:
-        """Return the epsilon that a run has spent on a client.
+    @property
+    def receives(self) -> bool:
+        """Return whether the server adds the noise."""
+        return self.noise == "central"
 
-        Args:
-            spending: everything that the run has released.
-            population: the number of clients of the federation.
-        """
+    @property
+    def title(self) -> str:
+        """Return the name of the option in messages."""
+        return "ClientPrivacy"
+
+    def check_settings(self, settings: FederationSettings) -> None:
+        """Refuse settings by which messages tell more of a client than its clipped and noisy change."""
+        from fl_lightning.options.client_privacy.checks import check_settings
+
+        check_settings(self, settings)
+
+    def check_module(self, precision: str, module: LightningModule) -> None:
+        """Refuse a precision with which clipping is not exact."""
+        known = "one of at least 32 bits with ClientPrivacy, because rounding could increase the norm of changes"
+        require(precision not in ("16-true", "bf16-true"), "federation.local.precision", known, precision)
+
+    def clients_noise(self, delivered: bool) -> float:
+        """Return the noise multiplier, if clients add the noise themselves."""
+        return self.noise_multiplier if delivered and self.noise == "local" else 0.0
+
+    @property
+    def guarantee(self) -> str:
+        """Return what all rounds of a run must share for one epsilon to cover them."""
+        noise = f"{self.max_norm}, {self.noise_multiplier}, {self.noise}, {self.delta}, noise_seed={self.noise_seed}"
+        return f"ClientPrivacy({noise})"
+
+    def planned(self, federation: Federation, plan: RoundPlan, jobs: Sequence[ClientJob]) -> Entry:
+        """Return the size of the cohort whose sum gets noise, or the messages that do."""
+        return {"drawn": plan.drawn} if self.noise == "central" else {"sent": {job.client: 1 for job in jobs}}
+
+    def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
+        """Return the epsilon that the run has spent on a client."""
         if self.noise == "central":
-            return epsilon_of_clients(self.noise_multiplier, spending.drawn, population, spending.sums, self.delta)
-        return epsilon_of_clients(self.noise_multiplier, 1, 1, max(spending.sent.values(), default=0), self.delta)
+            spent = epsilon_of_clients(self.noise_multiplier, spending.drawn, population, spending.sums, self.delta)
+        else:
+            spent = epsilon_of_clients(self.noise_multiplier, 1, 1, max(spending.sent.values(), default=0), self.delta)
+        return {"epsilon_of_clients": spent}
 
     def _noisy(self, change: Tensor, count: int, secret: KeyedStream) -> Tensor:
         noise = secret.normals(change.numel()).to(change.device)

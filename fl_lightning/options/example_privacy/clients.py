@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,61 +12,40 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.clients.client_data import ClientData
-from fl_lightning.compat.opacus import forget_samples
-from fl_lightning.compat.torch import is_batch_norm
+from fl_lightning.compat.opacus import LAYER_ATTRIBUTES, forget_samples
+from fl_lightning.core.option import ClientContext, ClientHooks
 from fl_lightning.data.poisson_loader import PoissonBatches
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.functional.keyed_noise import KeyedStream, SecretKey
-from fl_lightning.losses.proximal import ProximalLoss
-from fl_lightning.settings.example_privacy import ExamplePrivacy
+from fl_lightning.functional.keyed_noise import KeyedStream
+from fl_lightning.messages import ClientJob
+
+if TYPE_CHECKING:
+    from fl_lightning.options.example_privacy.settings import ExamplePrivacy
 
 
-def check_private_module(module: LightningModule) -> None:
-    """Refuse a module in which an example's gradient depends on other examples.
-
-    Raises:
-        ConfigurationError: if it has such layers, which the message names, or optimizes manually.
-    """
-    from opacus.validators import ModuleValidator
-
-    found = [f"{name or type(part).__name__} ({type(part).__name__})" for name, part in module.named_modules() if _mixes(part)]
-    found += [str(error) for error in ModuleValidator.validate(module) if not found and module.training]
-    if not module.automatic_optimization:
-        found.append(f"{type(module).__name__} optimizes manually")
-    if found:
-        raise ConfigurationError(
-            f"'federation.local.privacy' cannot separate an example's gradient from the others: {'; '.join(found[:3])}. Use "
-            "GroupNorm instead of BatchNorm, layers that Opacus supports (its DPLSTM for LSTM), 'federation.local.proximal_mu' "
-            "instead of ProximalLoss, and automatic optimization, or remove 'federation.local.privacy'."
-        )
-
-
-def _mixes(part: nn.Module) -> bool:
-    """Return whether a layer is BatchNorm, a recurrent layer that Opacus replaces, or a term whose gradient it would drop."""
-    return (is_batch_norm(part) and part.training) or isinstance(part, nn.RNNBase | ProximalLoss)
-
-
-class PrivateSteps(Callback):
+class PrivateSteps(Callback, ClientHooks):
     """Make every optimizer step of a fit private, with any engine.
 
     Args:
         settings: the settings of norm and noise.
-        secret: the key of the noise and of the random batches.
+        context: the place where the clients train, with the key of the noise and of the random batches.
     """
 
-    def __init__(self, settings: ExamplePrivacy, secret: SecretKey) -> None:
-        self._settings, self._secret = settings, secret
+    def __init__(self, settings: ExamplePrivacy, context: ClientContext) -> None:
+        self._settings, self._secret = settings, context.secret
         self._hooks: Any = None
         self._optimizer: Any = None
         self._taken: Counter[int] = Counter()
         self._attempts: Counter[tuple[int, int, int]] = Counter()
 
-    def begin(self, data: ClientData, full_batch: bool, round_idx: int, client: int, period: int) -> PoissonBatches:
-        """Prepare for a client's next fit, with fresh noise and batches even after a failed attempt.
+    @property
+    def callbacks(self) -> Sequence[Callback]:
+        """Return this object."""
+        return (self,)
 
-        Returns:
-            The batches to train on.
-        """
+    def batches(self, job: ClientJob, data: ClientData, full_batch: bool) -> PoissonBatches:
+        """Return the batches of a client's next fit, with fresh noise and batches even after a failed attempt."""
+        round_idx, client, period = job.round_idx, job.client, job.period
         attempt = self._attempts[round_idx, client, period]
         self._attempts[round_idx, client, period] += 1
         self._client, self._step = client, 0
@@ -79,14 +58,15 @@ class PrivateSteps(Callback):
 
         self._stream = stream
         self._batches = data.poisson_batches(client, full_batch, coins)
+        self._batches.setting = "federation.local.privacy"
         return self._batches
 
-    def take(self) -> dict[int, int]:
+    def counts(self) -> dict[str, dict[int, int]]:
         """Return the number of each client's noisy steps since the last call, including those of failed attempts."""
         taken = dict(self._taken)
         self._taken.clear()
         self._attempts.clear()
-        return taken
+        return {"steps": taken}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the layers store each example's gradient.
@@ -103,6 +83,7 @@ class PrivateSteps(Callback):
                 f"{len(trainer.optimizers)}. Return one, or remove 'federation.local.privacy'."
             )
         self._detach(pl_module)  # the hooks of a failed fit
+        self._layers = [part for part in pl_module.modules() if not vars(part).keys() & {*LAYER_ATTRIBUTES}]
         self._hooks = GradSampleHooks(pl_module, loss_reduction="mean", strict=False)
         norm, noise, expected = self._settings.max_grad_norm, self._settings.noise_multiplier, self._batches.expected_persons
         self._optimizer = DPOptimizer(
@@ -178,5 +159,5 @@ class PrivateSteps(Callback):
     def _detach(self, module: LightningModule) -> None:
         if self._hooks is not None:
             self._hooks.remove_hooks()
-            forget_samples(module)
+            forget_samples(module, self._layers)
         self._hooks = self._optimizer = None

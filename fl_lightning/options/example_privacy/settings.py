@@ -1,0 +1,140 @@
+"""Differential privacy of single training examples within a client's training (Abadi et al. 2016, DP-SGD)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from fl_lightning.core.capabilities import Capability, Need, Removal
+from fl_lightning.core.option import ClientContext, ClientHooks
+from fl_lightning.core.resume_rule import ResumeRule
+from fl_lightning.errors import require
+from fl_lightning.functional.privacy import epsilon_of_examples, require_package
+from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.messages import ClientJob
+from fl_lightning.options.privacy_account.settings import PrivateOption
+from fl_lightning.utilities.argument_types import checks_types
+
+if TYPE_CHECKING:
+    from fl_lightning.server.federation import Federation
+    from fl_lightning.server.sampling import RoundPlan
+    from fl_lightning.settings.federation import FederationSettings
+
+_NAME = "federation.local.privacy."
+
+
+@checks_types
+@dataclass(frozen=True)
+class ExamplePrivacy(PrivateOption):
+    """Clip each example's gradient and add Gaussian noise to the sum, in every step of every client.
+
+    The gradient of a step is ``(sum_i g_i * min(1, max_grad_norm / |g_i|) + noise) / B``, with batch size B. Each example
+    enters a batch independently with probability B / n, and an epoch has ceil(n / B) such batches. What the module does after
+    that (momentum, FedProx's term, clipping of the total gradient) costs no privacy. ``federation/epsilon_of_examples`` is the
+    privacy loss of one example at the client that trained most; see
+    :func:`~fl_lightning.functional.privacy.epsilon_of_examples`.
+
+    The loss must be the mean of one term per example. The losses of this package are; ``torch.nn.CrossEntropyLoss`` with class
+    weights is not.
+
+    Args:
+        max_grad_norm: largest L2 norm of an example's gradient, > 0.
+        noise_multiplier: sigma > 0; the noise on the sum has the standard deviation sigma * max_grad_norm.
+        delta: delta of differential privacy, in (0, 1); choose it below 1 / (examples of a client).
+        noise_seed: None draws noise and batches from a secret key that is new at each start. With a number, they derive from
+            it and from 'federation.seed', so that the run can be repeated bit for bit: a simulation that protects no example.
+
+    Raises:
+        ConfigurationError: for a value outside its range, or if Opacus is not installed.
+    """
+
+    max_grad_norm: float
+    noise_multiplier: float
+    delta: float = 1e-5
+    noise_seed: int | None = None
+
+    setting = "local.privacy"
+    no_rebalancing = "repeats examples, but 'federation.local.privacy' needs each example to occur only once"
+    on_resume = ResumeRule(stays="*")
+
+    def __post_init__(self) -> None:
+        for name in ("max_grad_norm", "noise_multiplier"):
+            value = getattr(self, name)
+            require(0 < value < 1e12, _NAME + name, "above 0 and below 1e12", value)
+        require(0 < self.delta < 1, _NAME + "delta", "above 0 and below 1", self.delta)
+        require_package("opacus", "opacus", "federation.local.privacy")
+
+    def removes(self) -> Iterator[Removal]:
+        """Return what the noise takes away: what clients keep has none."""
+        why = "'federation.local.privacy' does not cover what clients keep"
+        yield Removal(Capability.OPEN_HOLDINGS, why, "remove 'federation.local.privacy'")
+
+    def needs(self) -> Iterator[Need]:
+        """Return what the noise needs: that it reaches all that training changes."""
+        name = "'federation.local.privacy'"
+        yield Need(Capability.FIXED_TENSORS, f"{name} does not cover such tensors", f"Remove {name}")
+
+    def check_settings(self, settings: FederationSettings) -> None:
+        """Refuse settings under which an example has more influence than its clipped gradient."""
+        from fl_lightning.options.example_privacy.checks import check_settings
+
+        check_settings(settings)
+
+    def check_module(self, precision: str, module: LightningModule) -> None:
+        """Refuse a precision or a module with which examples' gradients are not separate, or clipping is not exact."""
+        from fl_lightning.options.example_privacy.checks import check_module
+
+        check_module(precision, module)
+
+    def clients_noise(self, delivered: bool) -> float:
+        """Return the multiplier of the noise in every step, which covers all models."""
+        return self.noise_multiplier
+
+    @property
+    def guarantee(self) -> str:
+        """Return what all rounds of a run must share for one epsilon to cover them."""
+        return str(self)
+
+    def at_clients(self, context: ClientContext) -> ClientHooks:
+        """Return the hooks where clients train."""
+        from fl_lightning.options.example_privacy.clients import PrivateSteps
+
+        return PrivateSteps(self, context)
+
+    def planned(self, federation: Federation, plan: RoundPlan, jobs: Sequence[ClientJob]) -> Entry:
+        """Return the steps of each turn and of its retries, and the rates at which they sample examples."""
+        plans = {job.client: _steps(federation, job) for job in jobs}
+        attempts = 1 + federation.faults.retries
+        return {
+            "steps": {client: steps * attempts for client, (steps, _) in plans.items()},
+            "rates": {client: rate for client, (_, rate) in plans.items()},
+        }
+
+    def epsilons(self, spending: Spending, population: int) -> dict[str, float]:
+        """Return the epsilon of one example at the client that trained most."""
+        spent = {(spending.rates[client], steps) for client, steps in spending.steps.items()}
+        return {"epsilon_of_examples": max((self._epsilon(*one) for one in spent), default=0.0)}
+
+    def epsilon_of(self, client: int, spending: Spending) -> float:
+        """Return the epsilon that a client has spent on each of its examples."""
+        return self._epsilon(spending.rates.get(client, 0.0), spending.steps.get(client, 0))
+
+    def _epsilon(self, rate: float, steps: int) -> float:
+        return epsilon_of_examples(self.noise_multiplier, rate, steps, self.delta)
+
+
+def _steps(federation: Federation, job: ClientJob) -> tuple[int, float]:
+    """Return the number of steps in a client's fit, and the rate at which they sample examples."""
+    local = federation.local
+    batches = federation.data.poisson_batches(job.client, local.full_batch, _never)
+    steps = local.steps(len(batches), job.epochs) / job.slowness
+    quick: bool = federation.trainer.fast_dev_run  # type: ignore[attr-defined]
+    return 1 if quick else max(1, int(steps)), batches.rate
+
+
+def _never(batch: int, count: int) -> Tensor:
+    raise AssertionError("These batches are counted, not drawn.")

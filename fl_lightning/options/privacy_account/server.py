@@ -1,0 +1,179 @@
+"""Count the privacy that a run spends, and write it down before it is spent."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from fl_lightning.core.option import ServerContext, ServerHooks, guarantees
+from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
+from fl_lightning.functional.spending import Entry, Spending
+from fl_lightning.messages import ClientJob
+from fl_lightning.options.privacy_account.ledger import PrivacyLedger
+from fl_lightning.options.privacy_account.settings import PrivateOption
+from fl_lightning.server.federation import Federation
+from fl_lightning.server.round_result import RoundResult
+from fl_lightning.server.sampling import RoundPlan
+from fl_lightning.types import ClientUpdate
+from fl_lightning.utilities.collectives import Collectives
+
+SIMULATED = (
+    "The noise of this run is derived from 'noise_seed' {}, so anyone who knows the number can subtract it: the run is "
+    "a simulation that protects no data. Remove 'noise_seed' for privacy."
+)
+
+
+class PrivacyAccount(ServerHooks):
+    """Count a run's releases, equally on every rank.
+
+    Each release is written to the ledger before it happens, so a kill mid-round may leave some charged that did not happen. At
+    its end, a round refunds unused charges (failed clients, steps that were not made), and also charges failed attempts. With
+    ``noise_seed`` no ledger is needed: a repeated round releases the same values again, so the sums in the checkpoint are
+    complete.
+
+    Args:
+        private: the settings of privacy in use, of clients and of examples.
+        context: the fit.
+
+    Attributes:
+        spending: the releases of the run so far.
+    """
+
+    def __init__(self, private: Sequence[PrivateOption], context: ServerContext) -> None:
+        self._private, self._trainer = private, context.trainer
+        self._noise_seed = private[0].noise_seed
+        # On every rank: whether the first rank has a ledger.
+        self._written = self._noise_seed is None and not context.trainer.fast_dev_run  # type: ignore[attr-defined]
+        self._ledger: PrivacyLedger | None = None  # on the first rank
+        self.spending = Spending()
+        self._run, self._lines = "", 0
+        self._loaded: Mapping[str, Any] = {}
+        self.begin_round(0)
+
+    # ---------------------------------------------------------------- start and checkpoints
+
+    def open(self, federation: Federation) -> None:
+        """Open the account that a resumed run continues.
+
+        Raises:
+            CheckpointError: if the ledger of the resumed run is missing or incomplete.
+            ConfigurationError: if the run's folder cannot hold a ledger.
+        """
+        opened, failure = None, None
+        if self._trainer.is_global_zero:
+            try:
+                opened = self._open(self._loaded)
+            except FederationError as error:
+                failure = error
+        self._run, spending, self._lines = Collectives(self._trainer).gather_or_raise(opened, failure)[0]
+        self.spending.load_state_dict(spending)
+        if self._noise_seed is not None:
+            rank_zero_warn(SIMULATED.format(self._noise_seed))
+        if federation.server.held_tensors():
+            rank_zero_info(
+                f"Differential privacy ({guarantees(self._private)}) covers what the clients send. The parts that they hold "
+                "have none: whoever gets a client's complete model, such as an export, may learn about its examples from them."
+            )
+
+    def _open(self, before: Mapping[str, Any]) -> tuple[str, Entry, int]:
+        """Return the name of the run, its spending, and the number of lines in its ledger."""
+        run, folder = str(before.get("run") or secrets.token_hex(8)), self._trainer.default_root_dir
+        if not self._written:
+            return run, before.get("spending") or Spending().state_dict(), 0
+        if "://" in str(folder):
+            raise ConfigurationError(
+                f"'trainer.default_root_dir' is {folder}, but the privacy ledger must be synced to a disk. "
+                "Use a folder on this machine."
+            )
+        self._ledger = PrivacyLedger(Path(folder), run)
+        spending, lines = self._ledger.read()
+        if lines < before.get("lines", 0):
+            there = f"has {lines} lines of this run" if self._ledger.path.exists() else "does not exist"
+            raise CheckpointError(
+                f"The privacy ledger '{self._ledger.path}' {there}, but the checkpoint was written after {before['lines']} "
+                "lines, so the privacy spent cannot be counted. Set 'trainer.default_root_dir' to the folder of the run that "
+                "wrote the checkpoint, copy its ledger here, or start again without 'ckpt_path'."
+            )
+        return run, spending.state_dict(), lines
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: with a ledger its length, otherwise the sums, and never the key."""
+        if not self._run:
+            return dict(self._loaded)
+        kept = {"lines": self._lines} if self._written else {"spending": self.spending.state_dict()}
+        return {"run": self._run, **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Store the state of a checkpoint for :meth:`open`."""
+        self._loaded = state
+
+    def conclude(self, rounds: int) -> None:
+        """Warn at the end of a fit if its noise was simulated."""
+        if self._noise_seed is not None:
+            rank_zero_warn(f"The run has finished. {SIMULATED.format(self._noise_seed)}")
+
+    # ---------------------------------------------------------------- releases
+
+    def begin_round(self, round_idx: int) -> None:
+        """Prepare for the charges of a round."""
+        self._planned: dict[str, Counter[int]] = {"sent": Counter(), "steps": Counter()}
+
+    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, jobs: Sequence[ClientJob]) -> None:
+        """Charge the releases of turns in advance."""
+        if not jobs:
+            return
+        entry: Entry = {"round": round_idx, "period": jobs[0].period}
+        for option in self._private:
+            entry |= option.planned(federation, plan, jobs)
+        for name, planned in self._planned.items():
+            planned.update(entry.get(name, {}))
+        self._write(entry)
+
+    def drained(self, federation: Federation, round_idx: int, updates: list[ClientUpdate]) -> list[ClientUpdate]:
+        """Correct the charges to the actual releases, and tell what each client has spent."""
+        if any(self._planned.values()):
+            everyone = federation.comm.gather(federation.pool.counts())
+            difference: Entry = {}
+            for name, planned in self._planned.items():
+                change = Counter({client: -count for client, count in planned.items()})
+                for theirs in everyone:
+                    change.update(theirs.get(name, {}) if planned else {})
+                if any(change.values()):
+                    difference[name] = {client: count for client, count in sorted(change.items()) if count}
+            if difference:
+                self._write({"round": round_idx, **difference})
+        return [replace(update, epsilon=self._epsilon_of(update.client)) for update in updates]
+
+    def _write(self, entry: Entry) -> None:
+        """Count a release before it happens, and write it to the disk; every rank calls it.
+
+        Raises:
+            CheckpointError: if the ledger cannot be written; other ranks raise ClientError.
+        """
+        if self._written:
+            failure = None
+            try:
+                if self._ledger is not None:
+                    self._ledger.append(entry)
+            except FederationError as error:
+                failure = error
+            Collectives(self._trainer).gather_or_raise(None, failure)
+        self._lines += 1
+        self.spending.add(entry)
+
+    def _epsilon_of(self, client: int) -> float | None:
+        found = (option.epsilon_of(client, self.spending) for option in self._private)
+        return next((epsilon for epsilon in found if epsilon is not None), None)
+
+    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
+        """Return the privacy that the run has spent so far."""
+        figures: dict[str, float] = {}
+        for option in self._private:
+            figures |= option.epsilons(self.spending, federation.data.num_clients)
+        return figures | ({} if self._noise_seed is None else {"noise_is_simulated": 1.0})

@@ -1,1 +1,0 @@
-"""The account of the privacy that a run has spent."""
