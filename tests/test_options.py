@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,11 +13,13 @@ import pytest
 import torch
 from command_line import small
 from federations import SIZES, Blobs, Consecutive, Plain, every_round, federate, same_bits, trainer, weights
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from own_option import DropNumbers
 
 import fl_lightning
 from fl_lightning import (
+    ClientHooks,
     ClientPrivacy,
     ConfigurationError,
     FedAvg,
@@ -23,6 +27,7 @@ from fl_lightning import (
     FederatedDataModule,
     FederatedOrchestrator,
     FederationCallback,
+    FederationError,
     FedMedian,
     LocalOnly,
     LocalTraining,
@@ -35,6 +40,7 @@ from fl_lightning import (
 )
 from fl_lightning.core.capabilities import Capability
 from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.messages import EvalOrder
 from fl_lightning.server.round_sums import RoundSums
 
@@ -328,6 +334,78 @@ def test_sums_of_an_option_are_used():
 def test_sums_that_would_be_ignored_are_refused(settings, message):
     with pytest.raises(ConfigurationError, match=message):
         federate(Plain(), 1, **settings)
+
+
+class CountBatches(Option, ServerHooks, ClientHooks, Callback):
+    """Count the clients' batches where they train, and compare them with the plan at the server."""
+
+    def __init__(self) -> None:
+        self.calls, self.found, self.told = [], {}, Counter()
+
+    def at_server(self, context):
+        assert context.options == (self,)
+        return self
+
+    def at_clients(self, context):
+        return self
+
+    @property
+    def callbacks(self):
+        return [self]
+
+    def batches(self, job, data, full_batch):
+        self.client = job.client
+        return
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.found[self.client] = self.found.get(self.client, 0) + 1
+
+    def counts(self):
+        found, self.found = self.found, {}
+        return {"batches": found}
+
+    def open(self, federation):
+        self.calls.append("open")
+
+    def charge(self, federation, round_idx, plan, jobs):
+        assert not self.found
+        self.calls.append([job.client for job in jobs])
+
+    def drained(self, federation, round_idx, updates):
+        self.told.update(federation.pool.counts()["batches"])
+        return [replace(update, metrics={"mine": 1.0}) for update in updates]
+
+    def conclude(self, rounds):
+        self.calls.append(rounds)
+
+
+@pytest.mark.parametrize("engine", ["trainer", "fabric"])
+def test_an_option_follows_the_work_of_clients(engine):
+    option, seen = CountBatches(), []
+
+    class Sees(FederationCallback):
+        def on_aggregated(self, trainer, pl_module, updates):
+            seen.extend((update.client, update.num_steps, update.metrics) for update in updates)
+
+    federate(Plain(), 2, Sees(), options=[option], local=fl_lightning.LocalTraining(engine=engine))
+    everyone = [*range(len(SIZES))]
+    assert option.calls == ["open", everyone, everyone, 2]
+    assert all(metrics == {"mine": 1.0} for _, _, metrics in seen)
+    assert option.told == sum((Counter({client: steps}) for client, steps, _ in seen), Counter())
+
+
+def test_stacked_clients_refuse_callbacks_of_options():
+    with pytest.raises(FederationError, match="Stacked clients do not support CountBatches, a callback of an option"):
+        federate(Plain(), 1, options=[CountBatches()], local=fl_lightning.LocalTraining(engine="stacked"))
+
+
+def test_no_option_may_know_the_key_of_a_noise():
+    class Knows(Option):
+        def key(self, seed):
+            return SecretKey.from_seed(seed)
+
+    with pytest.raises(ConfigurationError, match=r"'federation\.options' sets the key .* noise of ClientPrivacy could be sub"):
+        federate(Plain(), 1, strategy=FedAvg("uniform"), options=[Knows()], transforms=[ClientPrivacy(0.5, 1.0)])
 
 
 @pytest.mark.parametrize("noise", ["central", "local"])

@@ -58,7 +58,7 @@ class Asynchronous(OptionSettings):
         for capability, why in (
             (Capability.WHOLE_ROUNDS, f"with {_WHAT} clients deliver changes of different models"),
             (Capability.EVERY_CLIENT, f"with {_WHAT} a round has the clients that end first"),
-            (Capability.COHORTS, f"with {_WHAT} no round draws a cohort, and 'concurrency' says how many clients train"),
+            (Capability.COHORTS, f"with {_WHAT} no round draws a cohort, and '{_NAME}concurrency' says how many clients train"),
             (Capability.FULL_DRAWS, f"with {_WHAT} no round draws a cohort"),
             (Capability.WAITING_CLIENTS, f"{_WHAT} does not simulate that"),
         ):

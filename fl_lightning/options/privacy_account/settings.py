@@ -78,4 +78,10 @@ class PrivateOption(OptionSettings):
                 f"'noise_seed' of {other.title} is {other.noise_seed}, but 'noise_seed' of {one.title} is {one.noise_seed}. "
                 "Set both to the same number for a simulation, or remove both."
             )
+        known = [option.title for option in context.options if option.key(context.seed) is not None]
+        if known and self.noise_seed is None:
+            raise ConfigurationError(
+                f"{known[0]} sets the key of secret random numbers, from which the noise of {self.title} could be subtracted. "
+                "Remove one of them."
+            )
         return PrivacyAccount(private, context) if private[0] is self else ServerHooks()
