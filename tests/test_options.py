@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from own_option import DropNumbers
 
 import fl_lightning
 from fl_lightning import (
+    Asynchronous,
     ClientHooks,
     ClientPrivacy,
     ConfigurationError,
@@ -98,8 +100,13 @@ OTHER_MEANINGS = {
 }
 
 
-def named(path: Path) -> Iterator[str]:
-    """Yield the identifiers, modules and texts of a file, without its docstrings."""
+@cache
+def named(path: Path) -> frozenset[str]:
+    """Return the identifiers, modules and texts of a file, without its docstrings."""
+    return frozenset(_named(path))
+
+
+def _named(path: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -242,7 +249,7 @@ class LossAtClients(Option, ServerHooks):
         yield ClientMetric("own loss", "val_loss", "training")
 
     def at_server(self, context):
-        self.calls.append(("at_server", context.own_models, context.removed))
+        self.calls.append(("at_server", context.settings.route.keeps_models, context.removed))
         return self
 
     def open(self, federation):
@@ -336,6 +343,23 @@ def test_sums_that_would_be_ignored_are_refused(settings, message):
         federate(Plain(), 1, **settings)
 
 
+class PlansRounds(Option, ServerHooks):
+    """An option that plans rounds as they are."""
+
+    def at_server(self, context):
+        return self
+
+    def sampler(self, sampler):
+        return sampler
+
+
+def test_two_options_that_plan_rounds_are_refused():
+    expected = "'federation.asynchronous' and 'federation.options.0' each plan rounds in a way of their own"
+    with pytest.raises(ConfigurationError, match=expected):
+        federate(Plain(), 1, options=[PlansRounds()], asynchronous=Asynchronous(2, 1))
+    federate(Plain(), 1, options=[PlansRounds()])
+
+
 class CountBatches(Option, ServerHooks, ClientHooks, Callback):
     """Count the clients' batches where they train, and compare them with the plan at the server."""
 
@@ -343,7 +367,7 @@ class CountBatches(Option, ServerHooks, ClientHooks, Callback):
         self.calls, self.found, self.told = [], {}, Counter()
 
     def at_server(self, context):
-        assert context.options == (self,)
+        assert context.settings.active_options == (self,)
         return self
 
     def at_clients(self, context):

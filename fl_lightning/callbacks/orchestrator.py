@@ -18,7 +18,8 @@ from fl_lightning.clients.pool import ClientPool
 from fl_lightning.compat.lightning import continue_global_step
 from fl_lightning.compat.torch import parameters_of
 from fl_lightning.core.capabilities import removed_by
-from fl_lightning.core.option import Option, OptionSettings, ServerContext, by_name, options_in, own_cohort, refuse_second_sums
+from fl_lightning.core.hooks import ServerContext
+from fl_lightning.core.option import Option, OptionSettings, by_name, options_in, own_cohort, refuse_rivals
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.data.content import client_contents
 from fl_lightning.data.federated import FederatedDataModule
@@ -243,20 +244,16 @@ class FederatedOrchestrator(ChecksTypes, Callback):
         context = ServerContext(
             trainer=trainer,
             data=data,
+            settings=self,
             cohort=round_size(self, data.num_clients),
-            seed=self.seed,
-            held=self._run.memory.held,
-            removed=removed_by(parts_of(self)),
-            own_models=self.route.keeps_models or self.strategy.own_models,
-            local=self.local,
-            strategy=self.strategy,
             synchronous=own_cohort(options, data.num_clients) is None,
-            options=options,
+            removed=removed_by(parts_of(self)),
+            held=self._run.memory.held,
         )
         hooks = {name: option.at_server(context) for name, option in by_name(options).items()}
         for hook in hooks.values():
             self._cleanup.callback(hook.close)
-        refuse_second_sums(hooks, isinstance(self.strategy, JointStrategy))
+        refuse_rivals(hooks, isinstance(self.strategy, JointStrategy))
         self._run.use(hooks)
 
     def _begin_run(self, trainer: Trainer, data: FederatedDataModule) -> None:

@@ -19,7 +19,7 @@ from fl_lightning.clients.resident import ResidentModel
 from fl_lightning.clients.task_trainer import TaskTrainer
 from fl_lightning.clients.update_editor import UpdateEditor
 from fl_lightning.core.capabilities import Need
-from fl_lightning.core.option import ClientHooks
+from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.errors import add_note
 from fl_lightning.messages import ClientJob, ClientTask, EvalOrder, EvalReport, ServerModel
 from fl_lightning.types import ClientFailure, ClientUpdate

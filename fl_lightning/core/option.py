@@ -7,248 +7,24 @@ clients train. The federation calls the hooks of all options in one order, and k
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from lightning.pytorch import LightningModule
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
 from fl_lightning.core.client_metric import ClientMetric
+from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.messages import ClientJob
-from fl_lightning.types import ClientUpdate
 from fl_lightning.utilities.argument_types import ChecksTypes
 
 if TYPE_CHECKING:
-    from fl_lightning.clients.client_data import ClientData
-    from fl_lightning.clients.update_editor import UpdateEditor
-    from fl_lightning.data.federated import FederatedDataModule
-    from fl_lightning.data.poisson_loader import PoissonBatches
     from fl_lightning.functional.keyed_noise import SecretKey
     from fl_lightning.functional.model_state import ModelState
-    from fl_lightning.server.federation import Federation
-    from fl_lightning.server.round import FederationRound
-    from fl_lightning.server.round_result import RoundResult
-    from fl_lightning.server.round_sums import RoundSums
-    from fl_lightning.server.sampling import ClientSampler, RoundPlan
     from fl_lightning.settings.federation import FederationSettings
-    from fl_lightning.settings.local_training import LocalTraining
-    from fl_lightning.strategies.base import Strategy
-    from fl_lightning.utilities.collectives import Collectives
-
-
-USUAL_TICKS = 1000
-"""How long a client trains in simulated time, unless an option says otherwise."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerContext:
-    """Describe the fit that an option is opened for.
-
-    Attributes:
-        trainer: the user's Trainer.
-        data: the data, divided among the clients.
-        cohort: the number of clients in a round.
-        seed: the seed of the federation.
-        held: returns the parameters and buffers that a simulated client holds, by name; empty before its first training.
-        removed: the capabilities that parts of the federation take away from the others.
-        own_models: whether clients keep complete models of their own, which they use instead of the global one.
-        local: the settings of the local training.
-        strategy: the strategy.
-        synchronous: whether each round draws a cohort and waits for all of it.
-        options: the options in use, in order, for those that share something.
-    """
-
-    trainer: Trainer
-    data: FederatedDataModule
-    cohort: int
-    seed: int
-    held: Callable[[int], Mapping[str, Tensor]]
-    local: LocalTraining
-    strategy: Strategy
-    synchronous: bool
-    options: Sequence[OptionSettings] = ()
-    removed: frozenset[Capability] = frozenset()
-    own_models: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientContext:
-    """Describe the place where an option's clients train.
-
-    Attributes:
-        num_clients: the number of clients in the federation.
-        seed: the seed of the federation.
-        device: the device on which they train.
-        kept: returns a client's tensors of this option, by name, for reading and writing. They are in checkpoints, and are
-            taken back if the server does not use the client's update.
-        secret: the key of random numbers that must hide something.
-    """
-
-    num_clients: int
-    seed: int
-    device: torch.device
-    kept: Callable[[int], MutableMapping[str, Tensor]]
-    secret: SecretKey
-
-
-class ServerHooks:
-    """Act at the server, on every rank alike. Each method does nothing unless a subclass defines it."""
-
-    def held(self, module: nn.Module) -> Sequence[str]:
-        """Return the names of parameters and buffers of which each client keeps its own: they are neither sent nor averaged."""
-        return ()
-
-    def open(self, federation: Federation) -> None:
-        """Take the parts of the federation when all are built, with a checkpoint's state restored, before the first round.
-
-        Ranks may exchange data.
-        """
-
-    def begin_round(self, round_idx: int) -> None:
-        """Prepare for a round, before its clients are drawn."""
-
-    def candidates(self, round_idx: int, clients: Sequence[int]) -> Sequence[int]:
-        """Return those of the given clients, ascending, from which a round may draw its own."""
-        return clients
-
-    def plan(self, plan: RoundPlan) -> RoundPlan:
-        """Return the plan that follows a draw of clients, instead of the given one: who of them trains, and who is lost.
-
-        What depends only on the plan, and on its seed, is the same on every rank and in a resumed run.
-        """
-        return plan
-
-    def duration(self, client: int, round_idx: int, ticks: float) -> float:
-        """Return how long a client's training from the model of a round takes in simulated time, instead of the given ticks.
-
-        Only rounds that do not wait for all of their clients ask for it.
-        """
-        return ticks
-
-    def task(self, job: ClientJob) -> ClientJob:
-        """Return the job that a client gets instead of the given one. Every rank asks for all jobs of a round."""
-        return job
-
-    def sampler(self, sampler: ClientSampler) -> ClientSampler:
-        """Return what plans the rounds, instead of the given sampler; see :meth:`OptionSettings.cohort`."""
-        return sampler
-
-    def rounds(self, build: Callable[..., FederationRound]) -> Callable[..., FederationRound]:
-        """Return what builds each round, instead of the given class."""
-        return build
-
-    def charge(self, federation: Federation, round_idx: int, plan: RoundPlan, jobs: Sequence[ClientJob]) -> None:
-        """Learn which jobs are about to begin, before any of them does; ranks may exchange data.
-
-        Args:
-            federation: the parts of the federation.
-            round_idx: the communication round, from 0; a job of an asynchronous round may have begun in an earlier one.
-            plan: the clients that take part.
-            jobs: the jobs of all ranks. A round of several periods begins those of each period at once.
-        """
-
-    def drained(self, federation: Federation, round_idx: int, updates: list[ClientUpdate]) -> list[ClientUpdate]:
-        """Return the updates of all ranks as callbacks and logs get them, after all clients have trained.
-
-        They do not hold models. Ranks may exchange data.
-        """
-        return updates
-
-    def round_sums(self, federation: Federation, round_idx: int, plan: RoundPlan) -> RoundSums | None:
-        """Return what adds up the updates of a round, for a strategy that needs only sums; None for plain sums."""
-        return None
-
-    def before_step(self, result: RoundResult) -> None:
-        """Learn the result of a round before the server changes the global model by it."""
-
-    def after_round(self, federation: Federation, round_idx: int, result: RoundResult) -> dict[str, float]:
-        """Return metrics of a round, logged as ``federation/<name>``, after the global model has been set."""
-        return {}
-
-    def end_round(self, round_idx: int, jobs: Sequence[ClientJob]) -> dict[str, float]:
-        """Return metrics of the new global model by their full names, after the round has been timed and logged.
-
-        The module logs them, so that callbacks can monitor them.
-
-        Args:
-            round_idx: the communication round, from 0.
-            jobs: the turns of the round's clients, on all ranks.
-        """
-        return {}
-
-    def conclude(self, rounds: int) -> None:
-        """Act after the last round of a fit.
-
-        Args:
-            rounds: the number of rounds so far, also those before the run was resumed.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs, as tensors and plain values; also after :meth:`close`."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
-
-    def close(self) -> None:
-        """Release what the option holds at the end of a fit, also after an error."""
-
-
-class ClientHooks:
-    """Act where clients train. Each method does nothing unless a subclass defines it."""
-
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """Return Lightning callbacks for the clients' fits; they come first, and all clients share them."""
-        return ()
-
-    def batches(self, job: ClientJob, data: ClientData, full_batch: bool) -> PoissonBatches | None:
-        """Return the batches of a fit that is about to begin, also of a repeated one; None for those of the datamodule.
-
-        Args:
-            job: the client's job.
-            data: the clients' examples.
-            full_batch: whether a client trains on all its examples in one batch.
-        """
-        return None
-
-    @property
-    def waits(self) -> bool:
-        """Return whether some clients' updates of this round wait for those of all others; the same on every rank."""
-        return False
-
-    def begin(self, round_idx: int, editor: UpdateEditor) -> None:
-        """Prepare for the updates of a new global model.
-
-        Args:
-            round_idx: the communication round, from 0.
-            editor: reads and replaces the changes in updates.
-        """
-
-    def send(self, update: ClientUpdate) -> ClientUpdate | None:
-        """Return the update that a client sends instead of the given one; None to be asked again after :meth:`drained`."""
-        return update
-
-    def drained(self, comm: Collectives, waiting: int) -> None:
-        """Learn that all updates that do not wait have been sent; ranks may exchange data.
-
-        Args:
-            comm: the ranks.
-            waiting: the number of updates that wait on this rank.
-        """
-
-    def counts(self) -> dict[str, dict[int, int]]:
-        """Return what the hooks at the server read from the pool's ``counts``: by name, a number for each client.
-
-        The numbers count from the last call.
-        """
-        return {}
 
 
 # jsonargparse takes a dataclass for settings only if all its bases are dataclasses, so this one cannot derive from Unassuming.
@@ -427,8 +203,8 @@ def guarantees(options: Iterable[OptionSettings]) -> str:
     return " and ".join(option.guarantee for option in options if option.guarantee)
 
 
-def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:
-    """Refuse options that add up updates in a way of their own, if more than one does so or the strategy adds up nothing.
+def refuse_rivals(hooks: Mapping[str, ServerHooks], joint: bool) -> None:
+    """Refuse options of which each adds up updates, or plans rounds, in a way of its own, and sums that a strategy ignores.
 
     Args:
         hooks: the hooks at the server, by the option's name.
@@ -437,15 +213,16 @@ def refuse_second_sums(hooks: Mapping[str, ServerHooks], joint: bool) -> None:
     Raises:
         ConfigurationError: naming the options.
     """
-    own = [name for name, hook in hooks.items() if type(hook).round_sums is not ServerHooks.round_sums]
-    if joint and own:
-        raise ConfigurationError(
-            f"'federation.{own[0]}' adds up the clients' updates, but the strategy needs each of them. Use a strategy that "
-            "needs only sums, such as FedAvg, or remove the option."
-        )
-    if len(own) > 1:
-        names = " and ".join(f"'federation.{name}'" for name in own)
-        raise ConfigurationError(f"{names} each add up the clients' updates in a way of their own. Remove all but one of them.")
+    for what, default in ("add up the clients' updates", ServerHooks.round_sums), ("plan rounds", ServerHooks.sampler):
+        own = [name for name, hook in hooks.items() if getattr(type(hook), default.__name__) is not default]
+        if own and joint and default is ServerHooks.round_sums:
+            raise ConfigurationError(
+                f"'federation.{own[0]}' adds up the clients' updates, but the strategy needs each of them. Use a strategy that "
+                "needs only sums, such as FedAvg, or remove the option."
+            )
+        if len(own) > 1:
+            names = " and ".join(f"'federation.{name}'" for name in own)
+            raise ConfigurationError(f"{names} each {what} in a way of their own. Remove all but one of them.")
 
 
 def by_name(options: Iterable[OptionSettings]) -> dict[str, OptionSettings]:

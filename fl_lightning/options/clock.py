@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from fl_lightning.core.capabilities import Capability, Removal
-from fl_lightning.core.option import USUAL_TICKS, OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import USUAL_TICKS, ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
@@ -96,7 +97,7 @@ class ClockAtServer(ServerHooks):
 
     def __init__(self, clock: Clock, context: ServerContext) -> None:
         self._clock, self._seed, self._sizes = clock, context.seed, context.data.indices.sizes.tolist()
-        self._epochs, self._follows = context.local.max_epochs, context.synchronous
+        self._epochs, self._follows = context.settings.local.max_epochs, context.synchronous
         self._tick = self._longest = 0
 
     def begin_round(self, round_idx: int) -> None:

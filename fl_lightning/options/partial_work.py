@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.seeding import generator
@@ -72,7 +73,7 @@ class PartialWork(OptionSettings):
         Raises:
             ConfigurationError: if less than one epoch would be left to train, or no client in a round.
         """
-        epochs, size = context.local.max_epochs, context.cohort
+        epochs, size = context.settings.local.max_epochs, context.cohort
         require(epochs >= 2, "federation.local.max_epochs", "2 or above, since 'partial_work' lets some do fewer", epochs)
         if self.drops:
             left = size - round(self.share * size)

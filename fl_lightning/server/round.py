@@ -12,8 +12,8 @@ from torchmetrics import Metric
 
 from fl_lightning.clients.failures import refuse_moved
 from fl_lightning.clients.pool import Chain, ChainReport
+from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.core.loop import Loop
-from fl_lightning.core.option import ServerHooks
 from fl_lightning.errors import FederationError, add_note
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.messages import ClientJob, Progress

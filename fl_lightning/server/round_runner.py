@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from fl_lightning.core.option import ServerHooks
+from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.functional.pseudo_gradient import set_pseudo_gradient
 from fl_lightning.functional.recycling import give_back
 from fl_lightning.messages import ClientJob, Progress

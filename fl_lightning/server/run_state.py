@@ -17,7 +17,8 @@ from torch import Tensor
 from fl_lightning.clients.engines.selection import ENGINES, possible_engines
 from fl_lightning.clients.memory import ClientMemory
 from fl_lightning.clients.pool import ClientPool
-from fl_lightning.core.option import ServerHooks, guarantees
+from fl_lightning.core.hooks import ServerHooks
+from fl_lightning.core.option import guarantees
 from fl_lightning.core.resume_rule import Kind
 from fl_lightning.errors import CheckpointError
 from fl_lightning.functional.model_parts import copy_of_tensors, restore_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_lightning.core.option import ServerHooks
+from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.scheduling import draw_cohort

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 
 from fl_lightning.clients.resident import ResidentModel
-from fl_lightning.core.option import ClientHooks
+from fl_lightning.core.hooks import ClientHooks
 from fl_lightning.messages import ClientJob
 from fl_lightning.rules.base import ClientRule
 from fl_lightning.settings.local_training import LocalTraining

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from fl_lightning.core.option import USUAL_TICKS
+from fl_lightning.core.hooks import USUAL_TICKS
 from fl_lightning.errors import ClientError
 from fl_lightning.functional.event_queue import EventQueue, Flight, until_flush
 from fl_lightning.functional.scheduling import draw_cohort

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.core.option import ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.options.asynchronous.jobs import JobsInProgress
 from fl_lightning.options.asynchronous.round import AsynchronousRound
@@ -35,7 +35,7 @@ class AsynchronousAtServer(ServerHooks):
 
     def __init__(self, settings: Asynchronous, context: ServerContext) -> None:
         self._settings, self._in_progress = settings, JobsInProgress()
-        most, name = context.strategy.largest_buffer, type(context.strategy).__name__
+        most, name = context.settings.strategy.largest_buffer, type(context.settings.strategy).__name__
         if most is not None and settings.buffer > most:
             raise ConfigurationError(
                 f"{name} mixes every update into the model at once, but 'federation.asynchronous.buffer' is {settings.buffer}. "

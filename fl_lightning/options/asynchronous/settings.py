@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.utilities.argument_types import checks_types

@@ -8,7 +8,7 @@ import torch
 
 from fl_lightning.attacks.models import Crowd, ModelAttack
 from fl_lightning.clients.update_editor import UpdateEditor
-from fl_lightning.core.option import ClientContext, ClientHooks
+from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.functional.returned import require_vector
 from fl_lightning.functional.seeding import generator
 from fl_lightning.functional.sums import Sums

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fl_lightning.core.option import ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.messages import ClientJob
 from fl_lightning.options.attackers.detection import detection
 from fl_lightning.options.attackers.examples import poisoned

@@ -12,7 +12,8 @@ from fl_lightning.attacks.backdoor import Backdoor
 from fl_lightning.attacks.labels import LabelAttack, RandomLabels
 from fl_lightning.attacks.models import ModelAttack
 from fl_lightning.core.capabilities import Capability, Need
-from fl_lightning.core.option import ClientContext, ClientHooks, OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ClientContext, ClientHooks, ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, require
 from fl_lightning.functional.seeding import generator

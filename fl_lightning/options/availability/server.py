@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fl_lightning.core.option import ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.messages import ClientJob
 from fl_lightning.server.checks.compatibility import require_steps
 from fl_lightning.server.federation import Federation
@@ -33,7 +33,7 @@ class AvailabilityAtServer(ServerHooks):
         self._settings, self._num_clients, self._seed = settings, context.data.num_clients, context.seed
         self._deadline = context.synchronous  # ends the work of slow clients, which otherwise takes longer
         if settings.slow and self._deadline:
-            require_steps("federation.availability.slow", context.local)
+            require_steps("federation.availability.slow", context.settings.local)
         self._slow = settings.slow_clients(self._num_clients, self._seed)
         self._rounds, self._next_round = settings.present(self._num_clients, self._seed), 0
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.core.capabilities import Capability
-from fl_lightning.core.option import ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.errors import CheckpointError, ConfigurationError
 from fl_lightning.messages import ClientJob, EvalOrder, Progress
 from fl_lightning.options.client_evaluation.settings import ROLE, ClientEvaluation
@@ -49,7 +49,8 @@ class EvaluationAtServer(ServerHooks):
         """The score of each client, by round."""
         self._jobs: list[ClientJob] = []
         self._start: Snapshot | None = None
-        self._own, self._incomplete = context.own_models, Capability.COMPLETE_MODEL in context.removed
+        route, strategy = context.settings.route, context.settings.strategy
+        self._own, self._incomplete = route.keeps_models or strategy.own_models, Capability.COMPLETE_MODEL in context.removed
         self._column = "own" if self._own or self._incomplete else "global"
         self._tried, self._told = False, set[int]()
 

@@ -10,7 +10,8 @@ from torchmetrics import Metric
 
 from fl_lightning.core.capabilities import Capability, Need
 from fl_lightning.core.client_metric import ClientMetric
-from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.metric_mode import higher_is_better

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.option import ClientContext, ClientHooks
+from fl_lightning.core.hooks import ClientContext, ClientHooks
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import require
 from fl_lightning.functional.privacy import epsilon_of_examples, require_package

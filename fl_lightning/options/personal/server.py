@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
-from fl_lightning.core.option import ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.exact_sum import to_float64
 from fl_lightning.functional.model_state import ModelState

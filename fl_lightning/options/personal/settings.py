@@ -11,7 +11,8 @@ from typing import Literal
 from torch import nn
 
 from fl_lightning.core.capabilities import Capability, Need, Removal
-from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.core.resume_rule import ResumeRule
 from fl_lightning.errors import ConfigurationError, did_you_mean
 from fl_lightning.functional.model_parts import client_state, server_buffers

@@ -11,7 +11,8 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from fl_lightning.core.option import ServerContext, ServerHooks, guarantees
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import guarantees
 from fl_lightning.errors import CheckpointError, ConfigurationError, FederationError
 from fl_lightning.functional.spending import Entry, Spending
 from fl_lightning.messages import ClientJob

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from fl_lightning.core.option import OptionSettings, ServerContext, ServerHooks
+from fl_lightning.core.hooks import ServerContext, ServerHooks
+from fl_lightning.core.option import OptionSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.keyed_noise import SecretKey
 from fl_lightning.functional.spending import Entry, Spending
@@ -71,14 +72,14 @@ class PrivateOption(OptionSettings):
         from fl_lightning.options.privacy_account.server import PrivacyAccount
 
         check_data(context.data, self.title, self.no_rebalancing)
-        private = [option for option in context.options if isinstance(option, PrivateOption)]
+        private = [option for option in context.settings.active_options if isinstance(option, PrivateOption)]
         one, other = private[0], private[-1]
         if one.noise_seed != other.noise_seed:
             raise ConfigurationError(
                 f"'noise_seed' of {other.title} is {other.noise_seed}, but 'noise_seed' of {one.title} is {one.noise_seed}. "
                 "Set both to the same number for a simulation, or remove both."
             )
-        known = [option.title for option in context.options if option.key(context.seed) is not None]
+        known = [option.title for option in context.settings.active_options if option.key(context.seed) is not None]
         if known and self.noise_seed is None:
             raise ConfigurationError(
                 f"{known[0]} sets the key of secret random numbers, from which the noise of {self.title} could be subtracted. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fl_lightning.core.option import ServerHooks
+from fl_lightning.core.hooks import ServerHooks
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.functional.sums import Sums
 from fl_lightning.options.secure_aggregation.protocol import MaskedRound
